@@ -1,0 +1,65 @@
+/* hash.c - XXH3 for identity and checksums, SHA-256 and HMAC for authentication, random bytes from the kernel.
+ * Thread: any. */
+#include "shared/base/hash.h"
+
+#include <errno.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/sha.h>
+#include <sys/random.h>
+
+#define XXH_STATIC_LINKING_ONLY /* the state's size, so that it can live on the stack */
+#include <xxhash.h>
+
+#include "shared/base/assert.h"
+
+/* Hashes are exchanged between machines and are taken over the bytes in memory. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens and hashes are little endian");
+_Static_assert(sizeof(struct hash128) == 16, "no padding");
+
+uint64_t hash_64(const void *p, size_t n, uint64_t seed) { return XXH3_64bits_withSeed(p, n, seed); }
+
+struct hash128 hash_128(const void *p, size_t n)
+{
+    XXH128_hash_t h = XXH3_128bits(p, n);
+    return (struct hash128){ .lo = h.low64, .hi = h.high64 };
+}
+
+bool hash128_eq(struct hash128 a, struct hash128 b) { return a.lo == b.lo && a.hi == b.hi; }
+
+struct hash128 hash_block(struct hash128 parent, const int32_t *tokens, size_t n_tokens)
+{
+    XXH3_state_t state;
+    XXH3_INITSTATE(&state);
+    XXH3_128bits_reset(&state);
+    XXH3_128bits_update(&state, &parent, sizeof parent);
+    XXH3_128bits_update(&state, tokens, n_tokens * sizeof *tokens);
+    XXH128_hash_t h = XXH3_128bits_digest(&state);
+    return (struct hash128){ .lo = h.low64, .hi = h.high64 };
+}
+
+void hmac_sha256(const void *key, size_t key_len, const void *msg, size_t msg_len, uint8_t out[32])
+{
+    ASSERT(key_len <= INT32_MAX);
+    unsigned int n = 32;
+    /* A NULL key means "the key of before" to OpenSSL, not an empty one. */
+    ASSERT(HMAC(EVP_sha256(), key_len ? key : "", (int)key_len, msg, msg_len, out, &n) && n == 32);
+}
+
+void sha256(const void *msg, size_t msg_len, uint8_t out[32]) { SHA256(msg, msg_len, out); }
+
+bool equal_constant_time(const void *a, const void *b, size_t n) { return n == 0 || CRYPTO_memcmp(a, b, n) == 0; }
+
+void random_bytes(void *out, size_t n)
+{
+    uint8_t *p = out;
+    while (n > 0) {
+        ssize_t got = getrandom(p, n, 0);
+        if (got < 0 && errno == EINTR) continue;
+        /* getrandom without flags fails only for arguments that are wrong. */
+        ASSERT(got > 0);
+        p += got;
+        n -= (size_t)got;
+    }
+}

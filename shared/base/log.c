@@ -1,0 +1,198 @@
+/* log.c - one line, one write(2): time, level, name, event, key=value.
+ *
+ *     2026-01-31T12:00:00.123Z warn prefill-0 kvt peer lost req=7 peer=10.0.0.2
+ *
+ * A warning or error that repeats is cut to RATE_PER_S lines of the same event per second; the number held back is said
+ * by the first line that is written afterwards. This file holds the log's global state, all of it behind one lock
+ * except the level and the file, which are atomics because they are read before the lock. Thread: any. */
+#include "shared/base/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shared/base/clock.h"
+
+enum { LINE_MAX_BYTES = 4096, NAME_MAX_BYTES = 64, EVENT_MAX_BYTES = 64, RATE_PER_S = 20, RATE_SLOTS = 64 };
+
+/* How often one event was said in the running second. Slots are found by the event's hash; of two events that share
+ * one, the newer takes it over (the limit is then looser, never tighter). */
+struct rate {
+    char     event[EVENT_MAX_BYTES];
+    uint64_t second;
+    uint32_t n_written, n_dropped;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char            node_name[NAME_MAX_BYTES] = "-";
+static struct rate     rates[RATE_SLOTS];
+static uint32_t        n_dropped_all; /* over all slots, not yet reported */
+static atomic_int      level_now = -1; /* -1: BATON_LOG_LEVEL was not read yet */
+static atomic_int      file_fd = -1;
+
+static const char *const level_names[] = { "error", "warn", "info", "debug" };
+
+static int level_from_env(void)
+{
+    const char *text = getenv("BATON_LOG_LEVEL");
+    for (int i = LOG_ERROR; text && i <= LOG_DEBUG; i++)
+        if (strcasecmp(text, level_names[i]) == 0) return i;
+    return LOG_INFO;
+}
+
+enum log_level log_level(void)
+{
+    int level = atomic_load_explicit(&level_now, memory_order_relaxed);
+    if (level < 0) {
+        int unset = -1;
+        level = level_from_env();
+        /* log_set_level on another thread, in between, wins. */
+        if (!atomic_compare_exchange_strong(&level_now, &unset, level)) level = unset;
+    }
+    return (enum log_level)level;
+}
+
+void log_set_level(enum log_level level) { atomic_store_explicit(&level_now, (int)level, memory_order_relaxed); }
+
+void log_set_name(const char *name)
+{
+    pthread_mutex_lock(&lock);
+    snprintf(node_name, sizeof node_name, "%s", name && *name ? name : "-");
+    pthread_mutex_unlock(&lock);
+}
+
+/* mkdir -p. */
+static enum status make_dirs(const char *dir)
+{
+    char path[PATH_MAX];
+    size_t n = strlen(dir);
+    if (n == 0 || n >= sizeof path) return ERR_IO;
+    memcpy(path, dir, n + 1);
+    for (size_t i = 1; i <= n; i++) {
+        if (path[i] != '/' && path[i] != 0) continue;
+        char kept = path[i];
+        path[i] = 0;
+        if (mkdir(path, 0777) != 0 && errno != EEXIST) return ERR_IO;
+        path[i] = kept;
+    }
+    return OK;
+}
+
+enum status log_set_dir(const char *dir)
+{
+    char path[PATH_MAX];
+    if ((size_t)snprintf(path, sizeof path, "%s/baton.log", dir) >= sizeof path) return ERR_IO;
+    TRY(make_dirs(dir));
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (fd < 0) return ERR_IO;
+    pthread_mutex_lock(&lock);
+    int old = atomic_exchange(&file_fd, fd);
+    if (old >= 0) close(old); /* nobody writes to it: writers hold the lock */
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+static void write_whole(int fd, const char *p, size_t n)
+{
+    /* Short writes happen on full pipes only; there is nobody to tell about a log that cannot be written. */
+    while (n > 0) {
+        ssize_t w = write(fd, p, n);
+        if (w < 0 && errno == EINTR) continue;
+        if (w <= 0) return;
+        p += w;
+        n -= (size_t)w;
+    }
+}
+
+/* "time level name event " into line[cap]; returns the length. Lock held. */
+static size_t line_head(char *line, size_t cap, enum log_level level, const char *event)
+{
+    struct timespec now;
+    struct tm utc;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    size_t n = strftime(line, cap, "%Y-%m-%dT%H:%M:%S", &utc);
+    int m = snprintf(line + n, cap - n, ".%03dZ %s %s %.*s ", (int)(now.tv_nsec / 1000000), level_names[level],
+                     node_name, EVENT_MAX_BYTES, event);
+    return m > 0 ? n + (size_t)m : n;
+}
+
+/* End the line, keep it one line, write it. line has room for one byte more than n. Lock held. */
+static void line_write(char *line, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)line[i] < ' ' || line[i] == 0x7f) line[i] = ' ';
+    while (n > 0 && line[n - 1] == ' ') n--;
+    line[n++] = '\n';
+    write_whole(STDERR_FILENO, line, n);
+    int fd = atomic_load_explicit(&file_fd, memory_order_relaxed);
+    if (fd >= 0) write_whole(fd, line, n);
+}
+
+static void report_dropped(struct rate *r)
+{
+    char line[512];
+    size_t n = line_head(line, sizeof line - 1, LOG_WARN, "log lines held back");
+    int m = snprintf(line + n, sizeof line - 1 - n, "event=\"%s\" n=%u", r->event, r->n_dropped);
+    if (m > 0) line_write(line, n + (size_t)m);
+    n_dropped_all -= r->n_dropped;
+    r->n_dropped = 0;
+}
+
+/* Say what was held back in seconds that are over. Lock held. */
+static void report_past(uint64_t second)
+{
+    for (size_t i = 0; n_dropped_all > 0 && i < RATE_SLOTS; i++)
+        if (rates[i].n_dropped && rates[i].second != second) report_dropped(&rates[i]);
+}
+
+static bool rate_allows(const char *event, uint64_t second)
+{
+    uint32_t h = 2166136261u; /* FNV-1a */
+    for (const char *c = event; *c; c++) h = (h ^ (unsigned char)*c) * 16777619u;
+    struct rate *r = &rates[h % RATE_SLOTS];
+    if (r->second != second || strncmp(r->event, event, sizeof r->event - 1) != 0) {
+        if (r->n_dropped) report_dropped(r);
+        *r = (struct rate){ .second = second };
+        snprintf(r->event, sizeof r->event, "%s", event);
+    }
+    if (r->n_written < RATE_PER_S) {
+        r->n_written++;
+        return true;
+    }
+    r->n_dropped++;
+    n_dropped_all++;
+    return false;
+}
+
+void log_line(enum log_level level, const char *event, const char *fmt, ...)
+{
+    if (level > log_level()) return;
+    int saved_errno = errno; /* callers log first and look at errno afterwards */
+    char line[LINE_MAX_BYTES];
+    uint64_t second = clock_ms() / 1000;
+    pthread_mutex_lock(&lock);
+    report_past(second);
+    if (level > LOG_WARN || rate_allows(event, second)) {
+        va_list ap;
+        va_start(ap, fmt);
+        size_t n = line_head(line, sizeof line - 1, level, event), room = sizeof line - 1 - n;
+        int m = vsnprintf(line + n, room, fmt, ap);
+        va_end(ap);
+        if (m > 0) n += (size_t)m < room ? (size_t)m : room - 1;
+        line_write(line, n);
+    }
+    pthread_mutex_unlock(&lock);
+    errno = saved_errno;
+}

@@ -1,0 +1,27 @@
+/* status.c - names, texts, classes and HTTP statuses, all made from STATUS_TABLE. Constants only; any thread. */
+#include "shared/base/status.h"
+
+struct status_row {
+    const char       *name, *text;
+    enum status_class class_;
+    int               http;
+};
+
+static struct status_row status_row(enum status st)
+{
+    switch (st) {
+#define X(code, number, text, class_, http) \
+    case code: return (struct status_row){ #code, text, class_, http };
+        STATUS_TABLE(X)
+#undef X
+    }
+    return status_row(ERR_INTERNAL);
+}
+
+const char *status_name(enum status st) { return status_row(st).name; }
+
+const char *status_text(enum status st) { return status_row(st).text; }
+
+enum status_class status_class_of(enum status st) { return status_row(st).class_; }
+
+int status_http(enum status st) { return status_row(st).http; }

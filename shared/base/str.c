@@ -1,0 +1,126 @@
+/* str.c - looking at borrowed text: comparing, searching, splitting, numbers. Owns nothing; any thread. */
+#include "shared/base/str.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NUMBER_LEN_MAX = 255, DISTANCE_LEN_MAX = 127 };
+
+struct str str_of(const char *c) { return c ? (struct str){ c, strlen(c) } : STR(""); }
+
+bool str_eq(struct str a, struct str b) { return a.n == b.n && (a.n == 0 || memcmp(a.p, b.p, a.n) == 0); }
+
+bool str_eq_c(struct str a, const char *b) { return str_eq(a, str_of(b)); }
+
+bool str_starts(struct str s, const char *prefix)
+{
+    size_t n = strlen(prefix);
+    return s.n >= n && (n == 0 || memcmp(s.p, prefix, n) == 0);
+}
+
+bool str_ends(struct str s, const char *suffix)
+{
+    size_t n = strlen(suffix);
+    return s.n >= n && (n == 0 || memcmp(s.p + s.n - n, suffix, n) == 0);
+}
+
+size_t str_find_char(struct str s, char c)
+{
+    const char *at = s.n ? memchr(s.p, c, s.n) : NULL;
+    return at ? (size_t)(at - s.p) : SIZE_MAX;
+}
+
+size_t str_find(struct str s, struct str needle)
+{
+    if (needle.n == 0) return 0;
+    if (needle.n > s.n) return SIZE_MAX;
+    const char *at = memmem(s.p, s.n, needle.p, needle.n);
+    return at ? (size_t)(at - s.p) : SIZE_MAX;
+}
+
+struct str str_sub(struct str s, size_t from, size_t n)
+{
+    if (from > s.n) from = s.n;
+    if (n > s.n - from) n = s.n - from;
+    return (struct str){ s.p ? s.p + from : "", n };
+}
+
+static bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+struct str str_trim(struct str s)
+{
+    while (s.n && is_blank(s.p[0])) {
+        s.p++;
+        s.n--;
+    }
+    while (s.n && is_blank(s.p[s.n - 1])) s.n--;
+    return s;
+}
+
+bool str_split(struct str *rest, char sep, struct str *item)
+{
+    if (!rest->p) return false;
+    size_t at = str_find_char(*rest, sep);
+    if (at == SIZE_MAX) {
+        *item = *rest;
+        *rest = (struct str){ NULL, 0 };
+    } else {
+        *item = (struct str){ rest->p, at };
+        *rest = (struct str){ rest->p + at + 1, rest->n - at - 1 };
+    }
+    return true;
+}
+
+enum status str_to_i64(struct str s, int64_t *out)
+{
+    size_t i = 0;
+    bool negative = false;
+    if (s.n && (s.p[0] == '-' || s.p[0] == '+')) negative = s.p[i++] == '-';
+    if (i == s.n) return ERR_FORMAT;
+    int64_t v = 0;
+    for (; i < s.n; i++) {
+        if (s.p[i] < '0' || s.p[i] > '9') return ERR_FORMAT;
+        /* Counted downwards: the negative range is the larger one. */
+        if (__builtin_mul_overflow(v, 10, &v) || __builtin_sub_overflow(v, s.p[i] - '0', &v)) return ERR_FORMAT;
+    }
+    if (!negative && __builtin_sub_overflow((int64_t)0, v, &v)) return ERR_FORMAT;
+    *out = v;
+    return OK;
+}
+
+enum status str_to_f64(struct str s, double *out)
+{
+    char text[NUMBER_LEN_MAX + 1];
+    if (s.n == 0 || s.n > NUMBER_LEN_MAX) return ERR_FORMAT;
+    /* Only what decimal numbers are made of: strtod alone would take blanks, hexadecimal, "inf" and "nan" too. */
+    for (size_t i = 0; i < s.n; i++)
+        if (!s.p[i] || !strchr("0123456789+-.eE", s.p[i])) return ERR_FORMAT;
+    memcpy(text, s.p, s.n);
+    text[s.n] = 0;
+    char *end;
+    double v = strtod(text, &end);
+    if (*end || !isfinite(v)) return ERR_FORMAT;
+    *out = v;
+    return OK;
+}
+
+size_t str_distance(struct str a, struct str b, size_t limit)
+{
+    size_t row[DISTANCE_LEN_MAX + 1];
+    size_t apart = a.n > b.n ? a.n - b.n : b.n - a.n;
+    if (apart >= limit || b.n > DISTANCE_LEN_MAX || a.n > DISTANCE_LEN_MAX) return limit;
+    for (size_t j = 0; j <= b.n; j++) row[j] = j;
+    for (size_t i = 1; i <= a.n; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.n; j++) {
+            size_t best = diagonal + (a.p[i - 1] != b.p[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[b.n] < limit ? row[b.n] : limit;
+}

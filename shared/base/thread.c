@@ -1,0 +1,34 @@
+/* thread.c - what the calling thread said it is, and starting threads that leave signals to the main one. */
+#include "shared/base/thread.h"
+
+#include <signal.h>
+#include <stdio.h>
+
+enum { THREAD_NAME_MAX = 16 }; /* with the final 0: the kernel's limit */
+
+/* THREAD_ANY, the initial value, passes every check. */
+static _Thread_local enum thread_kind thread_kind;
+
+void thread_become(enum thread_kind kind, const char *name)
+{
+    char cut[THREAD_NAME_MAX];
+    snprintf(cut, sizeof cut, "%s", name);
+    pthread_setname_np(pthread_self(), cut);
+    thread_kind = kind;
+}
+
+bool thread_is(enum thread_kind kind)
+{
+    return kind == THREAD_ANY || thread_kind == THREAD_ANY || thread_kind == kind;
+}
+
+enum status thread_start(pthread_t *out, void *(*fn)(void *), void *arg)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    /* The new thread inherits the mask; between the two calls this thread takes no signal either. */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(out, NULL, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc == 0 ? OK : ERR_FULL;
+}
