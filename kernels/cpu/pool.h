@@ -1,0 +1,19 @@
+/* pool.h - the compute threads: one parallel-for at a time, no allocation, the caller takes part.
+ *
+ * compute_pool_run is called by the engine thread only; `fn` is run for every index 0..n-1, each exactly once, on any of
+ * the threads, and the call returns when all are done. Work must not depend on which thread runs it. Idle threads spin
+ * briefly, then sleep, so that an idle node uses no CPU. n_threads counts the caller (1: no extra thread). */
+#ifndef BATON_KERNELS_CPU_POOL_H
+#define BATON_KERNELS_CPU_POOL_H
+
+#include "shared/base/err.h"
+
+struct compute_pool;
+
+enum status compute_pool_create(int n_threads, struct compute_pool **out, struct err *err) MUST_CHECK;
+void        compute_pool_free(struct compute_pool *p);
+int         compute_pool_threads(const struct compute_pool *p);
+/* `thread` is 0..n_threads-1, for per-thread scratch. */
+void        compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int index, int thread), void *arg);
+
+#endif

@@ -1,0 +1,46 @@
+/* device.h - memory of a device: one ops table per kind (rows: cpu; cuda follows).
+ *
+ * A device allocates memory, and exports an allocation so that another process (shared memory file descriptor) can write
+ * into it: the KV pool is one such allocation. Memory a device returns is zeroed. The owner of a `struct dev_mem` frees it
+ * with device_mem_free before device_close. Thread: loop at start; an allocation may then be used on any thread. */
+#ifndef BATON_KERNELS_DEVICE_H
+#define BATON_KERNELS_DEVICE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shared/base/err.h"
+
+enum device_mem_flags {
+    DEVICE_MEM_PRIVATE = 0,
+    DEVICE_MEM_SHARED = 1 /* exportable: cpu backs it with a memfd, which leaves no name behind */
+};
+
+struct dev_mem {
+    void  *ptr;   /* address in this process; for a GPU a device address */
+    size_t bytes; /* rounded up to the device's page */
+    int    fd;    /* memfd of SHARED memory, -1 otherwise; owned by this struct */
+};
+
+struct device;
+
+struct device_ops {
+    const char *name;
+    enum status (*open)(struct device **out, struct err *err);
+    void        (*close)(struct device *d);
+    /* ERR_NOMEM says how much was asked for and which option lowers it. */
+    enum status (*alloc)(struct device *d, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err);
+    void        (*release)(struct device *d, struct dev_mem *m);
+};
+
+struct device {
+    const struct device_ops *ops; /* first member of every implementation's struct */
+};
+
+/* "cpu" (others are ERR_UNSUPPORTED by name). */
+enum status device_open(const char *name, struct device **out, struct err *err) MUST_CHECK;
+void        device_close(struct device *d);
+enum status device_mem_alloc(struct device *d, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err) MUST_CHECK;
+void        device_mem_free(struct device *d, struct dev_mem *m);
+
+#endif

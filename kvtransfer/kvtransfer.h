@@ -1,0 +1,106 @@
+/* kvtransfer.h - moving KV blocks from one node's pool into another's.
+ *
+ * A `struct kvt` is one node's side: its pool's memory, its transfer thread, its connections. It knows addresses and a KV
+ * layout, never models, requests or text. The control plane (shared/cluster) carries the opaque byte strings below.
+ *
+ * Connecting (the sender pushes, so the sender connects):
+ *     sender   kvt_hello     ─ bytes ─▶ receiver  kvt_answer   checks version, layout, dtype, rank; makes a one-time ticket
+ *     sender   kvt_connect   ◀─ bytes ─           chooses the first allowed transport that reaches; presents the ticket
+ *              CONNECTED or PEER_LOST
+ * One transfer:
+ *     receiver kvt_expect(id, blocks) → grant bytes (session, generation, blocks)      state OPEN
+ *     sender   kvt_send_open(id, peer, grant)
+ *              kvt_send_ready(id, layer, tokens ...) per finished layer and chunk      bytes move
+ *              kvt_send_finish(id)                                                     completion with checksums
+ *     receiver verifies every (layer, block): RECEIVED, or RECEIVE_FAILED              state DONE / FAILED
+ *     sender   SENT: the receiver has acknowledged; source blocks may be reused
+ * Cancelling: kvt_expect_cancel → FENCED once no write of the peer can land in those blocks any more (acknowledged by the
+ * writer, connection torn down and drained, or the writer's process has ended). Until FENCED the blocks must not be reused.
+ *
+ * Invariants
+ *  1 Bytes land only inside the blocks of a live grant of the right generation; anything late or foreign lands nowhere.
+ *  2 RECEIVED is reported only after every valid byte of every block not skipped is in place and its checksum agreed.
+ *  3 Every accepted id ends in exactly one of RECEIVED / RECEIVE_FAILED and, after kvt_expect_cancel or RECEIVE_FAILED, one FENCED;
+ *    every sent id in exactly one of SENT / SEND_FAILED.
+ *  4 A protocol that options.protocols does not name is never used.
+ *
+ * Thread: all functions may be called from any thread and never block (they post to the transfer thread); events are delivered by
+ * options.on_event on the transfer thread, which must only pass them on. */
+#ifndef BATON_KVTRANSFER_KVTRANSFER_H
+#define BATON_KVTRANSFER_KVTRANSFER_H
+
+#include "kernels/device.h"
+#include "shared/base/buf.h"
+#include "shared/base/err.h"
+#include "shared/base/metrics.h"
+#include "shared/kv/kv_layout.h"
+
+struct kvt;
+
+enum kvt_event_kind {
+    KVT_CONNECTED,      /* peer: ready to send to */
+    KVT_PEER_LOST,      /* peer: connection ended; its sends have failed */
+    KVT_RECEIVED,       /* id */
+    KVT_RECEIVE_FAILED, /* id, status; cancelled implicitly: FENCED follows */
+    KVT_FENCED,         /* id: blocks may be reused */
+    KVT_SENT,           /* id */
+    KVT_SEND_FAILED     /* id, status: source blocks are not read any more */
+};
+
+struct kvt_event {
+    enum kvt_event_kind kind;
+    uint64_t            id;          /* of the transfer, as the caller named it */
+    uint64_t            peer;        /* CONNECTED, PEER_LOST: handle from kvt_connect */
+    enum status         status;
+    const char         *transport;   /* name of the row that carried it; static */
+    uint64_t            bytes;       /* RECEIVED, SENT: KV bytes moved */
+    uint64_t            ns;          /* RECEIVED: first byte (or grant) to verified; SENT: first push to acknowledged */
+    uint64_t            tail_ns;     /* SENT: kvt_send_finish to acknowledged: what did not overlap with compute */
+    char                text[160];   /* a sentence for failures */
+};
+
+struct kvt_options {
+    struct kv_layout      layout;
+    const struct dev_mem *mem;          /* the pool, DEVICE_MEM_SHARED; borrowed until kvt_free */
+    const char           *protocols;    /* allowed, comma list: "ipc,tcp" ("mem" for tests); order is preference */
+    const char           *listen_host;  /* for transports that listen */
+    uint16_t              port;         /* tcp listener; 0: any free one */
+    const char           *advertise_host; /* address peers should use; NULL: listen_host */
+    bool                  checksum;     /* verify blocks (a sender always makes them unless the receiver's hello says off) */
+    uint32_t              n_transfers;  /* most at once, each direction */
+    uint32_t              stall_ms;     /* a transfer that moves nothing for this long fails (default 10,000 when 0) */
+    struct metrics       *metrics;
+    void (*on_event)(void *arg, const struct kvt_event *ev);
+    void                 *arg;
+};
+
+/* ERR_UNSUPPORTED: a protocol is not built in or does not exist, by name; ERR_CONFIG: port taken. */
+enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err *err) MUST_CHECK;
+/* Ends all transfers without events, closes connections, joins the thread. Nothing remains in the file system. */
+void        kvt_free(struct kvt *k);
+uint16_t    kvt_port(const struct kvt *k); /* of the tcp listener; 0 when there is none */
+
+/* Opaque byte strings; appended to `out`. */
+void        kvt_hello(const struct kvt *k, struct buf *out);
+enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct err *err) MUST_CHECK;
+enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct err *err) MUST_CHECK;
+void        kvt_disconnect(struct kvt *k, uint64_t peer);
+
+/* Receiver. blocks[n_blocks] hold tokens 0..n_tokens of the prompt in order; the first n_skip are already valid and are not written.
+ * The grant is appended to `out`. ERR_FULL: too many transfers. n_skip == n_blocks is legal: nothing moves, only the proof. */
+enum status kvt_expect(struct kvt *k, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
+                       struct buf *out) MUST_CHECK;
+void        kvt_expect_cancel(struct kvt *k, uint64_t id);
+
+/* Sender. */
+enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant, struct err *err) MUST_CHECK;
+/* Tokens [begin, end) of `layer` are in the caller's pool, in blocks[0 .. (end-1)/block_tokens] (the sequence's table from its
+ * first token; copied as far as needed). The blocks stay valid until SENT / SEND_FAILED. Ranges of one layer come in order. */
+enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks) MUST_CHECK;
+void        kvt_send_finish(struct kvt *k, uint64_t id);
+void        kvt_send_cancel(struct kvt *k, uint64_t id); /* SEND_FAILED(ERR_CANCELED) follows unless it ended already */
+
+/* Name of the transport a peer is connected by, or NULL. */
+const char *kvt_peer_transport(struct kvt *k, uint64_t peer);
+
+#endif

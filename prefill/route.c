@@ -1,0 +1,77 @@
+/* route.c - see route.h. */
+#include "prefill/route.h"
+
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "shared/cluster/proto/node.pb-c.h"
+
+void routes_init(struct routes *r, struct kvt *kvt, struct cluster *cluster)
+{
+    *r = (struct routes){ .kvt = kvt, .cluster = cluster };
+    list_init(&r->all);
+}
+
+void routes_release(struct routes *r)
+{
+    LIST_FOREACH(route, &r->all, struct route, link) mem_free(route);
+    list_init(&r->all);
+}
+
+struct route *routes_find(struct routes *r, uint64_t node)
+{
+    LIST_FOREACH(route, &r->all, struct route, link)
+        if (route->node == node) return route;
+    return NULL;
+}
+
+struct route *routes_find_peer(struct routes *r, uint64_t peer)
+{
+    LIST_FOREACH(route, &r->all, struct route, link)
+        if (route->state != ROUTE_ASKING && route->peer == peer) return route;
+    return NULL;
+}
+
+struct route *routes_get(struct routes *r, uint64_t node)
+{
+    struct route *route = routes_find(r, node);
+    if (route) return route;
+    struct buf hello = { 0 };
+    Baton__KvtHello m = BATON__KVT_HELLO__INIT;
+    kvt_hello(r->kvt, &hello);
+    m.hello.data = (uint8_t *)hello.data;
+    m.hello.len = hello.len;
+    enum status st = cluster_send_proto(r->cluster, node, FRAME_KVT_HELLO, 0, 0, &m.base);
+    buf_release(&hello);
+    if (st != OK) return NULL;
+    route = MEM_NEW(struct route);
+    route->node = node;
+    route->state = ROUTE_ASKING;
+    route->since_ms = clock_ms();
+    list_init(&route->waiting);
+    list_push(&r->all, &route->link);
+    return route;
+}
+
+enum status routes_on_answer(struct routes *r, struct route *route, const struct cluster_message *m, struct err *err)
+{
+    Baton__KvtAnswer *a = baton__kvt_answer__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    if (!a) return err_set(err, ERR_FORMAT, "the decode node's transfer answer is malformed");
+    enum status st = OK;
+    if (a->status != OK) {
+        st = err_set(err, ERR_PEER_MISMATCH, "the decode node refused the KV connection: %s", a->text);
+    } else if (route->state == ROUTE_ASKING) {
+        st = kvt_connect(r->kvt, (struct str){ (const char *)a->answer.data, a->answer.len }, &route->peer, err);
+        if (st == OK) route->state = ROUTE_CONNECTING;
+    }
+    baton__kvt_answer__free_unpacked(a, NULL);
+    return st;
+}
+
+void routes_drop(struct routes *r, struct route *route)
+{
+    ASSERT(list_empty(&route->waiting));
+    if (route->state != ROUTE_ASKING) kvt_disconnect(r->kvt, route->peer);
+    list_remove(&route->link);
+    mem_free(route);
+}

@@ -1,0 +1,135 @@
+/* place.c - see place.h. */
+#include "scheduler/place.h"
+
+#include <string.h>
+
+enum {
+    SLACK_PREFILL_MIN = 64,  /* tokens of load difference that do not matter next to a cached prefix */
+    SLACK_PREFILL_MAX = 512
+};
+
+static bool is_avoided(const struct place_request *r, uint64_t node)
+{
+    for (size_t i = 0; i < r->n_avoid; i++)
+        if (r->avoid[i] == node) return true;
+    return false;
+}
+
+static bool is_candidate(const struct node_record *n, const struct place_request *r, enum node_role role)
+{
+    if (n->role != role && n->role != ROLE_MIXED) return false;
+    if (n->draining || (r->model && n->model != r->model)) return false;
+    return !is_avoided(r, n->node);
+}
+
+static uint64_t prefill_load(const struct node_record *n)
+{
+    return n->placed_tokens > n->waiting_tokens ? n->placed_tokens : n->waiting_tokens;
+}
+
+static uint64_t decode_load(const struct node_record *n)
+{
+    uint32_t reported = n->n_running + n->n_waiting;
+    return n->placed_seqs > reported ? n->placed_seqs : reported;
+}
+
+static uint32_t blocks_for(const struct node_record *n, uint32_t tokens)
+{
+    return n->block_tokens ? (tokens + n->block_tokens - 1) / n->block_tokens : 0;
+}
+
+/* Could the decode node ever hold it? */
+static bool decode_fits(const struct node_record *n, const struct place_request *r)
+{
+    return blocks_for(n, r->n_tokens + 1) <= n->n_blocks && r->n_tokens < n->max_model_len;
+}
+
+static bool decode_has_room(const struct node_record *n, const struct place_request *r)
+{
+    return n->placed_seqs < n->max_seqs && n->placed_blocks + blocks_for(n, r->n_tokens + 1) <= n->n_blocks;
+}
+
+/* Rendezvous hashing: the node whose hash with the prompt's first block is highest. */
+static uint64_t affinity(const struct node_record *n, const struct place_request *r)
+{
+    return hash_64(&n->node, sizeof n->node, r->first_block.lo ^ r->first_block.hi);
+}
+
+struct candidates {
+    const struct node_record *node[PLACE_SAMPLE + 1];
+    size_t                    n;
+    size_t                    seen; /* all that qualify, sampled or not */
+};
+
+/* Reservoir sample of those that qualify, plus the one the hash names. */
+static void gather(const struct node_record *nodes, size_t n, const struct place_request *r, enum node_role role, bool need_room,
+                   struct candidates *c)
+{
+    const struct node_record *named = NULL;
+    uint64_t state = r->random | 1;
+    *c = (struct candidates){ 0 };
+    for (size_t i = 0; i < n; i++) {
+        const struct node_record *node = &nodes[i];
+        if (!is_candidate(node, r, role)) continue;
+        if (role == ROLE_DECODE && (!decode_fits(node, r) || (need_room && !decode_has_room(node, r)))) continue;
+        if (!named || affinity(node, r) > affinity(named, r)) named = node;
+        size_t at = c->seen++;
+        if (at >= PLACE_SAMPLE) {
+            state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator */
+            at = (size_t)(state >> 33) % c->seen;
+        }
+        if (at < PLACE_SAMPLE) c->node[at] = node;
+        if (c->n < PLACE_SAMPLE) c->n++;
+    }
+    bool has_named = false;
+    for (size_t i = 0; i < c->n; i++) has_named |= c->node[i] == named;
+    if (named && !has_named) c->node[c->n++] = named;
+}
+
+static const struct node_record *pick(const struct candidates *c, const struct place_request *r, uint64_t (*load)(const struct node_record *),
+                                      uint64_t slack)
+{
+    uint64_t least = UINT64_MAX;
+    const struct node_record *close[PLACE_SAMPLE + 1], *named = NULL;
+    size_t n_close = 0;
+    for (size_t i = 0; i < c->n; i++)
+        if (load(c->node[i]) < least) least = load(c->node[i]);
+    for (size_t i = 0; i < c->n; i++) {
+        if (load(c->node[i]) > least + slack) continue;
+        close[n_close++] = c->node[i];
+        if (!named || affinity(c->node[i], r) > affinity(named, r)) named = c->node[i];
+    }
+    if (n_close == 0) return NULL;
+    if (r->first_block.lo | r->first_block.hi) return named;
+    return close[(r->random >> 17) % n_close];
+}
+
+static uint64_t prefill_slack(const struct place_request *r)
+{
+    uint64_t slack = r->n_tokens / 4;
+    if (slack < SLACK_PREFILL_MIN) return SLACK_PREFILL_MIN;
+    return slack > SLACK_PREFILL_MAX ? SLACK_PREFILL_MAX : slack;
+}
+
+enum status place_choose(const struct node_record *nodes, size_t n, const struct place_request *r, struct place_result *out)
+{
+    struct candidates prefill, decode;
+    struct place_request any_decode = *r;
+    any_decode.first_block = (struct hash128){ 0 }; /* decode load balance matters more than its prefix cache */
+    gather(nodes, n, r, ROLE_DECODE, false, &decode);
+    if (decode.seen == 0) return ERR_UNAVAILABLE;
+    gather(nodes, n, r, ROLE_DECODE, true, &decode);
+    if (decode.seen == 0) return ERR_BUSY;
+    gather(nodes, n, r, ROLE_PREFILL, false, &prefill);
+    *out = (struct place_result){ 0 };
+    if (prefill.seen) out->prefill = pick(&prefill, r, prefill_load, prefill_slack(r));
+    if (out->prefill && out->prefill->role == ROLE_MIXED && decode_fits(out->prefill, r) && decode_has_room(out->prefill, r)) {
+        out->decode = out->prefill; /* a mixed node keeps its own prompts */
+        out->prefill = NULL;
+    } else {
+        out->decode = pick(&decode, &any_decode, decode_load, 0);
+        if (out->prefill == out->decode) out->prefill = NULL;
+    }
+    out->blocks = blocks_for(out->decode, r->n_tokens + 1);
+    return OK;
+}

@@ -1,0 +1,506 @@
+/* request.c - see request.h. The state is changed by set_state only; every loss goes through request_loss. */
+#include "scheduler/request.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "scheduler/place.h"
+#include "scheduler/scheduler_internal.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/cluster/generation_wire.h"
+
+enum {
+    PAUSE_BUSY_MS = 50,       /* before a refused request is placed again */
+    PAUSE_MOVE_MS = 0,
+    RESERVE_STUCK_MS = 5000,  /* a grant is one round trip and one engine step */
+    /* Computing and decoding have no limit of their own: dead and frozen nodes are noticed by their links. */
+    NEVER_MS = 0
+};
+
+/* ---- records ---- */
+
+static void *copy(const void *p, size_t bytes)
+{
+    return bytes ? mem_dup(p, bytes) : NULL;
+}
+
+struct request *request_create(struct scheduler *s, uint64_t id, const struct gen_request *g, const struct gen_sink *sink)
+{
+    struct request *r = MEM_NEW(struct request);
+    uint32_t block_tokens = s->o.block_tokens;
+    r->owner = s;
+    r->id = id;
+    r->sink = *sink;
+    snprintf(r->name, sizeof r->name, "%s", g->name ? g->name : "");
+    r->n_prompt = r->n_tokens = g->n_tokens;
+    r->cap_tokens = g->n_tokens + 64;
+    r->tokens = mem_calloc(r->cap_tokens, sizeof *r->tokens);
+    memcpy(r->tokens, g->tokens, g->n_tokens * sizeof *r->tokens);
+    r->sampling = g->sampling;
+    r->sampling.bias = copy(g->sampling.bias, g->sampling.n_bias * sizeof *g->sampling.bias);
+    r->sampling.allowed = NULL; /* token masks come with structured output, which the face refuses */
+    r->cache_salt = g->cache_salt;
+    r->prompt_logprobs = g->prompt_logprobs;
+    r->deadline_ms = g->deadline_ms;
+    if (g->n_tokens >= block_tokens && block_tokens)
+        r->first_block = hash_block((struct hash128){ g->cache_salt, 0 }, g->tokens, block_tokens);
+    r->t_accept = clock_ns();
+    r->unplaced_since_ms = clock_ms();
+    list_init(&r->link);
+    return r;
+}
+
+void request_free(struct request *r)
+{
+    if (!r) return;
+    mem_free(r->tokens);
+    mem_free((void *)r->sampling.bias);
+    mem_free(r);
+}
+
+static uint32_t n_out(const struct request *r)
+{
+    return r->n_tokens - r->n_prompt;
+}
+
+static void set_state(struct request *r, enum request_state next)
+{
+    log_debug("request", "req=%s from=%s to=%s attempt=%u", r->name, request_state_name(r->state), request_state_name(next), r->attempt);
+    r->state = next;
+}
+
+/* ---- messages out ---- */
+
+/* Send for the current attempt; a failure is the loss of that node. Returns whether it was sent. */
+static bool tell(struct scheduler *s, struct request *r, const struct request_node *node, enum request_loss loss, enum frame_type type,
+                 const ProtobufCMessage *body)
+{
+    enum status st = cluster_send_proto(s->o.cluster, node->node, type, r->id, r->attempt, body);
+    if (st == OK) return true;
+    request_loss(s, r, st == ERR_FULL ? LOSS_PEER : loss, st, node->node, "the node cannot be reached");
+    return false;
+}
+
+static struct generation_wire wire_of(const struct request *r)
+{
+    return (struct generation_wire){
+        .tokens = r->tokens,
+        .n_tokens = r->n_tokens,
+        .n_prompt = r->n_prompt,
+        .sampling = r->sampling,
+        .cache_salt = r->cache_salt,
+        .prompt_logprobs = r->prompt_logprobs && n_out(r) == 0,
+    };
+}
+
+static bool send_run(struct scheduler *s, struct request *r)
+{
+    struct arena arena;
+    struct generation_wire g = wire_of(r);
+    Baton__Run m = BATON__RUN__INIT;
+    arena_init(&arena);
+    m.generation = generation_wire_encode(&g, &arena);
+    bool sent = tell(s, r, &r->decode, LOSS_DECODE_NODE, FRAME_RUN, &m.base);
+    arena_release(&arena);
+    return sent;
+}
+
+static bool send_reserve(struct scheduler *s, struct request *r)
+{
+    struct arena arena;
+    struct generation_wire g = wire_of(r);
+    Baton__Reserve m = BATON__RESERVE__INIT;
+    arena_init(&arena);
+    m.generation = generation_wire_encode(&g, &arena);
+    bool sent = tell(s, r, &r->decode, LOSS_DECODE_NODE, FRAME_RESERVE, &m.base);
+    arena_release(&arena);
+    return sent;
+}
+
+static bool send_prefill(struct scheduler *s, struct request *r, const Baton__Grant *grant)
+{
+    struct arena arena;
+    struct generation_wire g = wire_of(r);
+    Baton__Prefill m = BATON__PREFILL__INIT;
+    Baton__NodeAddress address = BATON__NODE_ADDRESS__INIT;
+    arena_init(&arena);
+    address.node = r->decode.node;
+    address.host = r->decode.host;
+    address.port = r->decode.port;
+    m.generation = generation_wire_encode(&g, &arena);
+    m.decode = &address;
+    m.kvt_grant = grant->kvt_grant;
+    bool sent = tell(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_PREFILL, &m.base);
+    arena_release(&arena);
+    return sent;
+}
+
+/* The nodes of this attempt are told that nobody wants it any more; a lost node needs no telling. */
+static void abandon_attempt(struct scheduler *s, struct request *r)
+{
+    Baton__Cancel m = BATON__CANCEL__INIT;
+    const struct request_node *nodes[] = { &r->prefill, &r->decode };
+    for (size_t i = 0; i < COUNT_OF(nodes); i++) {
+        if (!nodes[i]->node || (i == 1 && nodes[1]->node == nodes[0]->node)) continue;
+        if (cluster_knows(s->o.cluster, nodes[i]->node)
+            && cluster_send_proto(s->o.cluster, nodes[i]->node, FRAME_CANCEL, r->id, r->attempt, &m.base) != OK)
+            log_debug("cancel not sent", "req=%s", r->name);
+    }
+    if (r->placed) directory_release(s->o.directory, r->id);
+    r->placed = false;
+    r->prefill = r->decode = (struct request_node){ 0 };
+}
+
+/* ---- the end ---- */
+
+void request_end(struct scheduler *s, struct request *r, enum status st, enum finish_reason finish, int32_t stop_token, const char *text)
+{
+    struct gen_end end = { .status = st, .finish = finish, .stop_token = stop_token, .n_output = n_out(r) };
+    if (st != OK) abandon_attempt(s, r);
+    else if (r->placed) directory_release(s->o.directory, r->id);
+    r->placed = false;
+    set_state(r, REQUEST_ENDED);
+    r->trace.total_ns = clock_ns() - r->t_accept;
+    r->trace.first_token_ns = r->t_first ? r->t_first - r->t_accept : 0;
+    r->trace.decode_ns = r->t_first ? r->t_last - r->t_first : 0;
+    r->trace.n_moves = r->n_moves;
+    end.trace = r->trace;
+    if (status_class_of(st) == CLASS_BUSY) end.retry_after_s = 1;
+    snprintf(end.text, sizeof end.text, "%s", text ? text : "");
+    list_remove(&r->link);
+    s->n_live--;
+    map_del(&s->by_id, map_key_u64(&r->id));
+    scheduler_observe_end(s, r, &end);
+    r->sink.on_end(r->sink.arg, &end);
+    if (r->placing) list_push(&s->orphans, &r->link);
+    else request_free(r);
+}
+
+/* ---- losses ---- */
+
+static void avoid_node(struct request *r, uint64_t node)
+{
+    if (!node) return;
+    r->avoid[r->n_avoid % REQUEST_AVOID_MAX] = node;
+    r->n_avoid++;
+}
+
+static void place_again(struct scheduler *s, struct request *r, uint64_t pause_ms)
+{
+    abandon_attempt(s, r);
+    if (r->state != REQUEST_PLACING) r->unplaced_since_ms = clock_ms();
+    set_state(r, REQUEST_PLACING);
+    r->wait_until_ms = clock_ms() + pause_ms;
+    scheduler_refresh(s);
+}
+
+void request_loss(struct scheduler *s, struct request *r, enum request_loss loss, enum status st, uint64_t culprit, const char *text)
+{
+    enum request_action action = retry_action(r->state, loss);
+    if (action == ACTION_IGNORE) return;
+    log_info("request loss", "req=%s state=%s st=%s attempt=%u action=%d why=\"%s\"", r->name, request_state_name(r->state),
+             status_name(st), r->attempt, action, text);
+    if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) action = ACTION_FAIL;
+    switch (action) {
+    case ACTION_WAIT:
+        counter_add(s->m.waits, 1);
+        place_again(s, r, PAUSE_BUSY_MS);
+        break;
+    case ACTION_MOVE:
+        r->n_moves++;
+        counter_add(s->m.moves, 1);
+        avoid_node(r, culprit);
+        place_again(s, r, PAUSE_MOVE_MS);
+        request_advance(s, r);
+        break;
+    case ACTION_FAIL: request_end(s, r, st, FINISH_ERROR, -1, text); break;
+    case ACTION_IGNORE: break;
+    }
+}
+
+/* ---- placing ---- */
+
+static struct request_node node_of(const struct node_record *n)
+{
+    struct request_node out = { 0 };
+    if (!n) return out;
+    out.node = n->node;
+    out.port = n->cluster_port;
+    snprintf(out.name, sizeof out.name, "%s", n->name);
+    snprintf(out.host, sizeof out.host, "%s", n->host);
+    return out;
+}
+
+static void start_attempt(struct scheduler *s, struct request *r)
+{
+    uint64_t now = clock_ms();
+    r->attempt++;
+    cluster_learn(s->o.cluster, r->decode.node, r->decode.host, r->decode.port);
+    snprintf(r->trace.decode_node, sizeof r->trace.decode_node, "%s", r->decode.name);
+    if (!r->prefill.node) {
+        snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->decode.name);
+        r->trace.place_ns = clock_ns() - r->t_accept;
+        r->wait_until_ms = NEVER_MS;
+        set_state(r, REQUEST_RUN);
+        if (send_run(s, r)) counter_add(s->m.local, 1);
+        return;
+    }
+    snprintf(r->trace.prefill_node, sizeof r->trace.prefill_node, "%s", r->prefill.name);
+    cluster_learn(s->o.cluster, r->prefill.node, r->prefill.host, r->prefill.port);
+    r->wait_until_ms = r->deadline_ms ? r->deadline_ms : now + (uint64_t)s->o.ttl_s * 1000;
+    set_state(r, REQUEST_CREDIT);
+    Baton__AskCredit ask = BATON__ASK_CREDIT__INIT;
+    ask.n_tokens = r->n_tokens;
+    if (tell(s, r, &r->prefill, LOSS_PREFILL_NODE, FRAME_ASK_CREDIT, &ask.base)) counter_add(s->m.split, 1);
+}
+
+/* The directory has counted the placement, or not. When it cannot be reached the request goes ahead uncounted: what it
+ * holds is soft state. */
+static void on_reserved(void *arg, enum status st, uint64_t fence)
+{
+    struct request *r = arg;
+    struct scheduler *s = r->owner;
+    (void)fence; /* nodes fence by attempt and by kvtransfer's generations */
+    r->placing = false;
+    if (r->state == REQUEST_ENDED) { /* canceled meanwhile */
+        if (st == OK) directory_release(s->o.directory, r->id);
+        list_remove(&r->link);
+        request_free(r);
+    } else if (st == OK || st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO || st == ERR_PEER_LOST) {
+        r->placed = st == OK;
+        r->prefill = r->next_prefill;
+        r->decode = r->next_decode;
+        start_attempt(s, r);
+    } else {
+        r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
+        scheduler_refresh(s);
+    }
+}
+
+/* No node can take it: wait a little, for a node may be starting or a lease about to end; then say what is missing. */
+static void no_node(struct scheduler *s, struct request *r, enum status st)
+{
+    uint64_t now = clock_ms();
+    char text[ERR_TEXT_MAX];
+    scheduler_refresh(s);
+    r->wait_until_ms = now + PAUSE_BUSY_MS;
+    if (st == ERR_BUSY || now - r->unplaced_since_ms < s->o.grace_ms) return;
+    snprintf(text, sizeof text, "no pair of nodes can serve this request; topics and roles seen: %.400s", s->topics[0] ? s->topics : "none");
+    request_end(s, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
+}
+
+/* Until the next snapshot this entry counts its own placements in the view it has. */
+static void count_locally(struct scheduler *s, const struct placement *placement)
+{
+    struct node_record *prefill = scheduler_find_node(s, placement->prefill ? placement->prefill : placement->decode);
+    struct node_record *decode = scheduler_find_node(s, placement->decode);
+    if (prefill) prefill->placed_tokens += placement->tokens;
+    if (decode) {
+        decode->placed_seqs++;
+        decode->placed_blocks += placement->blocks;
+    }
+}
+
+static void place(struct scheduler *s, struct request *r)
+{
+    uint64_t avoid[PLACE_AVOID_MAX], random;
+    struct place_result chosen;
+    random_bytes(&random, sizeof random);
+    struct place_request q = {
+        .n_tokens = r->n_tokens,
+        .n_total = r->n_prompt + r->sampling.max_tokens,
+        .model = s->model,
+        .first_block = r->first_block,
+        .avoid = avoid,
+        .n_avoid = scheduler_avoid(s, r, avoid, PLACE_AVOID_MAX),
+        .random = random,
+    };
+    enum status st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
+    if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
+        r->n_avoid = 0;
+        q.n_avoid = scheduler_avoid(s, r, avoid, PLACE_AVOID_MAX);
+        st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
+    }
+    if (st != OK) {
+        no_node(s, r, st);
+        return;
+    }
+    r->next_prefill = node_of(chosen.prefill);
+    r->next_decode = node_of(chosen.decode);
+    struct placement placement = {
+        .request = r->id,
+        .prefill = r->next_prefill.node,
+        .decode = r->next_decode.node,
+        .tokens = r->n_tokens,
+        .blocks = chosen.blocks,
+        .ttl_ms = s->o.ttl_s * 1000,
+    };
+    count_locally(s, &placement);
+    r->placing = true;
+    st = directory_reserve(s->o.directory, &placement, on_reserved, r);
+    if (st != OK) on_reserved(r, ERR_UNAVAILABLE, 0);
+}
+
+void request_advance(struct scheduler *s, struct request *r)
+{
+    uint64_t now = clock_ms();
+    if (r->canceled) {
+        request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the client is gone or has enough");
+        return;
+    }
+    if (r->deadline_ms && now >= r->deadline_ms) {
+        request_end(s, r, ERR_TIMEOUT, FINISH_ERROR, -1, "the request's time limit passed");
+        return;
+    }
+    switch (r->state) {
+    case REQUEST_PLACING:
+        if (!r->placing && now >= r->wait_until_ms) place(s, r);
+        break;
+    case REQUEST_CREDIT:
+    case REQUEST_RESERVE:
+    case REQUEST_PREFILL:
+    case REQUEST_DECODE:
+    case REQUEST_RUN:
+        if (r->wait_until_ms && now >= r->wait_until_ms)
+            request_loss(s, r, LOSS_STUCK, ERR_TIMEOUT, r->decode.node, "the attempt made no progress");
+        break;
+    case REQUEST_ENDED:
+    case REQUEST_N_STATES: break;
+    }
+}
+
+/* ---- messages in ---- */
+
+static void on_credit(struct scheduler *s, struct request *r)
+{
+    if (r->state != REQUEST_CREDIT) return;
+    r->t_credit = clock_ns();
+    r->trace.place_ns = r->t_credit - r->t_accept;
+    r->wait_until_ms = clock_ms() + RESERVE_STUCK_MS;
+    set_state(r, REQUEST_RESERVE);
+    send_reserve(s, r);
+}
+
+static void on_grant(struct scheduler *s, struct request *r, const struct cluster_message *m)
+{
+    if (r->state != REQUEST_RESERVE) return;
+    Baton__Grant *grant = baton__grant__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    if (!grant) {
+        request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the decode node's grant is malformed");
+        return;
+    }
+    r->trace.n_decode_cached = grant->n_cached;
+    r->wait_until_ms = NEVER_MS;
+    set_state(r, REQUEST_PREFILL);
+    send_prefill(s, r, grant);
+    baton__grant__free_unpacked(grant, NULL);
+}
+
+static void on_report(struct request *r, const struct cluster_message *m)
+{
+    Baton__PrefillReport *p = baton__prefill_report__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    if (!p) return; /* a trace only */
+    r->trace.queue_ns = p->queue_ns;
+    r->trace.prefill_ns = p->prefill_ns;
+    r->trace.kv_bytes = p->kv_bytes;
+    r->trace.kv_ns = p->kv_ns;
+    r->trace.kv_tail_ns = p->kv_tail_ns;
+    r->trace.n_cached = p->n_cached;
+    snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
+    baton__prefill_report__free_unpacked(p, NULL);
+}
+
+static void on_finished(struct scheduler *s, struct request *r, const struct cluster_message *m)
+{
+    if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN && r->state != REQUEST_PREFILL) return;
+    Baton__Finished *f = baton__finished__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    bool known = f && (f->finish == FINISH_STOP || f->finish == FINISH_LENGTH);
+    if (!known) {
+        request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the decode node's last message is malformed");
+    } else {
+        enum finish_reason finish = (enum finish_reason)f->finish;
+        int32_t stop = f->stop_token;
+        r->trace.n_recomputed = f->n_recomputed;
+        if (!r->prefill.node) {
+            r->trace.n_cached = f->n_cached;
+            r->trace.queue_ns = f->queue_ns;
+            r->trace.prefill_ns = f->prefill_ns;
+        } else if (f->transport[0]) { /* the report may come later than the last token of a short answer */
+            r->trace.kv_bytes = f->kv_bytes;
+            if (!r->trace.kv_ns) r->trace.kv_ns = f->kv_ns;
+            snprintf(r->trace.transport, sizeof r->trace.transport, "%s", f->transport);
+        }
+        request_end(s, r, OK, finish, stop, "");
+    }
+    if (f) baton__finished__free_unpacked(f, NULL);
+}
+
+static void on_failed(struct scheduler *s, struct request *r, const struct cluster_message *m)
+{
+    Baton__Failed *f = baton__failed__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    enum status st = f ? (enum status)f->status : ERR_FORMAT;
+    char text[ERR_TEXT_MAX];
+    if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
+    snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
+    if (f) baton__failed__free_unpacked(f, NULL);
+    request_loss(s, r, retry_loss_of(st), st, m->from, text);
+}
+
+static void on_prompt_logprobs(struct request *r, const struct cluster_message *m)
+{
+    Baton__PromptLogprobs *p = baton__prompt_logprobs__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
+    struct str rest = p ? (struct str){ (const char *)p->records.data, p->records.len } : (struct str){ 0 };
+    struct token_logprobs t;
+    uint64_t request;
+    uint32_t attempt, index;
+    while (p && token_record_next(&rest, &request, &attempt, &index, &t) == OK) {
+        if (index != r->n_prompt_lp + 1 || index >= r->n_prompt) continue; /* a moved request repeats the early ones */
+        r->n_prompt_lp = index;
+        if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
+    }
+    if (p) baton__prompt_logprobs__free_unpacked(p, NULL);
+}
+
+void request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m)
+{
+    if (m->attempt != r->attempt || (m->from != r->prefill.node && m->from != r->decode.node)) return;
+    switch (m->type) {
+    case FRAME_CREDIT: on_credit(s, r); break;
+    case FRAME_GRANT: on_grant(s, r, m); break;
+    case FRAME_PREFILL_REPORT: on_report(r, m); break;
+    case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(r, m); break;
+    case FRAME_FINISHED: on_finished(s, r, m); break;
+    case FRAME_FAILED:
+        /* Once tokens flow the prefill node's opinion does not matter. */
+        if (r->state != REQUEST_DECODE || m->from == r->decode.node) on_failed(s, r, m);
+        break;
+    default: break;
+    }
+}
+
+static void append_token(struct request *r, int32_t id)
+{
+    if (r->n_tokens == r->cap_tokens) {
+        r->cap_tokens *= 2;
+        r->tokens = mem_realloc(r->tokens, r->cap_tokens, sizeof *r->tokens);
+    }
+    r->tokens[r->n_tokens++] = id;
+}
+
+void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt, uint32_t index, const struct token_logprobs *t)
+{
+    if (r->canceled || attempt != r->attempt || from != r->decode.node) return;
+    if (r->state == REQUEST_PREFILL) set_state(r, REQUEST_DECODE);
+    if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN) return;
+    if (index < n_out(r)) return;
+    if (index > n_out(r)) {
+        request_loss(s, r, LOSS_PEER, ERR_FORMAT, from, "a token is missing");
+        return;
+    }
+    r->t_last = clock_ns();
+    if (!r->t_first) r->t_first = r->t_last;
+    append_token(r, t->id);
+    r->sink.on_token(r->sink.arg, index, t);
+}

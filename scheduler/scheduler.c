@@ -1,0 +1,383 @@
+/* scheduler.c - see scheduler.h: the backend, the view of the nodes, and the timers that move requests. */
+#include "scheduler/scheduler.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "scheduler/scheduler_internal.h"
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+
+enum {
+    TICK_MS = 25,           /* deadlines and pauses; everything else is driven by messages */
+    SNAPSHOT_MS = 1000,     /* a fresh view this often while nothing asks for one sooner */
+    SNAPSHOT_SOON_MS = 100, /* and at most this often when something does */
+    RENEW_MS = 700
+};
+
+/* ---- view ---- */
+
+static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *snap)
+{
+    struct scheduler *s = arg;
+    s->asking = false;
+    s->t_snapshot_ms = clock_ms();
+    if (st != OK) return; /* the last view stands */
+    mem_free(s->nodes);
+    s->n_nodes = snap->n;
+    s->nodes = snap->n ? mem_dup(snap->nodes, snap->n * sizeof *s->nodes) : NULL;
+    snprintf(s->topics, sizeof s->topics, "%s", snap->topics);
+    for (size_t i = 0; i < s->n_nodes; i++)
+        if (s->nodes[i].cluster_port) cluster_learn(s->o.cluster, s->nodes[i].node, s->nodes[i].host, s->nodes[i].cluster_port);
+    gauge_set(s->m.nodes, (double)s->n_nodes);
+    LIST_FOREACH(r, &s->live, struct request, link)
+        if (r->state == REQUEST_PLACING) request_advance(s, r);
+}
+
+static void ask_snapshot(struct scheduler *s)
+{
+    s->ask_again = false;
+    s->asking = directory_snapshot(s->o.directory, on_snapshot, s) == OK;
+    if (!s->asking) s->t_snapshot_ms = clock_ms();
+}
+
+void scheduler_refresh(struct scheduler *s)
+{
+    s->ask_again = true;
+}
+
+struct node_record *scheduler_find_node(struct scheduler *s, uint64_t node)
+{
+    for (size_t i = 0; i < s->n_nodes; i++)
+        if (s->nodes[i].node == node) return &s->nodes[i];
+    return NULL;
+}
+
+static void drop_old_suspects(struct scheduler *s)
+{
+    uint64_t now = clock_ms();
+    for (size_t i = 0; i < s->n_suspects;) {
+        if (s->suspects[i].until_ms <= now) s->suspects[i] = s->suspects[--s->n_suspects];
+        else i++;
+    }
+}
+
+static void suspect(struct scheduler *s, uint64_t node)
+{
+    drop_old_suspects(s);
+    size_t i = s->n_suspects < SUSPECTS_MAX ? s->n_suspects++ : 0;
+    s->suspects[i].node = node;
+    s->suspects[i].until_ms = clock_ms() + SUSPECT_MS;
+}
+
+size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint64_t *out, size_t cap)
+{
+    size_t n = 0;
+    uint32_t n_own = r->n_avoid < REQUEST_AVOID_MAX ? r->n_avoid : REQUEST_AVOID_MAX;
+    for (size_t i = 0; i < s->n_suspects && n < cap; i++) out[n++] = s->suspects[i].node;
+    for (uint32_t i = 0; i < n_own && n < cap; i++) out[n++] = r->avoid[i];
+    return n;
+}
+
+/* ---- timers ---- */
+
+static void on_tick(void *arg)
+{
+    struct scheduler *s = arg;
+    uint64_t since = clock_ms() - s->t_snapshot_ms;
+    uint32_t n_placing = 0;
+    drop_old_suspects(s);
+    if (!s->asking && (since >= SNAPSHOT_MS || (s->ask_again && since >= SNAPSHOT_SOON_MS))) ask_snapshot(s);
+    LIST_FOREACH(r, &s->live, struct request, link) {
+        n_placing += r->state == REQUEST_PLACING;
+        request_advance(s, r);
+    }
+    gauge_set(s->m.live, s->n_live);
+    gauge_set(s->m.placing, n_placing);
+}
+
+void scheduler_publish(struct scheduler *s)
+{
+    if (!s->o.describe) return;
+    struct node_record me = { 0 };
+    s->o.describe(s->o.arg, &me);
+    me.draining = me.draining || s->draining;
+    s->model = me.model;
+    directory_publish(s->o.directory, &me);
+}
+
+static void on_kick(void *arg)
+{
+    struct scheduler *s = arg;
+    loop_timer_free(s->kick);
+    s->kick = NULL;
+    on_tick(s);
+}
+
+/* Tick with the next turn of the loop: sink functions must run neither inside submit nor inside cancel. */
+static void kick(struct scheduler *s)
+{
+    if (!s->kick) s->kick = loop_timer_start(s->o.loop, 0, 0, on_kick, s);
+}
+
+static void on_renew(void *arg)
+{
+    scheduler_publish(arg);
+}
+
+/* ---- backend ---- */
+
+static uint64_t fresh_id(struct scheduler *s)
+{
+    uint64_t id;
+    do random_bytes(&id, sizeof id);
+    while (id == 0 || map_get(&s->by_id, map_key_u64(&id)));
+    return id;
+}
+
+static enum status backend_submit(void *self, const struct gen_request *g, const struct gen_sink *sink, uint64_t *id, struct err *err)
+{
+    struct scheduler *s = self;
+    if (s->draining) return err_set(err, ERR_UNAVAILABLE, "this node is shutting down; send the request to another node");
+    if (s->n_live >= s->o.max_requests) {
+        counter_add(s->m.rejected, 1);
+        return err_set(err, ERR_FULL, "this node already holds %u requests, its limit; try again shortly", s->o.max_requests);
+    }
+    struct request *r = request_create(s, fresh_id(s), g, sink);
+    uint64_t latest = clock_ms() + (uint64_t)s->o.ttl_s * 1000;
+    if (!r->deadline_ms || r->deadline_ms > latest) r->deadline_ms = latest;
+    list_push(&s->live, &r->link);
+    s->n_live++;
+    map_put(&s->by_id, map_key_u64(&r->id), r);
+    counter_add(s->m.requests, 1);
+    counter_add(s->m.prompt_tokens, r->n_prompt);
+    *id = r->id;
+    kick(s);
+    return OK;
+}
+
+static void backend_cancel(void *self, uint64_t id)
+{
+    struct scheduler *s = self;
+    struct request *r = map_get(&s->by_id, map_key_u64(&id));
+    if (!r) return;
+    r->canceled = true;
+    kick(s);
+}
+
+static void backend_stats(void *self, struct backend_stats *out)
+{
+    struct scheduler *s = self;
+    uint32_t n_prefill = 0, n_decode = 0, n_mixed = 0;
+    *out = (struct backend_stats){ 0 };
+    LIST_FOREACH(r, &s->live, struct request, link) {
+        if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
+        else out->n_running++;
+    }
+    for (size_t i = 0; i < s->n_nodes; i++) {
+        if (s->nodes[i].draining || (s->model && s->nodes[i].model != s->model)) continue;
+        n_prefill += s->nodes[i].role == ROLE_PREFILL;
+        n_decode += s->nodes[i].role == ROLE_DECODE;
+        n_mixed += s->nodes[i].role == ROLE_MIXED;
+    }
+    out->ready = !s->draining && (n_decode || n_mixed);
+    if (s->draining) snprintf(out->why, sizeof out->why, "this node is shutting down");
+    else if (!out->ready)
+        snprintf(out->why, sizeof out->why, "no node that can decode is in this topic; topics and roles seen: %.380s",
+                 s->topics[0] ? s->topics : "none");
+    (void)n_prefill; /* decode nodes alone can serve: they prefill themselves */
+}
+
+static void backend_nodes(void *self, struct buf *out)
+{
+    struct scheduler *s = self;
+    buf_add_c(out, "[");
+    for (size_t i = 0; i < s->n_nodes; i++) {
+        if (i) buf_add_c(out, ",");
+        node_record_write(&s->nodes[i], out);
+    }
+    buf_add_c(out, "]");
+}
+
+struct serve_backend scheduler_backend(struct scheduler *s)
+{
+    return (struct serve_backend){
+        .submit = backend_submit, .cancel = backend_cancel, .stats = backend_stats, .nodes = backend_nodes, .self = s,
+    };
+}
+
+/* ---- messages ---- */
+
+static void on_tokens(struct scheduler *s, const struct cluster_message *m)
+{
+    struct str rest = m->body;
+    struct token_logprobs t;
+    uint64_t id;
+    uint32_t attempt, index;
+    enum status st;
+    while ((st = token_record_next(&rest, &id, &attempt, &index, &t)) == OK) {
+        struct request *r = map_get(&s->by_id, map_key_u64(&id));
+        if (r) request_on_token(s, r, m->from, attempt, index, &t);
+    }
+    if (st != ERR_NOT_FOUND) log_warn("malformed tokens", "peer=%s st=%s", m->from_name, status_name(st));
+}
+
+bool scheduler_on_message(struct scheduler *s, const struct cluster_message *m)
+{
+    switch (m->type) {
+    case FRAME_TOKENS: on_tokens(s, m); return true;
+    case FRAME_CREDIT:
+    case FRAME_GRANT:
+    case FRAME_PREFILL_REPORT:
+    case FRAME_PROMPT_LOGPROBS:
+    case FRAME_FINISHED:
+    case FRAME_FAILED: {
+        struct request *r = map_get(&s->by_id, map_key_u64(&m->request));
+        if (r) request_on_message(s, r, m);
+        return true;
+    }
+    default: return false;
+    }
+}
+
+void scheduler_on_lost(struct scheduler *s, uint64_t node, const char *why)
+{
+    suspect(s, node);
+    scheduler_refresh(s);
+    LIST_FOREACH(r, &s->live, struct request, link) {
+        if (r->decode.node == node) request_loss(s, r, LOSS_DECODE_NODE, ERR_PEER_LOST, node, why);
+        else if (r->prefill.node == node) request_loss(s, r, LOSS_PREFILL_NODE, ERR_PEER_LOST, node, why);
+    }
+}
+
+/* ---- metrics ---- */
+
+static struct histogram *stage(struct metrics *m, const char *name, const char *help)
+{
+    return metrics_histogram(m, name, "", help, METRICS_SECONDS, METRICS_SECONDS_N);
+}
+
+static void register_metrics(struct scheduler_metrics *sm, struct metrics *m)
+{
+    sm->requests = metrics_counter(m, "baton_requests_total", "", "Requests accepted by this entry node.");
+    sm->finished_stop = metrics_counter(m, "baton_request_success_total", "finished_reason=\"stop\"", "Requests that ended well.");
+    sm->finished_length = metrics_counter(m, "baton_request_success_total", "finished_reason=\"length\"", "Requests that ended well.");
+    sm->failed = metrics_counter(m, "baton_request_failed_total", "", "Requests that ended with an error.");
+    sm->canceled = metrics_counter(m, "baton_request_canceled_total", "", "Requests whose client left or had enough.");
+    sm->moves = metrics_counter(m, "baton_request_moves_total", "", "Attempts given up for another node after a loss.");
+    sm->waits = metrics_counter(m, "baton_request_waits_total", "", "Attempts refused as busy and placed again.");
+    sm->rejected = metrics_counter(m, "baton_requests_rejected_total", "reason=\"full\"", "Requests refused at the door.");
+    sm->prompt_tokens = metrics_counter(m, "baton_entry_prompt_tokens_total", "", "Prompt tokens accepted by this entry node.");
+    sm->output_tokens = metrics_counter(m, "baton_entry_output_tokens_total", "", "Output tokens delivered by this entry node.");
+    sm->split = metrics_counter(m, "baton_placements_total", "kind=\"split\"", "Attempts started, by kind.");
+    sm->local = metrics_counter(m, "baton_placements_total", "kind=\"one_node\"", "Attempts started, by kind.");
+    sm->live = metrics_gauge(m, "baton_requests_live", "", "Requests this entry node is following.");
+    sm->placing = metrics_gauge(m, "baton_requests_placing", "", "Of those, waiting for a place.");
+    sm->nodes = metrics_gauge(m, "baton_nodes_seen", "", "Nodes of this topic in the last view.");
+    sm->place_s = stage(m, "baton_request_place_seconds", "Accepted to placed and credited.");
+    sm->queue_s = stage(m, "baton_request_queue_seconds", "Waiting in the computing node's engine.");
+    sm->prefill_s = stage(m, "baton_request_prefill_seconds", "Computing the prompt.");
+    sm->kv_s = stage(m, "baton_request_kv_transfer_seconds", "First KV byte to acknowledged.");
+    sm->kv_tail_s = stage(m, "baton_request_kv_tail_seconds", "KV transfer left over after the last layer was computed.");
+    sm->ttft_s = stage(m, "baton_time_to_first_token_seconds", "Accepted to first token.");
+    sm->tpot_s = stage(m, "baton_time_per_output_token_seconds", "Mean time per output token after the first.");
+    sm->decode_s = stage(m, "baton_request_decode_seconds", "First to last token.");
+    sm->e2e_s = stage(m, "baton_request_seconds", "Accepted to ended.");
+}
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static void log_end(const struct request *r, const struct gen_end *end)
+{
+    const struct gen_trace *t = &end->trace;
+    log_info("request end",
+             "req=%s st=%s prompt=%u output=%u prefill=%s decode=%s transport=%s kv_bytes=%llu cached=%u decode_cached=%u recomputed=%u "
+             "moves=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f kv_ms=%.1f kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
+             r->name, status_name(end->status), r->n_prompt, end->n_output, t->prefill_node, t->decode_node,
+             t->transport[0] ? t->transport : "none", (unsigned long long)t->kv_bytes, t->n_cached, t->n_decode_cached, t->n_recomputed,
+             t->n_moves, seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3, seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3,
+             seconds(t->kv_tail_ns) * 1e3, seconds(t->first_token_ns) * 1e3, seconds(t->decode_ns) * 1e3);
+}
+
+void scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end)
+{
+    const struct gen_trace *t = &end->trace;
+    struct scheduler_metrics *m = &s->m;
+    log_end(r, end);
+    counter_add(m->output_tokens, end->n_output);
+    if (end->status == ERR_CANCELED) counter_add(m->canceled, 1);
+    else if (end->status != OK) counter_add(m->failed, 1);
+    else counter_add(end->finish == FINISH_LENGTH ? m->finished_length : m->finished_stop, 1);
+    if (end->status != OK) return;
+    histogram_observe(m->place_s, seconds(t->place_ns));
+    histogram_observe(m->queue_s, seconds(t->queue_ns));
+    histogram_observe(m->prefill_s, seconds(t->prefill_ns));
+    histogram_observe(m->e2e_s, seconds(t->total_ns));
+    if (end->n_output) histogram_observe(m->ttft_s, seconds(t->first_token_ns));
+    if (end->n_output > 1) {
+        histogram_observe(m->decode_s, seconds(t->decode_ns));
+        histogram_observe(m->tpot_s, seconds(t->decode_ns) / (end->n_output - 1));
+    }
+    if (t->transport[0]) {
+        histogram_observe(m->kv_s, seconds(t->kv_ns));
+        histogram_observe(m->kv_tail_s, seconds(t->kv_tail_ns));
+    }
+}
+
+/* ---- life ---- */
+
+struct scheduler *scheduler_create(const struct scheduler_options *o)
+{
+    struct scheduler *s = MEM_NEW(struct scheduler);
+    s->o = *o;
+    list_init(&s->live);
+    list_init(&s->orphans);
+    register_metrics(&s->m, o->metrics);
+    s->tick = loop_timer_start(o->loop, TICK_MS, TICK_MS, on_tick, s);
+    s->renew = loop_timer_start(o->loop, RENEW_MS, RENEW_MS, on_renew, s);
+    scheduler_publish(s);
+    ask_snapshot(s);
+    return s;
+}
+
+void scheduler_drain(struct scheduler *s)
+{
+    s->draining = true;
+    if (!s->o.describe) return;
+    struct node_record me = { 0 };
+    s->o.describe(s->o.arg, &me);
+    directory_leave(s->o.directory, me.node);
+    loop_timer_free(s->renew); /* no renewal: the record must not come back */
+    s->renew = NULL;
+}
+
+uint32_t scheduler_n_live(const struct scheduler *s)
+{
+    return s->n_live;
+}
+
+void scheduler_stop(struct scheduler *s)
+{
+    s->draining = true;
+    LIST_FOREACH(r, &s->live, struct request, link)
+        request_end(s, r, ERR_CANCELED, FINISH_NONE, -1, "the node is shutting down");
+    loop_timer_free(s->tick);
+    loop_timer_free(s->renew);
+    loop_timer_free(s->kick);
+    s->tick = s->renew = s->kick = NULL;
+}
+
+void scheduler_free(struct scheduler *s)
+{
+    if (!s) return;
+    ASSERT(list_empty(&s->live));
+    LIST_FOREACH(r, &s->orphans, struct request, link) request_free(r);
+    map_release(&s->by_id);
+    mem_free(s->nodes);
+    mem_free(s);
+}

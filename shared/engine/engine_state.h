@@ -1,0 +1,98 @@
+/* engine_state.h - the engine's insides, shared by the files of this folder only.
+ *
+ *   engine.c          life cycle, the public calls, the thread
+ *   engine_command.c  what a command does to its sequence
+ *   batch.c           which rows the next step computes: admission, growth, preemption
+ *   engine_step.c     run the step, choose tokens, end sequences
+ *   engine_meters.c   metrics and the load others read
+ *
+ * Owner: the engine thread, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read by any thread), `commands`
+ * (a mailbox) and `load` (atomics). */
+#ifndef BATON_ENGINE_ENGINE_STATE_H
+#define BATON_ENGINE_ENGINE_STATE_H
+
+#include <stdatomic.h>
+
+#include "kernels/device.h"
+#include "shared/base/mailbox.h"
+#include "shared/base/map.h"
+#include "shared/base/thread.h"
+#include "shared/engine/batch.h"
+#include "shared/engine/seq.h"
+
+enum command_kind { COMMAND_SUBMIT, COMMAND_RESERVE, COMMAND_ACTIVATE, COMMAND_CANCEL, COMMAND_FENCE, COMMAND_RELEASE };
+
+/* By value through the mailbox; the receiver owns what the pointers point at. */
+struct command {
+    enum command_kind      kind;
+    bool                   fenced; /* CANCEL */
+    uint64_t               id;
+    struct seq            *seq;    /* SUBMIT, RESERVE */
+    struct token_logprobs *first;  /* ACTIVATE */
+};
+
+/* Written by the engine thread (n_waiting and waiting_tokens also by those who submit), read by anyone. All relaxed: each is
+ * a figure of its own, nothing is published through them. */
+struct engine_load {
+    _Atomic uint32_t n_running, n_waiting, n_reserved, n_blocks_free;
+    _Atomic uint64_t n_progress, waiting_tokens;
+    _Atomic bool     stepping;
+};
+
+struct engine_meters {
+    struct counter   *steps, *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
+    struct gauge     *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
+    struct histogram *step_seconds;
+    uint64_t          last_queried, last_hit, last_evicted; /* the pool's totals at the last update */
+};
+
+struct engine {
+    struct engine_options opt;
+    struct kv_layout      layout;
+    struct dev_mem        kv;
+    struct seq_limits     limits;
+
+    struct mailbox *commands;
+    pthread_t       thread;
+    _Atomic bool    stop; /* release by engine_free, acquire by the thread */
+
+    struct kv_pool *pool;
+    struct sampler *sampler;
+    struct map      seqs;    /* id → struct seq: every live sequence, whatever its state */
+    struct list     waiting; /* first in, first out; preempted ones at the front */
+    struct list     running; /* holding blocks, computing */
+    uint32_t        n_running, n_reserved;
+    uint64_t        last_order;
+    struct batch    batch;
+    float          *logits; /* [batch.max_logits, n_vocab] */
+    float          *lse;    /* [batch.max_logits] */
+
+    struct engine_load   load;
+    struct engine_meters meters;
+};
+
+/* engine_command.c */
+void engine_do(struct engine *e, const struct command *c);
+void command_drop(struct command *c); /* free what an undelivered command carries */
+
+/* engine_step.c */
+/* Compute one step. False: nothing can be computed until a command changes something. */
+bool engine_step(struct engine *e);
+/* Append output token lp->id, send it, and end the sequence when it is the last one (the sequence is gone then). */
+void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
+/* Give back the blocks, send FINISHED, forget the sequence; a prefill_only one keeps both until it is released. */
+void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why, int32_t stop_token);
+/* Take the sequence out of its list and count, whatever its state; blocks stay. */
+void engine_unlist(struct engine *e, struct seq *s);
+/* Unlist, drop the blocks, forget and free. */
+void engine_forget(struct engine *e, struct seq *s);
+void engine_emit(struct engine *e, const struct engine_event *ev);
+
+/* engine_meters.c */
+void meters_init(struct engine_meters *m, struct metrics *registry);
+/* Copy the counts of the lists and the pool to `load` and the gauges. */
+void engine_publish(struct engine *e);
+/* Prompt tokens that still have to be computed for this sequence. */
+void engine_set_owed(struct engine *e, struct seq *s, uint32_t n);
+
+#endif

@@ -1,0 +1,61 @@
+/* tokenizer.h - text to token ids and back, for one model.
+ *
+ * A tokenizer is built once from the model's own files (tokenizer.json, or the tokenizer.ggml.* keys of a GGUF, which
+ * the model folder hands over as plain arrays) and is read-only afterwards: any number of threads may encode at once.
+ * Pipeline of encode (facts of the format: Hugging Face `tokenizers` documentation): cut out added tokens, normalise,
+ * pre-tokenise (pretok.h), merge (bpe.h), then BOS/EOS when asked for.
+ * Thread: create on one, use on any. */
+#ifndef BATON_TEXT_TOKENIZER_H
+#define BATON_TEXT_TOKENIZER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "shared/base/buf.h"
+#include "shared/base/err.h"
+
+struct tokenizer;
+
+enum token_kind { TOKEN_NORMAL, TOKEN_CONTROL /* special: left out of text */, TOKEN_USER /* added, shown */, TOKEN_BYTE, TOKEN_UNUSED };
+
+/* A vocabulary as arrays, for formats that are not tokenizer.json. Everything is copied. */
+struct tokenizer_vocab {
+    const char        *model;      /* "gpt2": byte-level BPE; others are ERR_UNSUPPORTED by name */
+    const char        *pre;        /* pre-tokenizer name as GGUF spells it: "smollm", "llama-bpe", "gpt-2", "qwen2" ... */
+    const struct str  *tokens;     /* [n_tokens] in the byte-to-character alphabet of GPT-2 */
+    const int32_t     *kinds;      /* [n_tokens] GGUF token_type (1 normal, 3 control, 4 user defined, 6 byte), or NULL */
+    size_t             n_tokens;
+    const struct str  *merges;     /* [n_merges] "left right" by rank */
+    size_t             n_merges;
+    int32_t            bos, eos;   /* -1: none */
+    bool               add_bos, add_eos;
+};
+
+/* Read `tokenizer.json` (text of the whole file) with `tokenizer_config.json` (may be empty). Features outside what is
+ * implemented are refused by name (ERR_UNSUPPORTED with the component's type). */
+enum status tokenizer_from_json(struct str tokenizer_json, struct str config_json, struct tokenizer **out, struct err *err) MUST_CHECK;
+enum status tokenizer_from_vocab(const struct tokenizer_vocab *vocab, struct tokenizer **out, struct err *err) MUST_CHECK;
+void        tokenizer_free(struct tokenizer *t);
+
+/* Ids of `text` appended to the caller's array: *ids is grown with mem_realloc, *n is its length. `special`: recognise
+ * added tokens in the text and add BOS/EOS as the model's files say; with special false only the former. Fails with
+ * ERR_TOO_LONG once more than `limit` ids would result (SIZE_MAX: no limit). */
+enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool add_special, size_t limit, int32_t **ids, size_t *n,
+                             struct err *err) MUST_CHECK;
+
+/* Raw bytes of one token appended to `out` (may be part of a UTF-8 character). Control tokens give nothing when
+ * skip_special. Ids outside the vocabulary give nothing. */
+void        tokenizer_token_bytes(const struct tokenizer *t, int32_t id, bool skip_special, struct buf *out);
+/* Text of all ids: bytes joined, invalid UTF-8 replaced by U+FFFD. */
+void        tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special, struct buf *out);
+/* The token as the vocabulary spells it ("\u0120the", "<|im_end|>"); empty when out of range. */
+struct str  tokenizer_piece(const struct tokenizer *t, int32_t id);
+
+size_t      tokenizer_n_vocab(const struct tokenizer *t); /* ids are 0 .. n-1; some may be unused */
+int32_t     tokenizer_bos(const struct tokenizer *t);     /* -1: none */
+int32_t     tokenizer_eos(const struct tokenizer *t);
+bool        tokenizer_is_special(const struct tokenizer *t, int32_t id); /* control token */
+/* Id of exactly this token text (added or in the vocabulary), or -1. */
+int32_t     tokenizer_find(const struct tokenizer *t, struct str piece);
+
+#endif
