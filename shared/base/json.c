@@ -1,0 +1,179 @@
+/* json.c - parsing with checks before cJSON, members by type, and writing. Thread: the caller's. */
+#include "shared/base/json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "shared/base/json_check.h"
+
+/* What a log probability of minus infinity is written as; clients of the OpenAI API expect a number. */
+static const float LOGPROB_MIN = -9999.0f;
+
+enum status json_parse(struct str text, bool unique_keys, cJSON **out, struct err *err)
+{
+    TRY(json_check(text, unique_keys, err));
+    cJSON *doc = cJSON_ParseWithLength(text.p, text.n);
+    /* The text is well formed: only memory can be missing. */
+    if (!doc) return err_set(err, ERR_NOMEM, "not enough memory for a JSON document of %zu bytes", text.n);
+    *out = doc;
+    return OK;
+}
+
+/* Read all of `fd` into b, at most `limit` bytes. The size is not asked for first: it may change meanwhile. */
+static enum status read_limited(int fd, size_t limit, struct buf *b, struct err *err)
+{
+    enum { STEP = 1 << 16 };
+    for (;;) {
+        char *at = buf_reserve(b, STEP);
+        ssize_t n = read(fd, at, STEP);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return err_set(err, ERR_IO, "cannot be read: %s", strerror(errno));
+        if (n == 0) return OK;
+        b->len += (size_t)n;
+        b->data[b->len] = 0;
+        if (b->len > limit) return err_set(err, ERR_TOO_LONG, "is larger than %zu bytes", limit);
+    }
+}
+
+enum status json_parse_file(const char *path, size_t limit, cJSON **out, struct err *err)
+{
+    struct buf b = { 0 };
+    /* Not blocking: a FIFO in place of the file must not hang the start. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        int cause = errno;
+        return err_set(err, cause == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path, strerror(cause));
+    }
+    enum status st = read_limited(fd, limit, &b, err);
+    close(fd);
+    if (st == OK) st = json_parse(buf_str(&b), false, out, err);
+    buf_release(&b);
+    if (st != OK) err_prefix(err, "%s: ", path);
+    return st;
+}
+
+const cJSON *json_member(const cJSON *o, const char *name)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(o, name);
+    return v && !cJSON_IsNull(v) ? v : NULL;
+}
+
+enum status json_get_i64(const cJSON *o, const char *name, int64_t min, int64_t max, int64_t *out, struct err *err)
+{
+    const cJSON *v = json_member(o, name);
+    if (!v) return OK;
+    if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble) || v->valuedouble != floor(v->valuedouble))
+        return err_field(err, ERR_INVALID, name, "%s must be a whole number", name);
+    /* Doubles from -2^63 up to below 2^63 convert; all others are out of any range. */
+    bool fits = v->valuedouble >= -0x1p63 && v->valuedouble < 0x1p63;
+    int64_t n = fits ? (int64_t)v->valuedouble : 0;
+    if (fits && n >= min && n <= max) {
+        *out = n;
+        return OK;
+    }
+    if (max == INT64_MAX && min > INT64_MIN)
+        return err_field(err, ERR_INVALID, name, "%s is %.17g, but must be at least %" PRId64, name, v->valuedouble, min);
+    return err_field(err, ERR_INVALID, name, "%s is %.17g, but must be from %" PRId64 " to %" PRId64, name,
+                     v->valuedouble, min, max);
+}
+
+enum status json_get_f64(const cJSON *o, const char *name, double min, double max, double *out, struct err *err)
+{
+    const cJSON *v = json_member(o, name);
+    if (!v) return OK;
+    if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble))
+        return err_field(err, ERR_INVALID, name, "%s must be a number", name);
+    if (v->valuedouble < min || v->valuedouble > max)
+        return err_field(err, ERR_INVALID, name, "%s is %.9g, but must be from %.9g to %.9g", name, v->valuedouble, min,
+                         max);
+    *out = v->valuedouble;
+    return OK;
+}
+
+enum status json_get_bool(const cJSON *o, const char *name, bool *out, struct err *err)
+{
+    const cJSON *v = json_member(o, name);
+    if (!v) return OK;
+    if (!cJSON_IsBool(v)) return err_field(err, ERR_INVALID, name, "%s must be true or false", name);
+    *out = cJSON_IsTrue(v);
+    return OK;
+}
+
+enum status json_get_str(const cJSON *o, const char *name, const char **out, struct err *err)
+{
+    const cJSON *v = json_member(o, name);
+    if (!v) return OK;
+    if (!cJSON_IsString(v)) return err_field(err, ERR_INVALID, name, "%s must be a string", name);
+    *out = v->valuestring;
+    return OK;
+}
+
+static void add_escaped(struct buf *b, unsigned char c)
+{
+    static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
+    const char *at = c ? strchr(from, c) : NULL;
+    if (at) {
+        buf_add_char(b, '\\');
+        buf_add_char(b, to[at - from]);
+    } else {
+        buf_printf(b, "\\u%04x", c);
+    }
+}
+
+void json_add_string(struct buf *b, struct str s)
+{
+    buf_add_char(b, '"');
+    size_t plain = 0; /* start of what needs no change and was not added yet */
+    for (size_t i = 0; i < s.n;) {
+        unsigned char c = (unsigned char)s.p[i];
+        size_t n = json_utf8_len(str_sub(s, i, SIZE_MAX));
+        if (n > 0 && c >= ' ' && c != '"' && c != '\\' && c != 0x7f) {
+            i += n;
+            continue;
+        }
+        buf_add(b, s.p + plain, i - plain);
+        if (n == 0) buf_add_c(b, "\xEF\xBF\xBD");
+        else add_escaped(b, c);
+        plain = ++i;
+    }
+    buf_add(b, s.p ? s.p + plain : "", s.n - plain);
+    buf_add_char(b, '"');
+}
+
+void json_add_f64(struct buf *b, double v)
+{
+    char text[32];
+    if (!isfinite(v)) {
+        buf_add_c(b, "null");
+        return;
+    }
+    /* 15 digits are always kept by a double, 17 always suffice; %g drops the zeros at the end. */
+    for (int digits = DBL_DIG; digits <= DBL_DECIMAL_DIG; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, v);
+        if (strtod(text, NULL) == v) break;
+    }
+    buf_add_c(b, text);
+}
+
+void json_add_f32(struct buf *b, float v)
+{
+    char text[32];
+    if (isnan(v) || v == INFINITY) {
+        buf_add_c(b, "null");
+        return;
+    }
+    if (v < LOGPROB_MIN) v = LOGPROB_MIN;
+    for (int digits = FLT_DIG; digits <= FLT_DECIMAL_DIG; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)v);
+        if (strtof(text, NULL) == v) break;
+    }
+    buf_add_c(b, text);
+}
