@@ -1,0 +1,16 @@
+/* config_row.h - what the parser (config.c) and the texts (config_text.c) both ask of an option row; those two only. */
+#ifndef BATON_BASE_CONFIG_ROW_H
+#define BATON_BASE_CONFIG_ROW_H
+
+#include <stdbool.h>
+
+#include "shared/base/config.h"
+#include "shared/base/str.h"
+
+/* Next of the words in a space separated list (NULL is empty); *rest starts as str_of(list). False at the end. */
+bool row_word(struct str *rest, struct str *word);
+/* Is `command` among those that take the row? A NULL command stands for all. */
+bool row_takes(const struct option *row, const char *command);
+bool row_has_range(const struct option *row);
+
+#endif

@@ -1,0 +1,213 @@
+/* config_text.c - what people read about the option table: --help and the tables of docs/configuration.md. Thread: any. */
+#include "shared/base/config.h"
+#include "shared/base/config_row.h"
+
+#include <string.h>
+
+enum { HELP_WIDTH = 100, HELP_INDENT = 8 };
+
+static const char *type_word(enum option_type type)
+{
+    switch (type) {
+    case OPT_BOOL: return "true or false";
+    case OPT_INT: return "whole number";
+    case OPT_FLOAT: return "number";
+    case OPT_STRING: return "text";
+    case OPT_ENUM: return "choice";
+    case OPT_LIST: return "list";
+    case OPT_JSON: return "JSON";
+    }
+    return "";
+}
+
+static void add_dashed(struct buf *out, struct str name)
+{
+    buf_add_c(out, name.n <= 2 ? "-" : "--");
+    buf_add_str(out, name);
+}
+
+static void add_words(struct buf *out, const char *words, const char *quote)
+{
+    struct str rest = str_of(words), word;
+    for (bool first = true; row_word(&rest, &word); first = false)
+        buf_printf(out, "%s%s%.*s%s", first ? "" : ", ", quote, STR_ARG(word), quote);
+}
+
+/* First row of each group begins it: groups come in the order of the table. */
+static bool begins_group(const struct option *table, const struct option *row, bool (*shown)(const struct option *, const void *),
+                         const void *arg)
+{
+    for (const struct option *r = table; r < row; r++)
+        if (shown(r, arg) && strcmp(r->group, row->group) == 0) return false;
+    return true;
+}
+
+struct help_scope {
+    const char *command;
+    bool        all;
+};
+
+static bool shown_in_help(const struct option *row, const void *arg)
+{
+    const struct help_scope *scope = arg;
+    return row_takes(row, scope->command) && (scope->all || row->effect == EFFECT_WORKS);
+}
+
+static bool shown_in_docs(const struct option *row, const void *arg)
+{
+    (void)row;
+    (void)arg;
+    return true;
+}
+
+static void add_placeholder(const struct option *row, struct buf *out)
+{
+    switch (row->type) {
+    case OPT_BOOL: break;
+    case OPT_INT: buf_add_c(out, " N"); break;
+    case OPT_FLOAT: buf_add_c(out, " X"); break;
+    case OPT_STRING: buf_add_c(out, " TEXT"); break;
+    case OPT_ENUM: buf_printf(out, " %s", row->choices); break;
+    case OPT_LIST: buf_add_c(out, " A,B,..."); break;
+    case OPT_JSON: buf_add_c(out, " JSON"); break;
+    }
+}
+
+/* Words of `text`, indented, broken before HELP_WIDTH. */
+static void add_wrapped(struct buf *out, struct str text)
+{
+    struct str word;
+    size_t column = HELP_WIDTH;
+    while (row_word(&text, &word)) {
+        if (column + 1 + word.n > HELP_WIDTH) {
+            buf_printf(out, "%s%*s", out->len && out->data[out->len - 1] != '\n' ? "\n" : "", HELP_INDENT, "");
+            column = HELP_INDENT;
+        } else {
+            buf_add_char(out, ' ');
+            column++;
+        }
+        buf_add_str(out, word);
+        column += word.n;
+    }
+    buf_add_char(out, '\n');
+}
+
+static void add_help_row(const struct option *row, struct buf *out)
+{
+    buf_printf(out, "  --%s", row->name);
+    struct str rest = str_of(row->aliases), word;
+    while (row_word(&rest, &word)) {
+        buf_add_c(out, ", ");
+        add_dashed(out, word);
+    }
+    add_placeholder(row, out);
+    buf_add_char(out, '\n');
+    struct buf text = { 0 };
+    buf_add_c(&text, row->help);
+    if (row->effect == EFFECT_ACCEPTED) buf_printf(&text, " Accepted: %s", row->note ? row->note : "has no effect here.");
+    if (row->effect == EFFECT_REFUSED) buf_printf(&text, " Refused: %s", row->note ? row->note : "not supported.");
+    if (row_has_range(row)) buf_printf(&text, " From %.15g to %.15g.", row->min, row->max);
+    if (row->def) buf_printf(&text, " Default: %s.", *row->def ? row->def : "empty");
+    if (row->env) {
+        buf_add_c(&text, " Environment: ");
+        add_words(&text, row->env, "");
+        buf_add_char(&text, '.');
+    }
+    add_wrapped(out, buf_str(&text));
+    buf_release(&text);
+}
+
+void config_help(const struct option *table, const char *command, const char *intro, bool all, struct buf *out)
+{
+    struct help_scope scope = { command, all };
+    if (intro) buf_printf(out, "%s\n", intro);
+    for (const struct option *first = table; first->name; first++) {
+        if (!shown_in_help(first, &scope) || !begins_group(table, first, shown_in_help, &scope)) continue;
+        buf_printf(out, "\n%s\n", first->group);
+        for (const struct option *row = first; row->name; row++)
+            if (shown_in_help(row, &scope) && strcmp(row->group, first->group) == 0) add_help_row(row, out);
+    }
+}
+
+/* Text in a table cell: '|' would end it, a line break the row, '<' could begin a tag. */
+static void add_cell(struct buf *out, const char *text)
+{
+    for (const char *c = text; c && *c; c++) {
+        if (*c == '|') buf_add_c(out, "\\|");
+        else if (*c == '<') buf_add_c(out, "&lt;");
+        else buf_add_char(out, *c == '\n' ? ' ' : *c);
+    }
+}
+
+static void add_type_cell(const struct option *row, struct buf *out)
+{
+    if (row->type == OPT_ENUM) {
+        struct str rest = str_of(row->choices), word;
+        for (bool first = true; str_split(&rest, '|', &word); first = false)
+            buf_printf(out, "%s`%.*s`", first ? "" : ", ", STR_ARG(word));
+        return;
+    }
+    buf_add_c(out, type_word(row->type));
+    if (row_has_range(row)) buf_printf(out, ", %.15g to %.15g", row->min, row->max);
+}
+
+static void add_effect_cell(const struct option *row, struct buf *out)
+{
+    if (row->effect == EFFECT_WORKS) {
+        buf_add_c(out, "works");
+        return;
+    }
+    buf_add_c(out, row->effect == EFFECT_ACCEPTED ? "accepted" : "refused");
+    if (row->neutral) {
+        buf_add_c(out, " unless `");
+        add_cell(out, row->neutral);
+        buf_add_char(out, '`');
+    }
+    if (row->note) {
+        buf_add_c(out, ": ");
+        add_cell(out, row->note);
+    }
+}
+
+static void add_markdown_row(const struct option *row, struct buf *out)
+{
+    buf_printf(out, "| `--%s` | ", row->name);
+    struct str rest = str_of(row->aliases), word;
+    for (bool first = true; row_word(&rest, &word); first = false) {
+        buf_add_c(out, first ? "`" : ", `");
+        add_dashed(out, word);
+        buf_add_char(out, '`');
+    }
+    buf_add_c(out, " | ");
+    add_words(out, row->env, "`");
+    buf_add_c(out, " | ");
+    add_type_cell(row, out);
+    buf_add_c(out, " | ");
+    if (row->def) {
+        buf_add_c(out, *row->def ? "`" : "empty");
+        add_cell(out, row->def);
+        if (*row->def) buf_add_char(out, '`');
+    }
+    buf_add_c(out, " | ");
+    add_cell(out, row->help);
+    if (row->commands) {
+        buf_add_c(out, " Commands: ");
+        add_words(out, row->commands, "`");
+        buf_add_char(out, '.');
+    }
+    buf_add_c(out, " | ");
+    add_effect_cell(row, out);
+    buf_add_c(out, " |\n");
+}
+
+void config_markdown(const struct option *table, struct buf *out)
+{
+    for (const struct option *first = table; first->name; first++) {
+        if (!begins_group(table, first, shown_in_docs, NULL)) continue;
+        buf_printf(out, "%s## %s\n\n", first == table ? "" : "\n", first->group);
+        buf_add_c(out, "| Option | Aliases | Environment | Type and range | Default | What it does | Effect |\n"
+                       "|---|---|---|---|---|---|---|\n");
+        for (const struct option *row = first; row->name; row++)
+            if (strcmp(row->group, first->group) == 0) add_markdown_row(row, out);
+    }
+}
