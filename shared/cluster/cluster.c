@@ -1,0 +1,380 @@
+/* cluster.c - see cluster.h: peers by incarnation, their links, the queue to oneself, liveness. */
+#include "shared/cluster/cluster.h"
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/map.h"
+#include "shared/base/mem.h"
+#include "shared/base/thread.h"
+#include "shared/cluster/link.h"
+#include "shared/cluster/proto/node.pb-c.h"
+
+enum { PING_MS = 500, DEFAULT_LOST_MS = 2500, DEFAULT_QUEUE = 64 << 20, PEER_HOST_MAX = 64, BACKLOG = 512 };
+
+struct peer {
+    uint64_t     node;
+    char         host[PEER_HOST_MAX];
+    uint16_t     port;             /* 0: it connected to us and was never introduced */
+    struct link *link;             /* the one we send on; NULL: none yet */
+    struct list  pending;          /* messages waiting for the link to come up */
+    size_t       pending_bytes;
+};
+
+struct queued {
+    struct frame_header h;
+    struct list         link;
+    size_t              n;
+    char                bytes[];
+};
+
+struct cluster {
+    struct cluster_options o;
+    struct link_host       host;
+    char                   name[LINK_NAME_MAX];
+    struct buf             secret;
+    uv_tcp_t              *listener;
+    uint16_t               port;
+    struct map             peers;      /* node -> struct peer */
+    struct list            links;
+    struct list            to_self;    /* struct queued */
+    struct loop_timer     *ping, *kick;
+    uint64_t               t_ping_ms;
+    struct counter        *sent, *received, *lost, *refused;
+    struct gauge          *links_up;
+};
+
+static void kick(struct cluster *c);
+
+/* ---- peers ---- */
+
+static struct peer *find_peer(const struct cluster *c, uint64_t node)
+{
+    return map_get(&c->peers, map_key_u64(&node));
+}
+
+static struct peer *get_peer(struct cluster *c, uint64_t node)
+{
+    struct peer *p = find_peer(c, node);
+    if (p) return p;
+    p = MEM_NEW(struct peer);
+    p->node = node;
+    list_init(&p->pending);
+    map_put(&c->peers, map_key_u64(&p->node), p);
+    return p;
+}
+
+static void free_peer(struct peer *p)
+{
+    LIST_FOREACH(q, &p->pending, struct queued, link) mem_free(q);
+    mem_free(p);
+}
+
+void cluster_learn(struct cluster *c, uint64_t node, const char *host, uint16_t port)
+{
+    if (node == c->o.node || node == 0) return;
+    struct peer *p = get_peer(c, node);
+    snprintf(p->host, sizeof p->host, "%s", host);
+    p->port = port;
+}
+
+bool cluster_knows(const struct cluster *c, uint64_t node)
+{
+    return node == c->o.node || find_peer(c, node) != NULL;
+}
+
+/* ---- link events ---- */
+
+static void on_link_up(void *arg, struct link *l)
+{
+    struct cluster *c = arg;
+    struct peer *p = get_peer(c, l->node);
+    log_info("link up", "peer=%s side=%s", l->name, l->dialed ? "dialed" : "accepted");
+    if (p->link && p->link != l && p->link->state == LINK_UP) return; /* both dialed: the first one up is used for sending */
+    p->link = l;
+    LIST_FOREACH(q, &p->pending, struct queued, link) {
+        list_remove(&q->link);
+        if (link_send(l, &q->h, (struct str){ q->bytes, q->n }) != OK) link_fail(l, "messages did not fit in the queue");
+        mem_free(q);
+    }
+    p->pending_bytes = 0;
+}
+
+static void on_link_frame(void *arg, struct link *l, const struct frame_header *h, struct str body)
+{
+    struct cluster *c = arg;
+    struct cluster_message m = { l->node, l->name, (enum frame_type)h->type, h->request, h->attempt, body };
+    counter_add(c->received, 1);
+    c->o.on_message(c->o.arg, &m);
+}
+
+static void on_link_dead(void *arg, struct link *l)
+{
+    (void)l;
+    kick(arg);
+}
+
+/* The peer of a dead link is lost, unless the link never came up and another one serves the peer. */
+static void bury(struct cluster *c, struct link *dead)
+{
+    struct peer *p = dead->node ? find_peer(c, dead->node) : NULL;
+    bool was_ours = p && p->link == dead;
+    bool spare = p && p->link && p->link != dead && dead->state != LINK_UP;
+    uint64_t node = dead->node;
+    char name[LINK_NAME_MAX], why[sizeof dead->why];
+    snprintf(name, sizeof name, "%s", dead->name[0] ? dead->name : (p ? p->host : "?"));
+    snprintf(why, sizeof why, "%s", dead->why);
+    bool counts = p && !spare && (was_ours || dead->state == LINK_UP);
+    if (!counts) {
+        if (dead->state != LINK_UP) counter_add(c->refused, 1);
+        log_warn("link refused", "peer=%s why=\"%s\"", name, why);
+        link_close(dead);
+        return;
+    }
+    map_del(&c->peers, map_key_u64(&node));
+    free_peer(p);
+    LIST_FOREACH(l, &c->links, struct link, link)
+        if (l->node == node) link_close(l);
+    counter_add(c->lost, 1);
+    log_warn("peer lost", "peer=%s why=\"%s\"", name, why);
+    c->o.on_lost(c->o.arg, node, why);
+}
+
+static void deliver_to_self(struct cluster *c)
+{
+    struct list batch;
+    if (list_empty(&c->to_self)) return;
+    /* Only what is queued now: handlers that send to themselves are served by the next turn. */
+    batch = c->to_self;
+    batch.next->prev = batch.prev->next = &batch;
+    list_init(&c->to_self);
+    while (!list_empty(&batch)) {
+        struct queued *q = LIST_FIRST(&batch, struct queued, link);
+        struct cluster_message m = { c->o.node, c->name, (enum frame_type)q->h.type, q->h.request, q->h.attempt, { q->bytes, q->n } };
+        list_remove(&q->link);
+        c->o.on_message(c->o.arg, &m);
+        mem_free(q);
+    }
+}
+
+static void on_kick(void *arg)
+{
+    struct cluster *c = arg;
+    struct link *dead;
+    loop_timer_free(c->kick);
+    c->kick = NULL;
+    deliver_to_self(c);
+    do { /* burying one may close others: start over each time */
+        dead = NULL;
+        LIST_FOREACH(l, &c->links, struct link, link)
+            if (l->dead) dead = l;
+        if (dead) bury(c, dead);
+    } while (dead);
+}
+
+/* Messages to oneself and dead links are handled by the next turn of the loop, never deep inside a caller. */
+static void kick(struct cluster *c)
+{
+    if (!c->kick) c->kick = loop_timer_start(c->o.loop, 0, 0, on_kick, c);
+}
+
+/* ---- sending ---- */
+
+static struct queued *make_queued(const struct frame_header *h, struct str body)
+{
+    struct queued *q = mem_calloc(1, sizeof *q + body.n + 1);
+    q->h = *h;
+    q->n = body.n;
+    if (body.n) memcpy(q->bytes, body.p, body.n);
+    list_init(&q->link);
+    return q;
+}
+
+static enum status send_pending(struct cluster *c, struct peer *p, const struct frame_header *h, struct str body)
+{
+    if (!p->link) {
+        if (!p->port) return ERR_PEER_LOST;
+        p->link = link_dial(&c->host, p->node, p->host, p->port);
+        list_push(&c->links, &p->link->link);
+        if (p->link->dead) kick(c);
+    }
+    if (p->pending_bytes + body.n > c->o.queue_bytes) return ERR_FULL;
+    p->pending_bytes += body.n;
+    list_push(&p->pending, &make_queued(h, body)->link);
+    return OK;
+}
+
+enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request, uint32_t attempt, struct str body)
+{
+    struct frame_header h = { (uint16_t)type, (uint32_t)body.n, attempt, request, node };
+    ASSERT_THREAD(THREAD_LOOP);
+    if (body.n > FRAME_BODY_MAX) return ERR_TOO_LONG;
+    counter_add(c->sent, 1);
+    if (node == c->o.node) {
+        list_push(&c->to_self, &make_queued(&h, body)->link);
+        kick(c);
+        return OK;
+    }
+    struct peer *p = find_peer(c, node);
+    if (!p) return ERR_PEER_LOST;
+    if (!p->link || p->link->state != LINK_UP) return send_pending(c, p, &h, body);
+    return link_send(p->link, &h, body);
+}
+
+enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request, uint32_t attempt,
+                               const ProtobufCMessage *body)
+{
+    size_t n = protobuf_c_message_get_packed_size(body);
+    struct buf b = { 0 };
+    protobuf_c_message_pack(body, (uint8_t *)buf_reserve(&b, n));
+    enum status st = cluster_send(c, node, type, request, attempt, (struct str){ b.data, n });
+    buf_release(&b);
+    return st;
+}
+
+/* ---- liveness ---- */
+
+static void send_ping(struct cluster *c, struct link *l, uint64_t progress, bool has_work)
+{
+    uint8_t bytes[64];
+    Baton__Ping m = BATON__PING__INIT;
+    m.progress = progress;
+    m.has_work = has_work;
+    size_t n = baton__ping__pack(&m, bytes);
+    struct frame_header h = { .type = FRAME_PING, .length = (uint32_t)n, .incarnation = l->node };
+    enum status st = link_send(l, &h, (struct str){ (const char *)bytes, n });
+    (void)st; /* a full queue or a dead link is noticed by the checks of this timer */
+    (void)c;
+}
+
+static void check_link(struct cluster *c, struct link *l, uint64_t now)
+{
+    if (l->state != LINK_UP) {
+        if (now - l->t_start_ms > LINK_HANDSHAKE_MS) link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
+    } else if (now - l->t_heard_ms > c->o.lost_ms) {
+        link_fail(l, "nothing heard for %u ms", c->o.lost_ms);
+    } else if (l->has_work && now - l->t_progress_ms > c->o.lost_ms) {
+        link_fail(l, "its engine has work and made no progress for %u ms", c->o.lost_ms);
+    }
+}
+
+static void on_ping_timer(void *arg)
+{
+    struct cluster *c = arg;
+    uint64_t now = clock_ms(), since = now - c->t_ping_ms, progress = 0;
+    bool has_work = false, slept = since > c->o.lost_ms / 2;
+    uint32_t n_up = 0;
+    c->t_ping_ms = now;
+    if (c->o.progress) c->o.progress(c->o.arg, &progress, &has_work);
+    LIST_FOREACH(l, &c->links, struct link, link) {
+        if (l->dead) continue;
+        if (slept) { /* this process was stopped: what peers sent meanwhile has not been read yet */
+            l->t_heard_ms += since;
+            l->t_progress_ms += since;
+            l->t_start_ms += since;
+        }
+        check_link(c, l, now);
+        if (l->dead || l->state != LINK_UP) continue;
+        n_up++;
+        send_ping(c, l, progress, has_work);
+    }
+    gauge_set(c->links_up, n_up);
+}
+
+/* ---- life ---- */
+
+static void on_connection(uv_stream_t *listener, int st)
+{
+    struct cluster *c = listener->data;
+    if (st < 0) return;
+    struct link *l = link_accept(&c->host, listener);
+    list_push(&c->links, &l->link);
+    if (l->dead) kick(c);
+}
+
+static void on_listener_closed(uv_handle_t *h)
+{
+    mem_free(h);
+}
+
+static enum status start_listening(struct cluster *c, struct err *err)
+{
+    struct sockaddr_storage sa;
+    int len = sizeof sa;
+    c->listener = MEM_NEW(uv_tcp_t);
+    uv_tcp_init(loop_uv(c->o.loop), c->listener);
+    c->listener->data = c;
+    int st = uv_ip4_addr(c->o.listen_host, c->o.port, (struct sockaddr_in *)&sa);
+    if (st < 0) st = uv_ip6_addr(c->o.listen_host, c->o.port, (struct sockaddr_in6 *)&sa);
+    if (st == 0) st = uv_tcp_bind(c->listener, (const struct sockaddr *)&sa, 0);
+    if (st == 0) st = uv_listen((uv_stream_t *)c->listener, BACKLOG, on_connection);
+    if (st == 0) st = uv_tcp_getsockname(c->listener, (struct sockaddr *)&sa, &len);
+    if (st < 0)
+        return err_set(err, ERR_CONFIG, "cannot listen for other nodes on %s:%u (--pd-comm-port): %s", c->o.listen_host, c->o.port,
+                       uv_strerror(st));
+    c->port = ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port : ((struct sockaddr_in *)&sa)->sin_port);
+    return OK;
+}
+
+enum status cluster_create(const struct cluster_options *o, struct cluster **out, struct err *err)
+{
+    struct cluster *c = MEM_NEW(struct cluster);
+    ASSERT(o->node != 0);
+    c->o = *o;
+    if (!c->o.lost_ms) c->o.lost_ms = DEFAULT_LOST_MS;
+    if (!c->o.queue_bytes) c->o.queue_bytes = DEFAULT_QUEUE;
+    snprintf(c->name, sizeof c->name, "%s", o->name);
+    buf_add_str(&c->secret, o->secret);
+    list_init(&c->links);
+    list_init(&c->to_self);
+    c->host = (struct link_host){
+        .loop = o->loop, .self = o->node, .name = c->name, .secret = buf_str(&c->secret), .queue_bytes = c->o.queue_bytes,
+        .on_up = on_link_up, .on_frame = on_link_frame, .on_dead = on_link_dead, .arg = c,
+    };
+    c->sent = metrics_counter(o->metrics, "baton_cluster_messages_total", "direction=\"out\"", "Messages between nodes.");
+    c->received = metrics_counter(o->metrics, "baton_cluster_messages_total", "direction=\"in\"", "Messages between nodes.");
+    c->lost = metrics_counter(o->metrics, "baton_cluster_peers_lost_total", "", "Peers whose link was lost.");
+    c->refused = metrics_counter(o->metrics, "baton_cluster_links_refused_total", "", "Connections that did not pass the handshake.");
+    c->links_up = metrics_gauge(o->metrics, "baton_cluster_links", "", "Links that are up.");
+    enum status st = start_listening(c, err);
+    if (st != OK) {
+        cluster_free(c);
+        return st;
+    }
+    c->t_ping_ms = clock_ms();
+    c->ping = loop_timer_start(o->loop, PING_MS, PING_MS, on_ping_timer, c);
+    *out = c;
+    return OK;
+}
+
+uint16_t cluster_port(const struct cluster *c)
+{
+    return c->port;
+}
+
+uint64_t cluster_self(const struct cluster *c)
+{
+    return c->o.node;
+}
+
+void cluster_free(struct cluster *c)
+{
+    if (!c) return;
+    if (c->ping) loop_timer_free(c->ping);
+    LIST_FOREACH(l, &c->links, struct link, link) link_close(l);
+    if (c->kick) loop_timer_free(c->kick);
+    LIST_FOREACH(q, &c->to_self, struct queued, link) mem_free(q);
+    size_t pos = 0;
+    struct str key;
+    void *peer;
+    while (map_next(&c->peers, &pos, &key, &peer)) free_peer(peer);
+    map_release(&c->peers);
+    if (c->listener) uv_close((uv_handle_t *)c->listener, on_listener_closed);
+    /* Links are freed by their close callbacks, which touch only themselves. */
+    buf_release(&c->secret);
+    mem_free(c);
+}
