@@ -45,7 +45,8 @@ struct config;
 struct config *config_create(const struct option *table, const char *command);
 void           config_free(struct config *c);
 /* Errors name the variable or flag, the value and what would be right; an unknown flag gets the nearest name.
- * `positional` receives the words that are not options (borrowed from argv), at most *n of them. */
+ * argv holds the words after the command (no program name), argc of them. `positional` receives those that are not
+ * options (borrowed from argv), at most *n; *n becomes their number. */
 enum status    config_load_env(struct config *c, struct err *err) MUST_CHECK;
 enum status    config_load_args(struct config *c, int argc, char **argv, const char **positional, int *n, struct err *err) MUST_CHECK;
 /* Set from code (the launcher), as if given on the command line. */
