@@ -1,0 +1,107 @@
+/* test_kv_layout.c - sizes, offsets, runs, wire form and the sentences of a mismatch. */
+#include "shared/kv/kv_layout.h"
+
+#include <string.h>
+
+#include "tests/harness/test.h"
+
+static struct kv_layout sample(void)
+{
+    return (struct kv_layout){ .model_fingerprint = 0x1122334455667788ull, .dtype = DTYPE_F32, .block_tokens = 64, .n_layers = 30,
+                               .n_kv_heads = 3, .head_dim = 64, .tp_size = 1, .tp_rank = 0, .n_blocks = 10 };
+}
+
+TEST(sizes)
+{
+    struct kv_layout l = sample();
+    CHECK_EQ_INT(kv_layout_token_bytes(&l), 3 * 2 * 64 * 4);
+    CHECK_EQ_INT(kv_layout_piece_bytes(&l), 64 * 3 * 2 * 64 * 4);
+    CHECK_EQ_INT(kv_layout_block_bytes(&l), 30 * 64 * 3 * 2 * 64 * 4);
+    CHECK_EQ_INT(kv_layout_pool_bytes(&l), 10 * 30 * 64 * 3 * 2 * 64 * 4);
+    l.dtype = DTYPE_BF16;
+    CHECK_EQ_INT(kv_layout_token_bytes(&l), 3 * 2 * 64 * 2);
+}
+
+TEST(pieces_tile_the_pool)
+{
+    struct kv_layout l = sample();
+    size_t at = 0;
+    for (uint32_t layer = 0; layer < l.n_layers; layer++)
+        for (uint32_t block = 0; block < l.n_blocks; block++, at += kv_layout_piece_bytes(&l))
+            CHECK_EQ_INT(kv_layout_offset(&l, layer, block), at);
+    CHECK_EQ_INT(at, kv_layout_pool_bytes(&l));
+}
+
+TEST(runs_of_a_full_block_are_the_piece)
+{
+    struct kv_layout l = sample();
+    CHECK_EQ_INT(kv_layout_run_stride(&l) * kv_layout_n_runs(&l), kv_layout_piece_bytes(&l));
+    CHECK_EQ_INT(kv_layout_run_bytes(&l, 5), 5 * 64 * 4);
+}
+
+TEST(wire_form_round_trips_and_is_fixed)
+{
+    struct kv_layout l = sample(), back;
+    l.tp_size = 4;
+    l.tp_rank = 3;
+    struct buf b = { 0 };
+    kv_layout_encode(&l, &b);
+    CHECK_EQ_INT(b.len, KV_LAYOUT_WIRE_BYTES);
+    CHECK_EQ_INT((unsigned char)b.data[0], 0x88);
+    CHECK_EQ_INT(b.data[12], 64);
+    struct err err;
+    CHECK_OK(kv_layout_decode(buf_str(&b), &back, &err));
+    CHECK(memcmp(&l, &back, sizeof l) == 0);
+    CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 39), &back, &err), ERR_FORMAT);
+    b.data[8] = 77;
+    CHECK_STATUS(kv_layout_decode(buf_str(&b), &back, &err), ERR_UNSUPPORTED);
+    buf_release(&b);
+}
+
+TEST(check_refuses_what_is_out_of_range)
+{
+    struct err err;
+    struct kv_layout l = sample();
+    CHECK_OK(kv_layout_check(&l, &err));
+#define REFUSES(member, value)                                     \
+    do {                                                           \
+        l = sample();                                              \
+        l.member = (value);                                        \
+        CHECK(kv_layout_check(&l, &err) != OK);                    \
+        CHECK_EQ_STR(err.field, #member);                          \
+    } while (0)
+    REFUSES(dtype, DTYPE_Q8_0);
+    REFUSES(block_tokens, 0);
+    REFUSES(block_tokens, 100000);
+    REFUSES(n_layers, 0);
+    REFUSES(n_kv_heads, 1u << 31);
+    REFUSES(head_dim, 0);
+    REFUSES(tp_size, 0);
+    REFUSES(tp_rank, 1);
+    REFUSES(n_blocks, 0);
+    l = (struct kv_layout){ .dtype = DTYPE_F32, .block_tokens = 256, .n_layers = 4096, .n_kv_heads = 4096, .head_dim = 256,
+                            .tp_size = 1, .n_blocks = INT32_MAX };
+    CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
+}
+
+TEST(difference_is_named_with_both_values)
+{
+    struct kv_layout a = sample(), b = sample();
+    struct err err;
+    b.n_blocks = 999;
+    CHECK_OK(kv_layout_compatible(&a, &b, &err));
+    b.block_tokens = 16;
+    CHECK_STATUS(kv_layout_compatible(&a, &b, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "64") && strstr(err.text, "16") && strstr(err.text, "--block-size"));
+    b = sample();
+    b.dtype = DTYPE_BF16;
+    CHECK_STATUS(kv_layout_compatible(&a, &b, &err), ERR_PEER_MISMATCH);
+    CHECK_EQ_STR(err.field, "dtype");
+    b = sample();
+    b.model_fingerprint = 7;
+    CHECK_STATUS(kv_layout_compatible(&a, &b, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "1122334455667788") && strstr(err.text, "0000000000000007"));
+}
+
+TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece), CASE(wire_form_round_trips_and_is_fixed),
+          CASE(check_refuses_what_is_out_of_range), CASE(difference_is_named_with_both_values))
