@@ -293,7 +293,7 @@ static const char *nearest_name(const struct config *c, struct str name)
 static enum status unknown_flag(const struct config *c, struct str word, struct str name, struct err *err)
 {
     size_t other = find_flag(c, name, false, true);
-    if (other != SIZE_MAX)
+    if (other != SIZE_MAX && !row_takes(&c->table[other], c->command))
         return err_set(err, ERR_CONFIG, "--%s is not an option of \"%s\"; these take it: %s", c->table[other].name,
                        c->command, c->table[other].commands);
     const char *nearest = nearest_name(c, name);

@@ -53,7 +53,8 @@ void *mem_calloc(size_t n, size_t size)
 
 void *mem_try_calloc(size_t n, size_t size)
 {
-    if (fails_now()) return NULL;
+    /* Requests decide these sizes: one that cannot be is an answer, not an error of the allocator. */
+    if (fails_now() || (size && n > PTRDIFF_MAX / size)) return NULL;
     return n && size ? calloc(n, size) : calloc(1, 1);
 }
 

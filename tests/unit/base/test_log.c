@@ -1,0 +1,118 @@
+/* test_log.c - the shape of lines, levels, the file and the limit on repeats. */
+#include <errno.h>
+#include <fcntl.h>
+#include <regex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "shared/base/log.h"
+#include "tests/harness/test.h"
+
+static char path[600];
+static char text[1 << 20];
+
+/* Send the log to a file in a fresh directory (stderr is closed to it: the lines would mix with the harness's). */
+static void open_log(void)
+{
+    char dir[560];
+    snprintf(dir, sizeof dir, "%s/a/b", test_tmpdir());
+    int null = open("/dev/null", O_WRONLY);
+    dup2(null, 2);
+    CHECK_OK(log_set_dir(dir));
+    snprintf(path, sizeof path, "%s/baton.log", dir);
+}
+
+static const char *read_log(void)
+{
+    FILE *f = fopen(path, "r");
+    CHECK(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    text[n] = 0;
+    fclose(f);
+    return text;
+}
+
+static int count(const char *needle)
+{
+    int n = 0;
+    for (const char *at = read_log(); (at = strstr(at, needle)) != NULL; at++) n++;
+    return n;
+}
+
+TEST(log_line_has_time_level_name_event_and_fields)
+{
+    regex_t re;
+    open_log();
+    log_set_name("prefill-0");
+    errno = 42;
+    log_info("kvt peer lost", "req=%s n=%d text=%s", "7", 3, "a\nb");
+    CHECK_EQ_INT(errno, 42);
+    CHECK(regcomp(&re, "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{3}Z info prefill-0 kvt peer lost "
+                       "req=7 n=3 text=a b\n$", REG_EXTENDED) == 0);
+    CHECK(regexec(&re, read_log(), 0, NULL, 0) == 0);
+    regfree(&re);
+    log_set_name("");
+    log_info("started", "%s", "");
+    CHECK(strstr(read_log(), "Z info - started\n"));
+}
+
+TEST(log_long_line_is_cut)
+{
+    open_log();
+    static char big[10000];
+    memset(big, 'x', sizeof big - 1);
+    log_info("big", "v=%s", big);
+    log_info("next", "n=1");
+    const char *all = read_log();
+    CHECK(strchr(all, '\n') - all < 4096);
+    CHECK(strstr(all, " next n=1\n"));
+}
+
+TEST(log_level_filters)
+{
+    open_log();
+    CHECK_EQ_INT(log_level(), LOG_INFO);
+    log_debug("hidden", "n=%d", 1);
+    log_set_level(LOG_DEBUG);
+    log_debug("shown", "n=%d", 1);
+    log_set_level(LOG_ERROR);
+    log_warn("hidden", "n=%d", 2);
+    log_error("shown", "n=%d", 2);
+    CHECK_EQ_INT(count("hidden"), 0);
+    CHECK_EQ_INT(count("shown"), 2);
+}
+
+TEST(log_level_from_environment)
+{
+    setenv("BATON_LOG_LEVEL", "WARN", 1);
+    CHECK_EQ_INT(log_level(), LOG_WARN);
+}
+
+TEST(log_repeats_are_limited_and_counted)
+{
+    open_log();
+    for (int i = 0; i < 2000; i++) log_warn("repeats", "i=%d", i);
+    for (int i = 0; i < 100; i++) log_info("plain", "i=%d", i);
+    log_error("other", "n=1");
+    int n = count("warn - repeats ");
+    CHECK(n >= 20 && n <= 40); /* a second may have begun meanwhile */
+    CHECK_EQ_INT(count("info - plain "), 100);
+    CHECK_EQ_INT(count("error - other "), 1);
+    usleep(1100000);
+    log_info("later", "n=1");
+    const char *at = read_log();
+    int n_dropped = 0;
+    while ((at = strstr(at, "log lines held back event=\"repeats\" n=")) != NULL) n_dropped += atoi(at += 38);
+    CHECK_EQ_INT(n_dropped, 2000 - n);
+}
+
+TEST(log_dir_that_cannot_be_made)
+{
+    CHECK_STATUS(log_set_dir("/dev/null/x"), ERR_IO);
+    CHECK_STATUS(log_set_dir(""), ERR_IO);
+}
+
+TEST_MAIN(CASE(log_line_has_time_level_name_event_and_fields), CASE(log_long_line_is_cut), CASE(log_level_filters),
+          CASE(log_level_from_environment), CASE(log_repeats_are_limited_and_counted), CASE(log_dir_that_cannot_be_made))
