@@ -1,0 +1,55 @@
+/* cmd_serve.c - `baton serve`: one node until a signal. */
+#include <stdio.h>
+
+#include "deploy/cli/commands.h"
+#include "deploy/cli/node.h"
+#include "shared/base/log.h"
+
+static const char INTRO[] =
+    "usage: baton serve MODEL [options]   (or --model MODEL)\n\n"
+    "Serve one node. MODEL is a Hugging Face folder, a .gguf file, or org/name in a local cache.\n";
+
+static void say_note(void *arg, const char *sentence)
+{
+    (void)arg;
+    fprintf(stderr, "note: %s\n", sentence);
+}
+
+static int serve_with(struct config *c)
+{
+    struct node_options o;
+    struct err err = { 0 };
+    struct node *node = NULL;
+    struct buf page = { 0 };
+    int exit_status = 2;
+    enum status st = node_options_read(c, &o, &err);
+    if (st == OK) {
+        config_notes(c, say_note, NULL);
+        node_options_print(&o, c, &page);
+        fwrite(page.data, 1, page.len, stderr);
+        exit_status = 1;
+        st = node_create(&o, &node, &err);
+    }
+    if (st == OK) exit_status = node_run(node);
+    else fprintf(stderr, "baton serve: %s\n", err.text);
+    node_free(node);
+    node_options_release(&o);
+    buf_release(&page);
+    return exit_status;
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    const char *words[1];
+    int n_words = 1;
+    bool done;
+    struct config *c = command_config("serve", INTRO, argc, argv, words, &n_words, &done);
+    if (!c) return done ? 0 : 2;
+    struct err err = { 0 };
+    int exit_status = 2;
+    if (n_words == 1 && config_is_set(c, "model")) fprintf(stderr, "baton serve: the model was given twice, as '%s' and by --model\n", words[0]);
+    else if (n_words == 1 && config_set(c, "model", words[0], &err) != OK) fprintf(stderr, "baton serve: %s\n", err.text);
+    else exit_status = serve_with(c);
+    config_free(c);
+    return exit_status;
+}

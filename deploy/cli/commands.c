@@ -1,0 +1,44 @@
+/* commands.c - the table of subcommands, and what they share: reading their configuration. */
+#include "deploy/cli/commands.h"
+
+#include <stdio.h>
+
+#include "deploy/cli/options.h"
+
+const struct command COMMANDS[] = {
+    { "serve", cmd_serve, "one node: HTTP face, scheduler, engine" },
+    { "launch", cmd_launch, "start and supervise the nodes of this host" },
+    { "generate", cmd_generate, "offline: a file of requests, or one prompt" },
+    { "status", cmd_status, "the cluster as a node sees it" },
+    { "doctor", cmd_doctor, "check this host before the first request" },
+    { "version", cmd_version, "version and what it was built with" },
+    { NULL, NULL, NULL },
+};
+
+static struct config *fail(struct config *c, const char *command, const struct err *err)
+{
+    fprintf(stderr, "baton %s: %s\n", command, err->text);
+    config_free(c);
+    return NULL;
+}
+
+struct config *command_config(const char *command, const char *intro, int argc, char **argv, const char **words, int *n_words, bool *done)
+{
+    struct err err = { 0 };
+    int none = 0;
+    *done = false;
+    for (int i = 1; i < argc; i++) {
+        bool all = str_eq_c(str_of(argv[i]), "--help-all");
+        if (!all && !str_eq_c(str_of(argv[i]), "--help") && !str_eq_c(str_of(argv[i]), "-h")) continue;
+        struct buf text = { 0 };
+        config_help(OPTIONS, command, intro, all, &text);
+        fwrite(text.data, 1, text.len, stdout);
+        buf_release(&text);
+        *done = true;
+        return NULL;
+    }
+    struct config *c = config_create(OPTIONS, command);
+    if (config_load_env(c, &err) != OK) return fail(c, command, &err);
+    if (config_load_args(c, argc - 1, argv + 1, words, n_words ? n_words : &none, &err) != OK) return fail(c, command, &err);
+    return c;
+}

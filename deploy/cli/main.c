@@ -1,0 +1,57 @@
+/* main.c - `baton COMMAND ...`: finds the command and runs it. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "deploy/cli/commands.h"
+#include "shared/base/str.h"
+
+static void usage(FILE *to)
+{
+    fprintf(to, "baton %s: large language models served with prefill and decode on different nodes\n\nusage: baton COMMAND [options]\n\n",
+            BATON_VERSION);
+    for (const struct command *c = COMMANDS; c->name; c++) fprintf(to, "  %-10s %s\n", c->name, c->summary);
+    fprintf(to, "\n`baton COMMAND --help` lists the options of a command.\n");
+}
+
+static const struct command *find(const char *name)
+{
+    for (const struct command *c = COMMANDS; c->name; c++)
+        if (strcmp(c->name, name) == 0) return c;
+    return NULL;
+}
+
+static void say_unknown(const char *name)
+{
+    const struct command *best = NULL;
+    size_t distance = 3;
+    for (const struct command *c = COMMANDS; c->name; c++) {
+        size_t d = str_distance(str_of(name), str_of(c->name), 3);
+        if (d < distance) {
+            distance = d;
+            best = c;
+        }
+    }
+    fprintf(stderr, "baton: there is no command '%s'%s%s%s; `baton --help` lists them\n", name, best ? ", did you mean '" : "",
+            best ? best->name : "", best ? "'?" : "");
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN); /* a client or peer that went away is an error of its socket */
+    if (argc < 2) {
+        usage(stderr);
+        return 2;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        usage(stdout);
+        return 0;
+    }
+    const char *name = strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-v") == 0 ? "version" : argv[1];
+    const struct command *c = find(name);
+    if (!c) {
+        say_unknown(argv[1]);
+        return 2;
+    }
+    return c->run(argc - 1, argv + 1);
+}

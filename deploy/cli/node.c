@@ -1,0 +1,570 @@
+/* node.c - see node.h. */
+#include "deploy/cli/node.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "decode/decode.h"
+#include "deploy/cli/node_model.h"
+#include "prefill/prefill.h"
+#include "scheduler/directory_serve.h"
+#include "scheduler/scheduler.h"
+#include "shared/base/clock.h"
+#include "shared/base/hash.h"
+#include "shared/base/log.h"
+#include "shared/base/mailbox.h"
+#include "shared/base/thread.h"
+
+enum {
+    EVENTS = 16384,            /* engine and transfer events waiting for the loop; full means the engine waits */
+    EVENTS_PER_TURN = 1024,    /* so that one turn of the loop stays short */
+    MAX_TRANSFERS = 1024,
+    DRAIN_POLL_MS = 50
+};
+#define DECODE_IDS  (UINT64_C(1) << 56)
+#define PREFILL_IDS (UINT64_C(2) << 56)
+
+enum node_state { NODE_LOADING, NODE_READY, NODE_DRAINING, NODE_STOPPING };
+
+/* One event brought from the engine or transfer thread to the loop. */
+struct node_event {
+    enum { FROM_ENGINE, FROM_KVT } from;
+    union {
+        struct engine_event engine;
+        struct kvt_event    kvt;
+    } u;
+    int32_t *blocks; /* own copy of engine.blocks */
+};
+
+struct node {
+    struct node_options      o;
+    enum node_state          state;
+    uint64_t                 id;
+    char                     name[NODE_NAME_MAX];
+    struct loop             *loop;
+    struct metrics          *metrics;
+    struct http_server      *http, *admin;
+    struct node_model        model;        /* text, tokenizer, template, weights; weights move into the engine */
+    struct err               load_err;
+    enum status              load_st;
+    struct device           *device;
+    struct engine           *engine;
+    struct mailbox          *events;
+    struct kvt              *kvt;
+    struct cluster          *cluster;
+    struct directory        *directory;
+    struct directory_server *holder;
+    struct decode_worker    *decode;
+    struct prefill_worker   *prefill;
+    struct scheduler        *scheduler;
+    struct serve            *serve;
+    struct loop_timer       *drain;
+    uint64_t                 t_start_ms, t_drain_ms;
+    int                      exit_status, n_signals;
+    void                   (*on_ready)(void *arg);
+    void                    *on_ready_arg;
+    struct gauge            *loop_delay, *ready_gauge;
+};
+
+/* ---- events to the loop ---- */
+
+static void drain_events(void *arg);
+
+static void wake_loop(void *arg)
+{
+    struct node *n = arg;
+    if (loop_post(n->loop, drain_events, n) != OK) log_error("loop does not take events", "node=%s", n->name);
+}
+
+/* Engine or transfer thread. The loop never waits for these threads, so waiting for it here cannot deadlock. */
+static void post_event(struct node *n, const struct node_event *ev)
+{
+    enum status st;
+    while ((st = mailbox_post(n->events, ev)) == ERR_FULL) {
+        struct timespec pause = { 0, 200 * 1000 };
+        nanosleep(&pause, NULL);
+    }
+    if (st != OK) mem_free(ev->blocks); /* closed: shutting down */
+}
+
+static void on_engine_event(void *arg, const struct engine_event *e)
+{
+    struct node_event ev = { .from = FROM_ENGINE };
+    ev.u.engine = *e;
+    if (e->kind == ENGINE_RESERVED && e->n_blocks) ev.blocks = mem_dup(e->blocks, e->n_blocks * sizeof *e->blocks);
+    post_event(arg, &ev);
+}
+
+static void on_kvt_event(void *arg, const struct kvt_event *e)
+{
+    struct node_event ev = { .from = FROM_KVT };
+    ev.u.kvt = *e;
+    post_event(arg, &ev);
+}
+
+static void on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks)
+{
+    struct node *n = arg;
+    if ((id & PREFILL_IDS) && n->kvt) prefill_on_kv_ready(n->kvt, id, layer, begin, end, blocks);
+}
+
+static void dispatch(struct node *n, struct node_event *ev)
+{
+    if (ev->from == FROM_ENGINE) {
+        ev->u.engine.blocks = ev->blocks;
+        if (ev->u.engine.id & DECODE_IDS) decode_on_engine(n->decode, &ev->u.engine);
+        else prefill_on_engine(n->prefill, &ev->u.engine);
+        return;
+    }
+    bool of_peer = ev->u.kvt.kind == KVT_CONNECTED || ev->u.kvt.kind == KVT_PEER_LOST;
+    if (!of_peer && (ev->u.kvt.id & DECODE_IDS)) decode_on_kvt(n->decode, &ev->u.kvt);
+    else prefill_on_kvt(n->prefill, &ev->u.kvt);
+}
+
+static void drain_events(void *arg)
+{
+    struct node *n = arg;
+    struct node_event ev;
+    int i = 0;
+    while (i < EVENTS_PER_TURN && mailbox_take(n->events, &ev)) {
+        if (n->decode && n->prefill) dispatch(n, &ev);
+        mem_free(ev.blocks);
+        i++;
+    }
+    if (n->decode) decode_flush(n->decode);
+    if (i == EVENTS_PER_TURN) wake_loop(n); /* the rest in the next turn: a post into a box that is not empty wakes nobody */
+}
+
+/* ---- cluster ---- */
+
+static void on_message(void *arg, const struct cluster_message *m)
+{
+    struct node *n = arg;
+    if (n->state == NODE_STOPPING) return;
+    if (scheduler_on_message(n->scheduler, m)) return;
+    /* CANCEL concerns both workers: each returns false for it. */
+    if (prefill_on_message(n->prefill, m)) return;
+    if (decode_on_message(n->decode, m)) return;
+}
+
+static void on_lost(void *arg, uint64_t node, const char *why)
+{
+    struct node *n = arg;
+    if (n->state == NODE_STOPPING) return;
+    scheduler_on_lost(n->scheduler, node, why);
+    prefill_on_lost(n->prefill, node);
+    decode_on_lost(n->decode, node);
+}
+
+static void report_progress(void *arg, uint64_t *counter, bool *has_work)
+{
+    struct node *n = arg;
+    struct engine_stats st;
+    engine_get_stats(n->engine, &st);
+    *counter = st.n_steps;
+    *has_work = st.has_work;
+}
+
+static void describe(void *arg, struct node_record *me)
+{
+    struct node *n = arg;
+    struct engine_stats st;
+    const struct kv_layout *l = engine_kv_layout(n->engine);
+    engine_get_stats(n->engine, &st);
+    *me = (struct node_record){
+        .node = n->id,
+        .role = n->o.role,
+        .cluster_port = cluster_port(n->cluster),
+        .http_port = n->http ? http_server_port(n->http) : 0,
+        .model = l->model_fingerprint,
+        .max_seqs = n->o.max_seqs,
+        .n_blocks = l->n_blocks,
+        .block_tokens = l->block_tokens,
+        .max_model_len = n->o.max_model_len,
+        .draining = n->state != NODE_READY,
+        .n_running = st.n_running + st.n_reserved,
+        .n_waiting = st.n_waiting,
+        .n_blocks_free = st.n_blocks_free,
+        .waiting_tokens = st.waiting_tokens,
+        .progress = st.n_steps,
+        .has_work = st.has_work,
+    };
+    snprintf(me->name, sizeof me->name, "%s", n->name);
+    snprintf(me->topic, sizeof me->topic, "%s", n->o.topic);
+    snprintf(me->host, sizeof me->host, "%s", n->o.advertise_host);
+    gauge_set(n->loop_delay, loop_take_max_delay_ms(n->loop) * 1e-3);
+}
+
+/* ---- HTTP before and after ready ---- */
+
+static void reply_not_ready(struct http_exchange *x, bool loading)
+{
+    struct buf body = { 0 };
+    struct str path = http_path(x);
+    if (str_eq_c(path, "/live") || str_eq_c(path, "/livez")) {
+        http_reply(x, 200, "application/json", NULL, STR("{\"status\":\"ok\"}"));
+        return;
+    }
+    serve_error_json(&body, ERR_UNAVAILABLE, loading ? "the model is being loaded" : "the node is shutting down", NULL);
+    http_reply(x, 503, "application/json", "Retry-After: 1\r\n", buf_str(&body));
+    buf_release(&body);
+}
+
+static void on_http(void *arg, struct http_exchange *x)
+{
+    struct node *n = arg;
+    if (n->serve && n->state != NODE_STOPPING) serve_http(n->serve, x);
+    else reply_not_ready(x, n->state == NODE_LOADING);
+}
+
+static void on_admin(void *arg, struct http_exchange *x)
+{
+    struct node *n = arg;
+    if (n->serve && n->state != NODE_STOPPING) serve_http_admin(n->serve, x);
+    else reply_not_ready(x, n->state == NODE_LOADING);
+}
+
+static enum status start_http(struct node *n, struct err *err)
+{
+    struct http_server_options o = {
+        .loop = n->loop, .host = n->o.host, .port = n->o.port, .limits = HTTP_LIMITS_DEFAULT, .handler = on_http, .arg = n, .metrics = n->metrics,
+    };
+    if (!n->o.http) return OK;
+    TRY(http_server_start(&o, &n->http, err));
+    if (n->o.metrics_port == 0 || n->o.metrics_port == n->o.port) return OK;
+    o.port = n->o.metrics_port;
+    o.handler = on_admin;
+    return http_server_start(&o, &n->admin, err);
+}
+
+/* ---- ready ---- */
+
+static enum status start_engine(struct node *n, struct err *err)
+{
+    struct node_options *o = &n->o;
+    TRY(device_open("cpu", &n->device, err));
+    if (o->max_model_len == 0 || o->max_model_len > n->model.weights->max_len) o->max_model_len = n->model.weights->max_len;
+    TRY(node_model_blocks(n->model.weights, o, &o->n_blocks, err));
+    struct engine_options e = {
+        .model = n->model.weights,
+        .device = n->device,
+        .block_tokens = o->block_tokens,
+        .n_blocks = o->n_blocks,
+        .max_seqs = o->max_seqs,
+        .max_batched_tokens = o->max_batched_tokens,
+        .max_waiting = o->max_waiting,
+        .prefix_cache = o->prefix_cache,
+        .metrics = n->metrics,
+        .on_event = on_engine_event,
+        .on_kv_ready = on_kv_ready,
+        .arg = n,
+    };
+    TRY(engine_create(&e, &n->engine, err));
+    n->model.weights = NULL; /* the engine's now */
+    return OK;
+}
+
+static enum status start_kvt(struct node *n, struct err *err)
+{
+    struct kvt_options k = {
+        .layout = *engine_kv_layout(n->engine),
+        .mem = engine_kv_memory(n->engine),
+        .protocols = n->o.protocols,
+        .listen_host = n->o.cluster_host,
+        .port = n->o.kv_port,
+        .advertise_host = n->o.advertise_host,
+        .checksum = n->o.kv_checksum,
+        .n_transfers = MAX_TRANSFERS,
+        .metrics = n->metrics,
+        .on_event = on_kvt_event,
+        .arg = n,
+    };
+    return kvt_create(&k, &n->kvt, err);
+}
+
+static enum status start_cluster(struct node *n, struct err *err)
+{
+    struct cluster_options c = {
+        .loop = n->loop, .listen_host = n->o.cluster_host, .port = n->o.cluster_port, .name = n->name, .node = n->id, .secret = n->o.secret,
+        .metrics = n->metrics, .on_message = on_message, .on_lost = on_lost, .progress = report_progress, .arg = n,
+    };
+    return cluster_create(&c, &n->cluster, err);
+}
+
+static void on_directory_up(void *arg)
+{
+    struct node *n = arg;
+    log_info("directory reached", "row=%s", n->o.directory);
+    if (n->scheduler) scheduler_publish(n->scheduler);
+}
+
+static void on_directory_down(void *arg, const char *why)
+{
+    struct node *n = arg;
+    log_warn("directory not reachable", "row=%s why=\"%s\"", n->o.directory, why);
+}
+
+static enum status start_directory(struct node *n, struct err *err)
+{
+    struct directory_options d = {
+        .loop = n->loop, .topic = n->o.topic, .metrics = n->metrics,
+        .http_host = n->o.directory_host, .http_port = n->o.directory_port, .secret = n->o.secret,
+        .redis_host = n->o.redis_host, .redis_port = n->o.redis_port, .redis_db = n->o.redis_db, .redis_password = n->o.redis_password,
+        .on_up = on_directory_up, .on_down = on_directory_down, .arg = n,
+    };
+    TRY(directory_open(n->o.directory, &d, &n->directory, err));
+    if (!n->o.holds_directory) return OK;
+    return directory_serve_start(n->loop, n->directory, n->o.cluster_host, n->o.control_port, n->o.secret, &n->holder, err);
+}
+
+static void start_workers(struct node *n)
+{
+    struct decode_options d = {
+        .engine = n->engine, .kvt = n->kvt, .cluster = n->cluster, .metrics = n->metrics,
+        .max_generations = n->o.max_waiting + n->o.max_seqs, .id_base = DECODE_IDS,
+    };
+    struct prefill_options p = {
+        .loop = n->loop, .engine = n->engine, .kvt = n->kvt, .cluster = n->cluster, .metrics = n->metrics,
+        .step_tokens = n->o.max_batched_tokens, .max_prompts = n->o.max_waiting, .id_base = PREFILL_IDS,
+    };
+    struct scheduler_options s = {
+        .loop = n->loop, .cluster = n->cluster, .directory = n->directory, .metrics = n->metrics,
+        .max_requests = n->o.max_requests, .ttl_s = n->o.ttl_s, .grace_ms = n->o.grace_ms, .block_tokens = n->o.block_tokens,
+        .describe = describe, .arg = n,
+    };
+    n->decode = decode_create(&d);
+    n->prefill = prefill_create(&p);
+    n->scheduler = scheduler_create(&s);
+}
+
+static void describe_json(void *arg, struct buf *out)
+{
+    struct node *n = arg;
+    char id[32];
+    snprintf(id, sizeof id, "%016llx", (unsigned long long)n->id);
+    buf_printf(out, "\"node\":\"%s\",\"name\":", id);
+    json_add_string(out, str_of(n->name));
+    buf_printf(out, ",\"role\":\"%s\",\"topic\":", node_role_name(n->o.role));
+    json_add_string(out, str_of(n->o.topic));
+    buf_printf(out, ",\"cluster_port\":%u,\"kv_port\":%u,\"live_prefill\":%u,\"live_decode\":%u", cluster_port(n->cluster),
+               n->kvt ? kvt_port(n->kvt) : 0, prefill_n_live(n->prefill), decode_n_live(n->decode));
+}
+
+static enum status start_serve(struct node *n, struct err *err)
+{
+    struct serve_options s = {
+        .loop = n->loop, .backend = scheduler_backend(n->scheduler), .tokenizer = n->model.tokenizer, .chat = n->model.chat,
+        .metrics = n->metrics, .n_names = n->o.n_names, .max_model_len = n->o.max_model_len, .n_vocab = n->model.n_vocab,
+        .n_api_keys = n->o.n_api_keys, .version = BATON_VERSION, .describe = describe_json, .describe_arg = n,
+        .defaults = {
+            .temperature = n->model.generation.temperature, .top_p = n->model.generation.top_p, .min_p = n->model.generation.min_p,
+            .repetition_penalty = n->model.generation.repetition_penalty, .top_k = n->model.generation.top_k,
+        },
+    };
+    for (size_t i = 0; i < n->o.n_names; i++) s.names[i] = n->o.names[i];
+    for (size_t i = 0; i < n->o.n_api_keys; i++) s.api_keys[i] = n->o.api_keys[i];
+    return serve_create(&s, &n->serve, err);
+}
+
+static void say_ready(struct node *n)
+{
+    const struct kv_layout *l = engine_kv_layout(n->engine);
+    double gib = (double)kv_layout_pool_bytes(l) / (1 << 30);
+    uint64_t tokens = (uint64_t)l->n_blocks * l->block_tokens;
+    log_info("node ready",
+             "name=%s role=%s topic=%s model=%s after_s=%.1f kv_blocks=%u kv_tokens=%llu kv_gib=%.2f full_context_requests=%.1f http=%s:%u "
+             "cluster=%s:%u kv_port=%u directory=%s",
+             n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0], (double)(clock_ms() - n->t_start_ms) * 1e-3, l->n_blocks,
+             (unsigned long long)tokens, gib, (double)tokens / n->o.max_model_len, n->o.host, n->http ? http_server_port(n->http) : 0,
+             n->o.cluster_host, cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0, n->o.directory);
+}
+
+static enum status make_ready(struct node *n, struct err *err)
+{
+    TRY(start_engine(n, err));
+    TRY(start_kvt(n, err));
+    TRY(start_cluster(n, err));
+    TRY(start_directory(n, err));
+    n->state = NODE_READY;
+    start_workers(n);
+    return start_serve(n, err);
+}
+
+static void load_model(void *arg)
+{
+    struct node *n = arg;
+    n->load_st = node_model_load(&n->model, &n->o, &n->load_err);
+}
+
+static void on_loaded(void *arg)
+{
+    struct node *n = arg;
+    if (n->state == NODE_STOPPING) return;
+    enum status st = n->load_st;
+    if (st == OK) st = make_ready(n, &n->load_err);
+    if (st != OK) {
+        fprintf(stderr, "baton: %s\n", n->load_err.text);
+        node_stop(n, 1);
+        return;
+    }
+    gauge_set(n->ready_gauge, 1);
+    say_ready(n);
+    if (n->on_ready) n->on_ready(n->on_ready_arg);
+}
+
+/* ---- stop ---- */
+
+static void finish_stop(void *arg)
+{
+    struct node *n = arg;
+    if (n->http || n->admin) return; /* the other one's turn comes */
+    if (n->scheduler) scheduler_stop(n->scheduler);
+    serve_free(n->serve);
+    n->serve = NULL;
+    if (n->engine) engine_free(n->engine);
+    n->engine = NULL;
+    kvt_free(n->kvt);
+    n->kvt = NULL;
+    decode_free(n->decode);
+    n->decode = NULL;
+    prefill_free(n->prefill);
+    n->prefill = NULL;
+    if (n->holder) directory_serve_stop(n->holder, NULL, NULL);
+    n->holder = NULL;
+    directory_close(n->directory);
+    n->directory = NULL;
+    scheduler_free(n->scheduler);
+    n->scheduler = NULL;
+    cluster_free(n->cluster);
+    n->cluster = NULL;
+    loop_timer_free(n->drain);
+    n->drain = NULL;
+    loop_stop(n->loop);
+}
+
+static void http_stopped(void *arg)
+{
+    struct node *n = arg;
+    n->http = NULL;
+    finish_stop(n);
+}
+
+static void admin_stopped(void *arg)
+{
+    struct node *n = arg;
+    n->admin = NULL;
+    finish_stop(n);
+}
+
+void node_stop(struct node *n, int exit_status)
+{
+    if (n->state == NODE_STOPPING) return;
+    n->state = NODE_STOPPING;
+    n->exit_status = exit_status;
+    struct http_server *http = n->http, *admin = n->admin;
+    if (!http && !admin) finish_stop(n);
+    if (http) http_server_stop(http, 0, http_stopped, n);
+    if (admin) http_server_stop(admin, 0, admin_stopped, n);
+}
+
+/* Nothing is left to do, or the time is up. */
+static void on_drain_poll(void *arg)
+{
+    struct node *n = arg;
+    uint32_t live = scheduler_n_live(n->scheduler) + decode_n_live(n->decode) + prefill_n_live(n->prefill);
+    if (live && clock_ms() - n->t_drain_ms < (uint64_t)n->o.shutdown_s * 1000) return;
+    if (live) log_warn("stopping with work left", "live=%u", live);
+    node_stop(n, 0);
+}
+
+static void on_signal(void *arg, int signum)
+{
+    struct node *n = arg;
+    n->n_signals++;
+    log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
+    if (n->state != NODE_READY || n->n_signals > 1) {
+        node_stop(n, n->state == NODE_READY || n->state == NODE_DRAINING ? 0 : 130);
+        return;
+    }
+    n->state = NODE_DRAINING;
+    n->t_drain_ms = clock_ms();
+    gauge_set(n->ready_gauge, 0);
+    scheduler_drain(n->scheduler);
+    n->drain = loop_timer_start(n->loop, 0, DRAIN_POLL_MS, on_drain_poll, n);
+}
+
+/* ---- life ---- */
+
+enum status node_create(const struct node_options *o, struct node **out, struct err *err)
+{
+    struct node *n = MEM_NEW(struct node);
+    n->o = *o;
+    n->t_start_ms = clock_ms();
+    while (n->id == 0) random_bytes(&n->id, sizeof n->id);
+    n->metrics = metrics_create();
+    n->events = mailbox_create(sizeof(struct node_event), EVENTS, wake_loop, n);
+    n->ready_gauge = metrics_gauge(n->metrics, "baton_ready", "", "1 when this node takes requests.");
+    n->loop_delay = metrics_gauge(n->metrics, "baton_loop_delay_seconds", "", "Longest turn of the loop thread since the last renewal.");
+    enum status st = loop_create(&n->loop, err);
+    if (st == OK) st = start_http(n, err);
+    if (st != OK) {
+        node_free(n);
+        return st;
+    }
+    uint16_t port = n->http ? http_server_port(n->http) : 0;
+    snprintf(n->name, sizeof n->name, "%s:%u", n->o.advertise_host, port);
+    log_set_name(n->name);
+    *out = n;
+    return OK;
+}
+
+static void begin_loading(void *arg)
+{
+    struct node *n = arg;
+    if (loop_work(n->loop, load_model, on_loaded, n) != OK) node_stop(n, 1);
+}
+
+int node_run(struct node *n)
+{
+    loop_on_signal(n->loop, on_signal, n);
+    enum status st = loop_post(n->loop, begin_loading, n);
+    ASSERT(st == OK); /* a fresh loop's queue is empty */
+    loop_run(n->loop);
+    return n->exit_status;
+}
+
+void node_free(struct node *n)
+{
+    struct node_event ev;
+    if (!n) return;
+    if (n->http || n->admin) { /* never ran: run just long enough to close the ports */
+        node_stop(n, 1);
+        loop_run(n->loop);
+    }
+    mailbox_close(n->events);
+    while (mailbox_take(n->events, &ev)) mem_free(ev.blocks);
+    mailbox_free(n->events);
+    node_model_release(&n->model);
+    if (n->device) device_close(n->device);
+    loop_free(n->loop);
+    metrics_free(n->metrics);
+    mem_free(n);
+}
+
+void node_on_ready(struct node *n, void (*fn)(void *arg), void *arg)
+{
+    n->on_ready = fn;
+    n->on_ready_arg = arg;
+}
+
+struct serve *node_serve(struct node *n)
+{
+    return n->serve;
+}
+
+struct loop *node_loop(struct node *n)
+{
+    return n->loop;
+}

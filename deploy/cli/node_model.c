@@ -1,0 +1,113 @@
+/* node_model.c - see node_model.h. */
+#include "deploy/cli/node_model.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/model/model_files.h"
+
+enum { TEMPLATE_MAX = 1 << 20 };
+
+static enum status read_template(const char *path, struct buf *out, struct err *err)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f) return err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: the file cannot be opened", path);
+    size_t n = fread(buf_reserve(out, TEMPLATE_MAX), 1, TEMPLATE_MAX, f);
+    bool whole = feof(f) != 0;
+    fclose(f);
+    out->len += n;
+    out->data[out->len] = 0;
+    return whole ? OK : err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: over %d bytes", path, TEMPLATE_MAX);
+}
+
+static enum status make_tokenizer(const struct model_text *t, struct tokenizer **out, struct err *err)
+{
+    if (t->n_tokens == 0) return tokenizer_from_json(buf_str(&t->tokenizer_json), buf_str(&t->tokenizer_config), out, err);
+    struct tokenizer_vocab v = {
+        .model = t->gguf_model, .pre = t->gguf_pre, .tokens = t->tokens, .kinds = t->kinds, .n_tokens = t->n_tokens,
+        .merges = t->merges, .n_merges = t->n_merges, .bos = t->bos, .eos = t->eos, .add_bos = t->add_bos, .add_eos = t->add_eos,
+    };
+    return tokenizer_from_vocab(&v, out, err);
+}
+
+static enum status load_text(struct node_model *m, const struct node_options *o, struct err *err)
+{
+    struct model_text text;
+    TRY(model_text_load(o->model_path, &text, err));
+    enum status st = make_tokenizer(&text, &m->tokenizer, err);
+    if (st == OK && o->chat_template) {
+        buf_clear(&text.chat_template);
+        st = read_template(o->chat_template, &text.chat_template, err);
+    }
+    if (st == OK && text.chat_template.len) {
+        st = chat_create(buf_str(&text.chat_template), text.bos_text, text.eos_text, text.pad_text, text.unk_text, &m->chat, err);
+        if (st != OK) err_prefix(err, "chat template: ");
+    }
+    model_text_release(&text);
+    return st;
+}
+
+struct progress_bar {
+    uint64_t t_last_ms;
+    bool     tty;
+};
+
+static void show_progress(void *arg, double done)
+{
+    struct progress_bar *bar = arg;
+    uint64_t now = clock_ms();
+    if (now - bar->t_last_ms < (bar->tty ? 100u : 5000u) && done < 1) return;
+    if (!bar->tty && done >= 1) return; /* the log line below says it */
+    bar->t_last_ms = now;
+    fprintf(stderr, bar->tty ? "\rloading weights %3.0f%%%s" : "loading weights %3.0f%%%s", done * 100, !bar->tty || done >= 1 ? "\n" : "");
+}
+
+enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err)
+{
+    uint64_t t0 = clock_ms();
+    struct progress_bar bar = { .t_last_ms = t0, .tty = isatty(STDERR_FILENO) != 0 };
+    TRY(load_text(m, o, err));
+    TRY(kernel_ctx_create(o->cpu_isa, o->n_threads, &m->kernels, err));
+    struct model_options mo = {
+        .path = o->model_path, .max_rows = o->max_batched_tokens, .max_model_len = o->max_model_len, .kernels = m->kernels,
+        .progress = show_progress, .progress_arg = &bar,
+    };
+    TRY(model_load(&mo, &m->weights, err));
+    m->generation = m->weights->generation;
+    m->n_vocab = m->weights->config.n_vocab;
+    log_info("model loaded", "path=%s arch=%s layers=%u weights_mib=%.0f kernels=%s threads=%d after_ms=%llu", o->model_path,
+             m->weights->config.arch, m->weights->config.n_layers, (double)m->weights->weight_bytes / (1 << 20), m->kernels->ops->name,
+             o->n_threads, (unsigned long long)(clock_ms() - t0));
+    return OK;
+}
+
+void node_model_release(struct node_model *m)
+{
+    model_free(m->weights);
+    kernel_ctx_free(m->kernels);
+    chat_free(m->chat);
+    tokenizer_free(m->tokenizer);
+    *m = (struct node_model){ 0 };
+}
+
+enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
+{
+    struct kv_layout l;
+    uint32_t context = o->max_model_len ? o->max_model_len : m->max_len;
+    uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
+    uint64_t most = per_context * o->max_seqs;
+    model_kv_layout(m, o->block_tokens, 1, &l);
+    uint64_t n = o->n_blocks ? o->n_blocks : o->kv_bytes / kv_layout_block_bytes(&l);
+    if (!o->n_blocks && n > most) n = most;
+    if (n < per_context)
+        return err_field(err, ERR_CONFIG, "max-model-len",
+                         "--max-model-len %u needs %llu KV blocks of %u tokens (%.2f GiB), but there is room for %llu; lower --max-model-len or "
+                         "raise --num-gpu-blocks-override or --kv-cache-memory",
+                         context, (unsigned long long)per_context, o->block_tokens,
+                         (double)(per_context * kv_layout_block_bytes(&l)) / (1 << 30), (unsigned long long)n);
+    if (n > UINT32_MAX / 2) n = UINT32_MAX / 2;
+    *n_blocks = (uint32_t)n;
+    return OK;
+}

@@ -1,0 +1,26 @@
+/* node_model.h - a node's model: text side (tokenizer, chat template) and weights, loaded on a worker thread.
+ * Owner: the node, until the engine takes `weights` (and sets it to NULL there). Thread: load on any, then read-only. */
+#ifndef BATON_DEPLOY_CLI_NODE_MODEL_H
+#define BATON_DEPLOY_CLI_NODE_MODEL_H
+
+#include "deploy/cli/node_options.h"
+#include "shared/model/model.h"
+#include "shared/text/chat.h"
+#include "shared/text/tokenizer.h"
+
+struct node_model {
+    struct tokenizer       *tokenizer;
+    struct chat            *chat;       /* NULL: no template */
+    struct kernel_ctx      *kernels;
+    struct model           *weights;
+    struct model_generation generation;
+    uint32_t                n_vocab;
+};
+
+enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err) MUST_CHECK;
+void        node_model_release(struct node_model *m);
+/* How many KV blocks: --num-gpu-blocks-override, or what kv_bytes hold, at least one full context and at most what max_seqs full
+ * contexts need. ERR_CONFIG when the model's own limits cannot be met. */
+enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err) MUST_CHECK;
+
+#endif

@@ -1,0 +1,66 @@
+/* node_options.h - what a node is told, after configuration: plain values, checked, with defaults filled in.
+ * node_options_read turns a config into this and prints where each value came from. Strings are borrowed from the config or live in
+ * `arena`. Thread: main, at start. */
+#ifndef BATON_DEPLOY_CLI_NODE_OPTIONS_H
+#define BATON_DEPLOY_CLI_NODE_OPTIONS_H
+
+#include "scheduler/directory.h"
+#include "shared/base/config.h"
+#include "shared/base/mem.h"
+
+enum { NODE_NAMES_MAX = 16, NODE_KEYS_MAX = 64 };
+
+struct node_options {
+    struct arena   arena;
+    /* model */
+    const char    *model;              /* as given */
+    char          *model_path;         /* where it was found */
+    const char    *names[NODE_NAMES_MAX];
+    size_t         n_names;
+    const char    *chat_template;      /* file or NULL */
+    /* engine */
+    const char    *cpu_isa;
+    int            n_threads;
+    uint32_t       max_model_len;      /* 0: the model's own */
+    uint32_t       block_tokens, n_blocks; /* n_blocks 0: from kv_bytes */
+    uint64_t       kv_bytes;
+    uint32_t       max_seqs, max_batched_tokens, max_waiting;
+    bool           prefix_cache;
+    /* faces */
+    const char    *host;
+    uint16_t       port, metrics_port; /* port 0 with `http` false: no HTTP at all */
+    bool           http;
+    const char    *api_keys[NODE_KEYS_MAX];
+    size_t         n_api_keys;
+    uint32_t       max_requests;
+    uint32_t       shutdown_s;
+    /* cluster */
+    enum node_role role;
+    const char    *topic;
+    struct str     secret;
+    const char    *cluster_host;       /* listen address of node-to-node ports: loopback unless there is a secret */
+    char          *advertise_host;     /* how peers reach it */
+    uint16_t       cluster_port;       /* --pd-comm-port, 0: any */
+    uint16_t       kv_port;            /* --cache-queue-port, 0: any */
+    const char    *protocols;          /* --cache-transfer-protocol, rows that are built */
+    bool           kv_checksum;
+    /* directory */
+    const char    *directory;          /* "local", "http", "redis" */
+    const char    *directory_host;     /* http: the holder */
+    uint16_t       directory_port;
+    bool           holds_directory;    /* local: others register on control_port */
+    uint16_t       control_port;       /* --engine-worker-queue-port */
+    const char    *redis_host, *redis_password;
+    uint16_t       redis_port;
+    int            redis_db;
+    uint32_t       ttl_s;
+    uint32_t       grace_ms;
+};
+
+/* Contradictions and unusable values are ERR_CONFIG with the option's name. The caller releases it in any case. */
+enum status node_options_read(const struct config *c, struct node_options *out, struct err *err) MUST_CHECK;
+void        node_options_release(struct node_options *o);
+/* The start page: role, topic, ports, peers, limits, each with its source. */
+void        node_options_print(const struct node_options *o, const struct config *c, struct buf *out);
+
+#endif
