@@ -1,0 +1,345 @@
+/* sampler.c - one row of logits to one token.
+ *
+ * Greedy and drawn tokens share the steps up to the temperature, done on a scratch copy (skipped when nothing changes the
+ * logits). A draw then works on p[i] = exp((x[i] - max) / T), unnormalised, max p = 1. Truncation never sorts the vocabulary:
+ * min_p is one threshold, top_k and top_p are found by a quickselect over the candidates that can still be in the set. All
+ * three end as one `struct cutoff`, the last kept entry in the order (larger p first, then smaller id), and the draw walks the
+ * vocabulary in index order. Sums are in double and in a fixed order, exp is our own: the same logits, parameters, seed and
+ * index give the same token on every host.
+ * Logits that are NaN count as -inf, +inf as the largest float.
+ * Thread: engine. */
+#include "shared/engine/sampler.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+#include "shared/base/rng.h"
+
+#define TEMPERATURE_GREEDY 1e-5f /* below: no draw */
+#define TEMPERATURE_MIN    1e-2f /* smaller ones are raised to this, as in vLLM */
+#define SEEN               0x80000000u
+
+struct cand {
+    float   p;
+    int32_t id;
+};
+
+/* Kept are the entries that come before `p, id` in the order (larger p, then smaller id), and this one. */
+struct cutoff {
+    float   p;
+    int32_t id;
+};
+
+struct sampler {
+    uint32_t     n_vocab;
+    float       *x;     /* [n_vocab] processed logits, then p */
+    uint32_t    *count; /* [n_vocab] occurrences while penalties are applied; all 0 between calls */
+    struct cand *cands; /* [n_vocab] */
+};
+
+struct sampler *sampler_create(uint32_t n_vocab)
+{
+    struct sampler *s = MEM_NEW(struct sampler);
+    s->n_vocab = n_vocab;
+    s->x = MEM_ARRAY(float, n_vocab);
+    s->count = MEM_ARRAY(uint32_t, n_vocab);
+    s->cands = MEM_ARRAY(struct cand, n_vocab);
+    return s;
+}
+
+void sampler_free(struct sampler *s)
+{
+    if (!s) return;
+    mem_free(s->x);
+    mem_free(s->count);
+    mem_free(s->cands);
+    mem_free(s);
+}
+
+static bool in_vocab(const struct sampler *s, int32_t id)
+{
+    return id >= 0 && (uint32_t)id < s->n_vocab;
+}
+
+static bool is_allowed(const uint64_t *allowed, uint32_t id)
+{
+    return (allowed[id / 64] >> (id % 64) & 1) != 0;
+}
+
+/* ---- what changes logits ---- */
+
+static bool has_penalties(const struct sampling_params *p)
+{
+    return p->presence_penalty != 0 || p->frequency_penalty != 0 || (p->repetition_penalty != 1 && p->repetition_penalty > 0);
+}
+
+static bool ends_too_early(const struct sampler_input *in)
+{
+    return in->n_tokens - in->n_prompt < in->params->min_tokens;
+}
+
+static bool changes_logits(const struct sampler_input *in)
+{
+    const struct sampling_params *p = in->params;
+    return p->allowed || p->n_bias || has_penalties(p) || ends_too_early(in);
+}
+
+static void forbid_ids(struct sampler *s, const int32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (in_vocab(s, ids[i])) s->x[ids[i]] = -INFINITY;
+}
+
+static void apply_penalties(struct sampler *s, const struct sampler_input *in)
+{
+    const struct sampling_params *p = in->params;
+    float r = p->repetition_penalty > 0 ? p->repetition_penalty : 1;
+    for (uint32_t i = 0; i < in->n_tokens; i++) {
+        int32_t t = in->tokens[i];
+        if (!in_vocab(s, t)) continue;
+        if (i < in->n_prompt) s->count[t] |= SEEN;
+        else s->count[t]++;
+    }
+    for (uint32_t i = 0; i < in->n_tokens; i++) {
+        int32_t t = in->tokens[i];
+        if (!in_vocab(s, t) || !s->count[t]) continue; /* 0: done at an earlier occurrence */
+        uint32_t n_out = s->count[t] & ~SEEN;
+        float x = s->x[t];
+        x = x > 0 ? x / r : x * r;
+        x -= p->frequency_penalty * (float)n_out;
+        if (n_out) x -= p->presence_penalty;
+        s->x[t] = x;
+        s->count[t] = 0;
+    }
+}
+
+/* Logits after mask, min_tokens, bias and penalties; the caller's own row when nothing applies. */
+static const float *process(struct sampler *s, const struct sampler_input *in)
+{
+    const struct sampling_params *p = in->params;
+    if (!changes_logits(in)) return in->logits;
+    memcpy(s->x, in->logits, s->n_vocab * sizeof *s->x);
+    if (p->allowed)
+        for (uint32_t i = 0; i < s->n_vocab; i++)
+            if (!is_allowed(p->allowed, i)) s->x[i] = -INFINITY;
+    if (ends_too_early(in)) {
+        forbid_ids(s, in->eos, in->n_eos);
+        forbid_ids(s, p->stop_ids, p->n_stop_ids);
+    }
+    for (uint32_t i = 0; i < p->n_bias; i++)
+        if (in_vocab(s, p->bias[i].id)) s->x[p->bias[i].id] += p->bias[i].bias;
+    if (has_penalties(p)) apply_penalties(s, in);
+    return s->x;
+}
+
+/* First largest entry. A row without a single usable value gives the first allowed token. */
+static int32_t argmax(const float *x, uint32_t n, const uint64_t *allowed)
+{
+    int32_t best = -1;
+    float best_x = -INFINITY;
+    for (uint32_t i = 0; i < n; i++) {
+        if (x[i] > best_x) { /* false for NaN */
+            best_x = x[i];
+            best = (int32_t)i;
+        }
+    }
+    if (best >= 0) return best;
+    for (uint32_t i = 0; allowed && i < n; i++)
+        if (is_allowed(allowed, i)) return (int32_t)i;
+    return 0;
+}
+
+/* ---- the draw ---- */
+
+/* exp(x) for x <= 0, relative error under 1e-9: 2^k * e^r with |r| <= ln2/2. The same bits on every host, which
+ * the C library does not promise. */
+static float exp_neg(double x)
+{
+    if (!(x > -87.0)) return 0; /* below the normal floats; NaN too */
+    double k = (double)(int)(x * 1.4426950408889634 - 0.5);
+    double r = x - k * 0.6931471805599453;
+    double e = 1.0 / 40320;
+    e = e * r + 1.0 / 5040;
+    e = e * r + 1.0 / 720;
+    e = e * r + 1.0 / 120;
+    e = e * r + 1.0 / 24;
+    e = e * r + 1.0 / 6;
+    e = e * r + 0.5;
+    e = e * r + 1;
+    e = e * r + 1;
+    union {
+        uint64_t u;
+        double   d;
+    } scale = { .u = (uint64_t)(1023 + (int)k) << 52 };
+    return (float)(e * scale.d);
+}
+
+static void to_probabilities(struct sampler *s, const float *x, float max, float temperature)
+{
+    double inv_t = 1.0 / (double)(temperature < TEMPERATURE_MIN ? TEMPERATURE_MIN : temperature);
+    if (max > FLT_MAX) max = FLT_MAX;
+    for (uint32_t i = 0; i < s->n_vocab; i++) {
+        float v = x[i] > FLT_MAX ? FLT_MAX : x[i];
+        s->x[i] = exp_neg(((double)v - (double)max) * inv_t); /* NaN: 0 */
+    }
+}
+
+static bool comes_before(struct cand a, struct cand b)
+{
+    return a.p > b.p || (a.p == b.p && a.id < b.id);
+}
+
+static bool is_kept(struct cutoff c, float p, int32_t id)
+{
+    return p > c.p || (p == c.p && id <= c.id);
+}
+
+/* Smallest head of c, in the order of comes_before, whose weight (count, or mass of p) reaches `target`: its last entry.
+ * Reorders c. Quickselect: the half that cannot hold the border is counted whole, never sorted. */
+static struct cand select_border(struct cand *c, uint32_t n, double target, bool by_count)
+{
+    uint32_t lo = 0, hi = n, mix = 0x9e3779b9u;
+    double before = 0; /* weight of c[0..lo) */
+    ASSERT(n > 0);
+    while (hi - lo > 1) {
+        mix = mix * 1664525u + 1013904223u; /* a fixed sequence of pivots: no order of the vocabulary is a bad one */
+        struct cand pivot = c[lo + (uint32_t)((uint64_t)mix * (hi - lo) >> 32)];
+        uint32_t m = lo;
+        double weight = 0;
+        for (uint32_t i = lo; i < hi; i++) {
+            if (!comes_before(c[i], pivot)) continue;
+            struct cand t = c[i];
+            c[i] = c[m];
+            c[m++] = t;
+            weight += by_count ? 1 : (double)t.p;
+        }
+        if (m > lo && before + weight >= target) {
+            hi = m;
+            continue;
+        }
+        before += weight + (by_count ? 1 : (double)pivot.p);
+        if (before >= target) return pivot;
+        /* The border comes after the pivot: move it to the head's end, out of the range. */
+        for (uint32_t i = m; i < hi; i++) {
+            if (c[i].id != pivot.id) continue;
+            c[i] = c[m];
+            c[m] = pivot;
+            break;
+        }
+        lo = m + 1;
+        if (lo == hi) return pivot; /* the whole list weighs less than target (rounding) */
+    }
+    return c[lo];
+}
+
+static uint32_t gather(struct sampler *s, struct cutoff keep, float above)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_vocab; i++)
+        if (s->x[i] > above && is_kept(keep, s->x[i], (int32_t)i)) s->cands[n++] = (struct cand){ s->x[i], (int32_t)i };
+    return n;
+}
+
+static double mass(const struct sampler *s, struct cutoff keep, uint32_t *count)
+{
+    double sum = 0;
+    *count = 0;
+    for (uint32_t i = 0; i < s->n_vocab; i++) {
+        if (!is_kept(keep, s->x[i], (int32_t)i)) continue;
+        sum += (double)s->x[i];
+        *count += 1;
+    }
+    return sum;
+}
+
+static struct cutoff truncate(struct sampler *s, const struct sampling_params *p)
+{
+    struct cutoff keep = { FLT_MIN, INT32_MAX }; /* all with a probability */
+    if (p->min_p > keep.p) keep.p = p->min_p < 1 ? p->min_p : 1;
+    if (p->top_k > 0 && (uint32_t)p->top_k < s->n_vocab) {
+        uint32_t n = gather(s, keep, 0);
+        if ((uint32_t)p->top_k < n) keep.p = select_border(s->cands, n, p->top_k, true).p; /* values equal to the k-th stay */
+    }
+    if (p->top_p < 1) {
+        uint32_t n;
+        double total = mass(s, keep, &n), top_p = p->top_p > 0 ? (double)p->top_p : 0;
+        /* All entries of at most (1 - top_p) / n of the mass weigh together at most 1 - top_p: none of them is needed. */
+        float needless = (float)((1 - top_p) * total / (double)n * 0.999);
+        n = gather(s, keep, needless);
+        struct cand border = select_border(s->cands, n, top_p * total, false);
+        keep = (struct cutoff){ border.p, border.id };
+    }
+    return keep;
+}
+
+static int32_t draw(struct sampler *s, const struct sampler_input *in, const float *x)
+{
+    const struct sampling_params *p = in->params;
+    int32_t best = argmax(x, s->n_vocab, p->allowed);
+    float max = x[best];
+    if (!(max > -INFINITY)) return best;
+    to_probabilities(s, x, max, p->temperature);
+    struct cutoff keep = truncate(s, p);
+    uint32_t n_kept;
+    double total = mass(s, keep, &n_kept), sum = 0;
+    double u = rng_uniform(p->seed, 0, in->n_tokens - in->n_prompt) * total;
+    for (uint32_t i = 0; i < s->n_vocab; i++) {
+        if (!is_kept(keep, s->x[i], (int32_t)i)) continue;
+        sum += (double)s->x[i];
+        if (sum > u) return (int32_t)i;
+    }
+    return best;
+}
+
+int32_t sampler_sample(struct sampler *s, const struct sampler_input *in, struct token_logprobs *out)
+{
+    ASSERT(in->n_tokens >= in->n_prompt);
+    const struct sampling_params *p = in->params;
+    const float *x = process(s, in);
+    bool greedy = !(p->temperature >= TEMPERATURE_GREEDY);
+    int32_t id = greedy ? argmax(x, s->n_vocab, p->allowed) : draw(s, in, x);
+    if (p->n_logprobs >= 0) sampler_logprobs(s, in->logits, in->lse, id, p->n_logprobs, out);
+    else *out = (struct token_logprobs){ .id = id };
+    return id;
+}
+
+/* ---- logprobs ---- */
+
+static float logprob_of(float logit, float lse)
+{
+    float lp = logit - lse;
+    return isnan(lp) ? -INFINITY : lp;
+}
+
+static void top_logits(const struct sampler *s, const float *logits, float lse, uint32_t n_top, struct token_logprobs *out)
+{
+    float best[SAMPLER_LOGPROBS_MAX];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->n_vocab; i++) {
+        float v = logits[i];
+        if (n == n_top && !(v > best[n - 1])) continue; /* on a tie the smaller id came first */
+        if (isnan(v)) continue;
+        uint32_t at = n < n_top ? n++ : n - 1;
+        for (; at > 0 && v > best[at - 1]; at--) {
+            best[at] = best[at - 1];
+            out->top[at] = out->top[at - 1];
+        }
+        best[at] = v;
+        out->top[at].id = (int32_t)i;
+        out->top[at].logprob = logprob_of(v, lse);
+    }
+    out->n_top = n;
+}
+
+void sampler_logprobs(struct sampler *s, const float *logits, float lse, int32_t id, int32_t n_top, struct token_logprobs *out)
+{
+    ASSERT(in_vocab(s, id));
+    *out = (struct token_logprobs){ .id = id, .logprob = logprob_of(logits[id], lse) };
+    for (uint32_t i = 0; i < s->n_vocab; i++) out->rank += logits[i] >= logits[id];
+    if (out->rank == 0) out->rank = (int32_t)s->n_vocab; /* the token's own logit is NaN */
+    if (n_top > SAMPLER_LOGPROBS_MAX) n_top = SAMPLER_LOGPROBS_MAX;
+    if (n_top > 0) top_logits(s, logits, lse, (uint32_t)n_top, out);
+}
