@@ -40,7 +40,8 @@ struct engine_options {
     struct metrics *metrics;          /* borrowed */
     void (*on_event)(void *arg, const struct engine_event *ev); /* engine thread; must copy what it keeps and return at once */
     /* PREFILL sequences: after `layer` of tokens [begin, end) of sequence `id` is in the pool. engine thread. `blocks` is the
-     * sequence's block table, valid during the call; blocks stay held until the sequence is released. May be NULL. */
+     * sequence's block table, valid during the call; blocks stay held until the sequence is released. Per layer the ranges
+     * follow each other from 0 to n_tokens; what the prefix cache had comes first, right after STARTED. May be NULL. */
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
     void          *arg;
 };
@@ -79,11 +80,12 @@ struct engine_event {
     uint32_t               n_blocks;     /* RESERVED: blocks for the whole prompt */
     const int32_t         *blocks;       /* RESERVED: [n_blocks], valid during the callback; the first n_cached/block_tokens
                                           * already hold their KV and must not be written */
-    uint64_t               queue_ns, prefill_ns, decode_ns; /* FINISHED: time in each stage */
+    uint64_t               queue_ns, prefill_ns, decode_ns; /* FINISHED: time in each stage; for a reservation queue_ns ends
+                                                             * with engine_activate and prefill_ns is 0 */
     uint32_t               n_recomputed; /* FINISHED: prompt positions computed here although they had been transferred */
 };
 
-/* `out` runs at once. */
+/* `out` runs at once. On failure the model stays the caller's. */
 enum status engine_create(const struct engine_options *o, struct engine **out, struct err *err) MUST_CHECK;
 /* Stop after the running step, end every sequence silently, join the thread. */
 void        engine_free(struct engine *e);
@@ -95,12 +97,14 @@ enum status engine_reserve(struct engine *e, const struct engine_request *r) MUS
 /* The KV of every prompt token is in the reserved blocks; `first` is output token number n_tokens - n_prompt, sampled by
  * the prefill node (it is emitted as a TOKEN by this engine as well, with the logprobs given). Decoding goes on after it. */
 enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first) MUST_CHECK;
-/* End a sequence. fenced: no peer can write to its blocks any more (always true for FULL and PREFILL). Otherwise its
- * blocks go to quarantine until engine_fence(id). Unknown ids are ignored (no event). */
+/* End a sequence. fenced: no peer can write to its blocks any more (always true for FULL and PREFILL, and after
+ * engine_activate). Otherwise its blocks go to quarantine until engine_fence(id); the id stays in use until then. Unknown ids
+ * are ignored (no event). */
 enum status engine_cancel(struct engine *e, uint64_t id, bool fenced) MUST_CHECK;
 /* A peer's writes to the blocks of canceled sequence `id` are over: quarantine → free. */
 enum status engine_fence(struct engine *e, uint64_t id) MUST_CHECK;
-/* A finished prefill_only sequence's KV has left: its blocks may be reused (or stay in the prefix cache). */
+/* A finished prefill_only sequence's KV has left: its blocks may be reused (or stay in the prefix cache). Every finished
+ * prefill_only sequence needs this (or engine_cancel), with max_tokens 0 too. */
 enum status engine_release(struct engine *e, uint64_t id) MUST_CHECK;
 
 /* Facts and load; any thread (atomics). */

@@ -1,0 +1,220 @@
+/* batch.c - see batch.h for the rules. Two passes over the running list: the first settles who takes part (and may preempt), the
+ * second writes rows, so that nobody loses blocks after its rows are in. Thread: engine. */
+#include "shared/engine/batch.h"
+
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/engine/engine_state.h"
+
+void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs)
+{
+    *b = (struct batch){ .max_rows = max_rows, .max_parts = max_seqs };
+    b->max_logits = max_seqs > BATCH_LOGITS_MIN ? max_seqs : BATCH_LOGITS_MIN;
+    b->ids = MEM_ARRAY(int32_t, max_rows);
+    b->pos = MEM_ARRAY(int32_t, max_rows);
+    b->seqs = MEM_ARRAY(struct attn_seq, max_seqs);
+    b->parts = MEM_ARRAY(struct batch_part, max_seqs);
+    b->logit_rows = MEM_ARRAY(int32_t, b->max_logits);
+    b->logits = MEM_ARRAY(struct batch_logit, b->max_logits);
+}
+
+void batch_release(struct batch *b)
+{
+    mem_free(b->ids);
+    mem_free(b->pos);
+    mem_free(b->seqs);
+    mem_free(b->parts);
+    mem_free(b->logit_rows);
+    mem_free(b->logits);
+}
+
+/* ---- preemption ---- */
+
+/* The newest running sequence whose blocks nobody else reads: those of a prefill_only one may be on their way to a peer. */
+static struct seq *newest_running(struct engine *e)
+{
+    struct seq *newest = NULL;
+    LIST_FOREACH(s, &e->running, struct seq, node)
+        if (!s->prefill_only && (!newest || s->order > newest->order)) newest = s;
+    return newest;
+}
+
+static void preempt(struct engine *e, struct seq *s)
+{
+    log_debug("sequence preempted", "req=%llu tokens=%u blocks=%u", (unsigned long long)s->id, s->n_tokens, s->n_blocks);
+    engine_unlist(e, s);
+    seq_drop_blocks(s, e->pool);
+    s->state = SEQ_WAITING;
+    if (s->in_step) e->batch.n_chosen--;
+    s->in_step = false;
+    list_push_front(&e->waiting, &s->node);
+    atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
+    engine_set_owed(e, s, s->n_tokens);
+    counter_add(e->meters.preemptions, 1);
+    e->batch.preempted = true;
+}
+
+/* A block for the next position. False: the sequence itself had to go. */
+static bool make_room(struct engine *e, struct seq *s)
+{
+    while (s->n_blocks <= s->n_computed / e->opt.block_tokens) {
+        if (seq_grow(s, e->pool) == OK) continue;
+        struct seq *victim = newest_running(e);
+        ASSERT(victim != NULL); /* s is one: prefill_only sequences never grow */
+        preempt(e, victim);
+        if (victim == s) return false;
+    }
+    return true;
+}
+
+/* ---- choosing decodes ---- */
+
+static bool is_decode(const struct seq *s)
+{
+    return seq_n_pending(s) == 1;
+}
+
+/* Mark the decodes of this step. Making room for one may preempt others, marked or not yet reached; the walk goes on from the
+ * links of `s`, which is then known to be in the list, or starts again when `s` itself had to go (rare). */
+static void choose_decodes(struct engine *e)
+{
+    struct batch *b = &e->batch;
+    uint32_t max = b->max_rows < b->max_parts ? b->max_rows : b->max_parts;
+    b->n_chosen = 0;
+    for (struct list *l = e->running.next; l != &e->running && b->n_chosen < max;) {
+        struct seq *s = LIST_ENTRY(l, struct seq, node);
+        if (is_decode(s) && !s->in_step) {
+            if (!make_room(e, s)) {
+                l = e->running.next;
+                continue;
+            }
+            s->in_step = true;
+            b->n_chosen++;
+        }
+        l = s->node.next;
+    }
+}
+
+/* ---- writing rows ---- */
+
+/* Does the row at `pos` need logits, and for what? A row has at most one use. */
+static bool logit_use(const struct seq *s, uint32_t pos, bool *sample)
+{
+    *sample = pos + 1 == s->n_tokens && seq_wants_token(s);
+    return *sample || (pos + 1 >= s->lp_next && pos + 1 < s->n_prompt);
+}
+
+/* Add up to `n` pending tokens of s; fewer when the logits rows run out. Returns how many. */
+static uint32_t add_part(struct batch *b, struct seq *s, uint32_t n)
+{
+    uint32_t begin = s->n_computed, end = begin, first_row = b->n_rows;
+    for (; end < begin + n; end++) {
+        bool sample;
+        if (logit_use(s, end, &sample)) {
+            if (b->n_logits == b->max_logits) break;
+            b->logit_rows[b->n_logits] = (int32_t)b->n_rows;
+            b->logits[b->n_logits++] = (struct batch_logit){ s, end, sample };
+        }
+        b->ids[b->n_rows] = s->tokens[end];
+        b->pos[b->n_rows] = (int32_t)end;
+        b->n_rows++;
+    }
+    if (end == begin) return 0;
+    b->seqs[b->n_parts] = (struct attn_seq){
+        .q_begin = (int32_t)first_row,
+        .n_q = (int32_t)(end - begin),
+        .pos_begin = (int32_t)begin,
+        .block_table = s->blocks,
+    };
+    b->parts[b->n_parts++] = (struct batch_part){ s, begin, end };
+    return end - begin;
+}
+
+static bool has_space(const struct batch *b)
+{
+    return b->n_rows < b->max_rows && b->n_parts < b->max_parts;
+}
+
+static void add_pending(struct batch *b, struct seq *s)
+{
+    uint32_t space = b->max_rows - b->n_rows, pending = seq_n_pending(s);
+    add_part(b, s, pending < space ? pending : space);
+}
+
+/* Those that had a turn go behind those that had none. */
+static void add_decodes(struct engine *e)
+{
+    struct list had;
+    list_init(&had);
+    LIST_FOREACH(s, &e->running, struct seq, node) {
+        if (!s->in_step) continue;
+        s->in_step = false;
+        add_pending(&e->batch, s);
+        list_remove(&s->node);
+        list_push(&had, &s->node);
+    }
+    LIST_FOREACH(s, &had, struct seq, node) {
+        list_remove(&s->node);
+        list_push(&e->running, &s->node);
+    }
+}
+
+/* ---- admission ---- */
+
+/* Blocks for all known tokens and, when tokens will be generated here, for the next one: a sequence that starts also moves. */
+static uint32_t blocks_to_start(const struct engine *e, const struct seq *s)
+{
+    uint32_t n = s->n_tokens;
+    if (!s->prefill_only && seq_wants_token(s)) n++;
+    return seq_blocks_for(n, e->opt.block_tokens);
+}
+
+static void announce_start(struct engine *e, struct seq *s)
+{
+    if (s->started) return;
+    s->started = true;
+    s->t_start_ns = clock_ns();
+    s->n_cached = s->n_computed;
+    counter_add(e->meters.prompt_tokens, s->n_prompt);
+    engine_emit(e, &(struct engine_event){ .kind = ENGINE_STARTED, .id = s->id, .stop_token = -1, .n_cached = s->n_cached });
+    if (!s->prefill_only || !s->n_computed || !e->opt.on_kv_ready) return;
+    /* What the cache already has, the receiver may still lack. */
+    for (uint32_t layer = 0; layer < e->layout.n_layers; layer++)
+        e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks);
+}
+
+/* Move the head of the waiting queue to running; NULL when there is none or no room. Nobody overtakes it. */
+static struct seq *admit(struct engine *e)
+{
+    if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return NULL;
+    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
+    if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
+    engine_unlist(e, s);
+    s->state = SEQ_RUNNING;
+    list_push(&e->running, &s->node);
+    e->n_running++;
+    engine_set_owed(e, s, seq_n_pending(s));
+    announce_start(e, s);
+    return s;
+}
+
+void batch_build(struct engine *e)
+{
+    struct batch *b = &e->batch;
+    b->n_rows = b->n_parts = b->n_logits = 0;
+    b->preempted = false;
+    choose_decodes(e);
+    add_decodes(e);
+    LIST_FOREACH(s, &e->running, struct seq, node) {
+        if (!has_space(b)) break;
+        if (!is_decode(s)) add_pending(b, s);
+    }
+    /* Blocks were just taken from the newest: starting anything now would take them from it again. */
+    while (!b->preempted && has_space(b)) {
+        struct seq *s = admit(e);
+        if (!s) break;
+        add_pending(b, s);
+    }
+}

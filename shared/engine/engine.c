@@ -1,0 +1,228 @@
+/* engine.c - life cycle, the public calls and the thread of the engine.
+ *
+ * The calls check and copy on the caller's thread, then post a small command; what happens next is in engine_command.c.
+ * The thread alternates between commands and steps and sleeps in mailbox_wait when neither has anything to do.
+ * engine_free is called by the owner after everyone who posts has stopped. */
+#include "shared/engine/engine.h"
+
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+#include "shared/engine/engine_state.h"
+
+/* Commands of one sequence in flight: one to enter, then activate, cancel, fence or release; some room to spare. */
+enum { COMMANDS_PER_SEQ = 4, COMMANDS_SPARE = 4096 };
+
+/* ---- the thread ---- */
+
+static void *engine_main(void *arg)
+{
+    struct engine *e = arg;
+    struct command c;
+    thread_become(THREAD_ENGINE, "engine");
+    while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
+        while (mailbox_take(e->commands, &c)) engine_do(e, &c);
+        engine_publish(e);
+        atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
+        bool worked = engine_step(e);
+        atomic_store_explicit(&e->load.stepping, worked, memory_order_relaxed);
+        if (worked) continue;
+        engine_publish(e);
+        mailbox_wait(e->commands, -1);
+    }
+    return NULL;
+}
+
+/* ---- create and free ---- */
+
+static enum status check_options(const struct engine_options *o, struct err *err)
+{
+    ASSERT(o->model && o->device && o->metrics && o->on_event);
+    if (o->block_tokens < 1 || o->block_tokens > KERNEL_BLOCK_TOKENS_MAX)
+        return err_field(err, ERR_CONFIG, "block-size", "block-size is %u; it must be between 1 and %d tokens.", o->block_tokens,
+                         KERNEL_BLOCK_TOKENS_MAX);
+    if (o->n_blocks < 1) return err_set(err, ERR_CONFIG, "The KV cache has no blocks; it needs at least 1.");
+    if (o->max_seqs < 1 || o->max_waiting < 1 || o->max_batched_tokens < 1)
+        return err_set(err, ERR_CONFIG,
+                       "The limits of sequences per step (%u), waiting sequences (%u) and tokens per step (%u) must be at least 1.",
+                       o->max_seqs, o->max_waiting, o->max_batched_tokens);
+    if (o->max_batched_tokens > o->model->max_rows)
+        return err_set(err, ERR_CONFIG, "Steps of %u tokens were asked for, but the model was loaded for %u.", o->max_batched_tokens,
+                       o->model->max_rows);
+    return OK;
+}
+
+static void set_limits(struct engine *e)
+{
+    const struct model *m = e->opt.model;
+    uint64_t pool_tokens = (uint64_t)e->opt.n_blocks * e->opt.block_tokens;
+    e->limits = (struct seq_limits){
+        .n_vocab = m->config.n_vocab,
+        .max_len = pool_tokens < m->max_len ? (uint32_t)pool_tokens : m->max_len,
+        .block_tokens = e->opt.block_tokens,
+        .model_fingerprint = e->layout.model_fingerprint,
+    };
+}
+
+static enum status alloc_kv(struct engine *e, struct err *err)
+{
+    model_kv_layout(e->opt.model, e->opt.block_tokens, e->opt.n_blocks, &e->layout);
+    TRY(kv_layout_check(&e->layout, err));
+    return device_mem_alloc(e->opt.device, kv_layout_pool_bytes(&e->layout), DEVICE_MEM_SHARED, &e->kv, err);
+}
+
+static void release(struct engine *e)
+{
+    size_t pos = 0;
+    struct str key;
+    void *value;
+    while (map_next(&e->seqs, &pos, &key, &value)) {
+        struct seq *s = value;
+        s->n_blocks = 0; /* the pool's counters go as a whole */
+        seq_free(s);
+    }
+    map_release(&e->seqs);
+    mailbox_free(e->commands);
+    kv_pool_free(e->pool);
+    sampler_free(e->sampler);
+    batch_release(&e->batch);
+    mem_free(e->logits);
+    mem_free(e->lse);
+    if (e->kv.ptr) device_mem_free(e->opt.device, &e->kv);
+    mem_free(e);
+}
+
+enum status engine_create(const struct engine_options *o, struct engine **out, struct err *err)
+{
+    TRY(check_options(o, err));
+    struct engine *e = MEM_NEW(struct engine);
+    e->opt = *o;
+    list_init(&e->waiting);
+    list_init(&e->running);
+    batch_init(&e->batch, o->max_batched_tokens, o->max_seqs);
+    e->commands = mailbox_create(sizeof(struct command),
+                                 COMMANDS_SPARE + COMMANDS_PER_SEQ * ((size_t)o->max_waiting + o->max_seqs), NULL, NULL);
+    enum status st = alloc_kv(e, err);
+    if (st != OK) goto err_engine;
+    set_limits(e);
+    e->pool = kv_pool_create(o->n_blocks, o->block_tokens, o->prefix_cache);
+    e->sampler = sampler_create(e->limits.n_vocab);
+    e->logits = MEM_ARRAY(float, (size_t)e->batch.max_logits * e->limits.n_vocab);
+    e->lse = MEM_ARRAY(float, e->batch.max_logits);
+    meters_init(&e->meters, o->metrics);
+    engine_publish(e);
+    st = thread_start(&e->thread, engine_main, e);
+    if (st != OK) {
+        err_set(err, st, "The engine thread could not be started.");
+        goto err_engine;
+    }
+    *out = e;
+    return OK;
+
+err_engine:
+    release(e);
+    return st;
+}
+
+void engine_free(struct engine *e)
+{
+    if (!e) return;
+    struct command c;
+    atomic_store_explicit(&e->stop, true, memory_order_release);
+    mailbox_close(e->commands);
+    pthread_join(e->thread, NULL);
+    while (mailbox_take(e->commands, &c)) command_drop(&c);
+    kv_pool_verify(e->pool);
+    model_free(e->opt.model);
+    release(e);
+}
+
+/* ---- commands: any thread ---- */
+
+static enum status post(struct engine *e, struct command *c)
+{
+    enum status st = mailbox_post(e->commands, c);
+    if (st != OK) command_drop(c);
+    return st;
+}
+
+enum status engine_submit(struct engine *e, const struct engine_request *r)
+{
+    struct command c = { .kind = COMMAND_SUBMIT, .id = r->id };
+    TRY(seq_create(r, &e->limits, &c.seq));
+    if (atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed) >= e->opt.max_waiting) {
+        atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
+        command_drop(&c);
+        return ERR_FULL;
+    }
+    uint32_t n_tokens = c.seq->n_tokens;
+    engine_set_owed(e, c.seq, n_tokens);
+    enum status st = post(e, &c);
+    if (st != OK) {
+        atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&e->load.waiting_tokens, n_tokens, memory_order_relaxed);
+    }
+    return st;
+}
+
+enum status engine_reserve(struct engine *e, const struct engine_request *r)
+{
+    struct command c = { .kind = COMMAND_RESERVE, .id = r->id };
+    TRY(seq_create(r, &e->limits, &c.seq));
+    if (!seq_wants_token(c.seq)) { /* nothing to decode */
+        command_drop(&c);
+        return ERR_INVALID;
+    }
+    return post(e, &c);
+}
+
+enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first)
+{
+    if (first->id < 0 || (uint32_t)first->id >= e->limits.n_vocab || first->n_top > SAMPLER_LOGPROBS_MAX) return ERR_INVALID;
+    struct command c = { .kind = COMMAND_ACTIVATE, .id = id, .first = mem_try_calloc(1, sizeof *first) };
+    if (!c.first) return ERR_NOMEM;
+    *c.first = *first;
+    return post(e, &c);
+}
+
+enum status engine_cancel(struct engine *e, uint64_t id, bool fenced)
+{
+    return post(e, &(struct command){ .kind = COMMAND_CANCEL, .id = id, .fenced = fenced });
+}
+
+enum status engine_fence(struct engine *e, uint64_t id)
+{
+    return post(e, &(struct command){ .kind = COMMAND_FENCE, .id = id });
+}
+
+enum status engine_release(struct engine *e, uint64_t id)
+{
+    return post(e, &(struct command){ .kind = COMMAND_RELEASE, .id = id });
+}
+
+/* ---- facts: any thread ---- */
+
+void engine_get_stats(const struct engine *e, struct engine_stats *out)
+{
+    const struct engine_load *l = &e->load;
+    *out = (struct engine_stats){
+        .n_running = atomic_load_explicit(&l->n_running, memory_order_relaxed),
+        .n_waiting = atomic_load_explicit(&l->n_waiting, memory_order_relaxed),
+        .n_reserved = atomic_load_explicit(&l->n_reserved, memory_order_relaxed),
+        .n_blocks = e->layout.n_blocks,
+        .n_blocks_free = atomic_load_explicit(&l->n_blocks_free, memory_order_relaxed),
+        .n_steps = atomic_load_explicit(&l->n_progress, memory_order_relaxed),
+        .waiting_tokens = atomic_load_explicit(&l->waiting_tokens, memory_order_relaxed),
+        /* A command not yet taken is work too: a thread that hangs in its callback shows that way. */
+        .has_work = atomic_load_explicit(&l->stepping, memory_order_relaxed) || mailbox_len(e->commands) > 0,
+    };
+}
+
+const struct kv_layout *engine_kv_layout(const struct engine *e)
+{
+    return &e->layout;
+}
+
+const struct dev_mem *engine_kv_memory(const struct engine *e)
+{
+    return &e->kv;
+}

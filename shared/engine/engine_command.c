@@ -1,0 +1,136 @@
+/* engine_command.c - what each command does. All run on the engine thread between two steps, so no command ever meets a
+ * sequence inside a batch. A command for an id that is not live (it finished a moment ago) does nothing. */
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/engine/engine_state.h"
+
+void command_drop(struct command *c)
+{
+    seq_free(c->seq);
+    mem_free(c->first);
+    c->seq = NULL;
+    c->first = NULL;
+}
+
+static struct seq *find(const struct engine *e, uint64_t id)
+{
+    return map_get(&e->seqs, map_key_u64(&id));
+}
+
+/* Make the sequence live. Two live ones with one id cannot be told apart in events, so the second is turned away. */
+static bool enter(struct engine *e, struct seq *s)
+{
+    if (find(e, s->id)) {
+        log_error("sequence id in use", "req=%llu", (unsigned long long)s->id);
+        return false;
+    }
+    s->order = ++e->last_order;
+    void *was = map_put(&e->seqs, map_key_u64(&s->id), s);
+    ASSERT(was == NULL);
+    return true;
+}
+
+static void do_submit(struct engine *e, struct seq *s)
+{
+    s->state = SEQ_WAITING; /* counted in n_waiting and waiting_tokens by engine_submit */
+    if (!enter(e, s)) {
+        uint64_t id = s->id;
+        engine_unlist(e, s);
+        engine_set_owed(e, s, 0);
+        seq_free(s);
+        engine_emit(e, &(struct engine_event){
+                           .kind = ENGINE_FINISHED, .id = id, .status = ERR_INVALID, .finish = FINISH_ERROR, .stop_token = -1 });
+        return;
+    }
+    list_push(&e->waiting, &s->node);
+    /* A moved request may have all its tokens already. */
+    if (!seq_wants_token(s) && s->lp_next >= s->n_prompt) engine_finish(e, s, OK, FINISH_LENGTH, -1);
+}
+
+static enum status try_reserve(struct engine *e, struct seq *s)
+{
+    if (!enter(e, s)) return ERR_INVALID;
+    s->state = SEQ_RESERVED;
+    e->n_reserved++;
+    s->lp_next = s->n_prompt; /* scored where the prompt is computed */
+    s->prefill_only = false;
+    enum status st = seq_take_blocks(s, e->pool, e->opt.block_tokens, seq_blocks_for(s->n_tokens, e->opt.block_tokens));
+    s->n_cached = s->n_computed;
+    return st;
+}
+
+static void do_reserve(struct engine *e, struct seq *s)
+{
+    struct engine_event ev = { .kind = ENGINE_RESERVED, .id = s->id, .stop_token = -1 };
+    ev.status = try_reserve(e, s);
+    if (ev.status == OK) {
+        ev.n_cached = s->n_cached;
+        ev.n_blocks = s->n_blocks;
+        ev.blocks = s->blocks;
+    } else if (ev.status == ERR_BUSY) {
+        engine_forget(e, s);
+    } else {
+        seq_free(s);
+    }
+    engine_emit(e, &ev);
+}
+
+static void do_activate(struct engine *e, uint64_t id, const struct token_logprobs *first)
+{
+    struct seq *s = find(e, id);
+    if (!s || s->state != SEQ_RESERVED) return;
+    engine_unlist(e, s);
+    s->state = SEQ_RUNNING;
+    s->order = ++e->last_order;
+    list_push(&e->running, &s->node);
+    e->n_running++;
+    s->started = true;
+    s->t_start_ns = clock_ns();
+    s->xfer_begin = s->n_computed;
+    s->xfer_end = s->n_computed = s->n_tokens;
+    seq_name_blocks(s, e->pool, e->opt.block_tokens);
+    engine_take_token(e, s, first);
+}
+
+static void do_cancel(struct engine *e, uint64_t id, bool fenced)
+{
+    struct seq *s = find(e, id);
+    if (!s || s->state == SEQ_QUARANTINED) return;
+    if (s->state == SEQ_RESERVED && !fenced) {
+        engine_unlist(e, s);
+        seq_quarantine_blocks(s, e->pool);
+        s->state = SEQ_QUARANTINED;
+    } else {
+        engine_forget(e, s);
+    }
+    engine_emit(e, &(struct engine_event){ .kind = ENGINE_CANCELED, .id = id, .status = ERR_CANCELED, .stop_token = -1 });
+}
+
+static void do_fence(struct engine *e, uint64_t id)
+{
+    struct seq *s = find(e, id);
+    if (!s || s->state != SEQ_QUARANTINED) return;
+    seq_fence_blocks(s, e->pool);
+    engine_forget(e, s);
+}
+
+static void do_release(struct engine *e, uint64_t id)
+{
+    struct seq *s = find(e, id);
+    if (s && s->state == SEQ_HELD) engine_forget(e, s);
+}
+
+void engine_do(struct engine *e, const struct command *c)
+{
+    switch (c->kind) {
+    case COMMAND_SUBMIT: do_submit(e, c->seq); break;
+    case COMMAND_RESERVE: do_reserve(e, c->seq); break;
+    case COMMAND_ACTIVATE: do_activate(e, c->id, c->first); break;
+    case COMMAND_CANCEL: do_cancel(e, c->id, c->fenced); break;
+    case COMMAND_FENCE: do_fence(e, c->id); break;
+    case COMMAND_RELEASE: do_release(e, c->id); break;
+    }
+    mem_free(c->first);
+}

@@ -1,0 +1,204 @@
+/* engine_rig.h - an engine with the tiny Llama checkpoint, and what came out of it.
+ *
+ * One request's events are gathered in a `struct answer`; requests are made from numbers, so that a test says (length, seed).
+ * Included by the engine's test programs only. Thread: the test's; events arrive through a mailbox. */
+#ifndef BATON_TESTS_UNIT_ENGINE_ENGINE_RIG_H
+#define BATON_TESTS_UNIT_ENGINE_ENGINE_RIG_H
+
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/device.h"
+#include "shared/base/mailbox.h"
+#include "shared/base/mem.h"
+#include "shared/base/rng.h"
+#include "shared/engine/engine.h"
+#include "tests/harness/test.h"
+
+enum { RIG_BLOCK_TOKENS = 16, RIG_TOKENS_MAX = 2048, RIG_OUT_MAX = 256, RIG_BLOCKS_MAX = 128, RIG_WAIT_MS = 30000, RIG_VOCAB = 512 };
+
+struct rig_event {
+    struct engine_event ev;
+    int32_t             blocks[RIG_BLOCKS_MAX]; /* RESERVED */
+};
+
+struct rig {
+    struct device     *device;
+    struct kernel_ctx *kernels;
+    struct metrics    *metrics;
+    struct engine     *engine;
+    struct mailbox    *events;
+};
+
+struct rig_options {
+    uint32_t n_blocks, max_seqs, max_batched_tokens, max_waiting;
+    bool     no_prefix_cache;
+    void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
+};
+
+struct answer {
+    uint64_t              id;
+    bool                  done, canceled;
+    struct engine_event   end;
+    uint32_t              n_out, n_scored, first_index;
+    struct token_logprobs out[RIG_OUT_MAX];
+    int32_t               scored_id[RIG_TOKENS_MAX];
+    float                 scored[RIG_TOKENS_MAX]; /* by prompt position */
+};
+
+__attribute__((unused)) static void rig_on_event(void *arg, const struct engine_event *ev)
+{
+    struct rig *r = arg;
+    struct rig_event e = { .ev = *ev };
+    if (ev->blocks) memcpy(e.blocks, ev->blocks, ev->n_blocks * sizeof *ev->blocks);
+    e.ev.blocks = NULL;
+    CHECK_OK(mailbox_post(r->events, &e));
+}
+
+__attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o)
+{
+    struct err err = { 0 };
+    struct stat sb;
+    struct model *model;
+    struct model_options mo = { .path = test_data("goldens/llama/model"), .max_model_len = RIG_TOKENS_MAX };
+    if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
+    *r = (struct rig){ .metrics = metrics_create(), .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL) };
+    CHECK_OK(device_open("cpu", &r->device, &err));
+    CHECK_OK(kernel_ctx_create("auto", 2, &r->kernels, &err));
+    struct engine_options eo = {
+        .device = r->device,
+        .block_tokens = RIG_BLOCK_TOKENS,
+        .n_blocks = o.n_blocks ? o.n_blocks : RIG_BLOCKS_MAX,
+        .max_seqs = o.max_seqs ? o.max_seqs : 64,
+        .max_batched_tokens = o.max_batched_tokens ? o.max_batched_tokens : 256,
+        .max_waiting = o.max_waiting ? o.max_waiting : 256,
+        .prefix_cache = !o.no_prefix_cache,
+        .metrics = r->metrics,
+        .on_event = rig_on_event,
+        .on_kv_ready = o.on_kv_ready,
+        .arg = r,
+    };
+    mo.max_rows = eo.max_batched_tokens;
+    mo.kernels = r->kernels;
+    if (model_load(&mo, &model, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    eo.model = model;
+    if (engine_create(&eo, &r->engine, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+}
+
+__attribute__((unused)) static void rig_close(struct rig *r)
+{
+    engine_free(r->engine);
+    kernel_ctx_free(r->kernels);
+    device_close(r->device);
+    metrics_free(r->metrics);
+    mailbox_free(r->events);
+}
+
+/* A prompt of `n` tokens drawn from `seed`; greedy, `n_out` tokens, best 2 logprobs. The tokens live until the next 64 calls. */
+__attribute__((unused)) static struct engine_request rig_request(uint64_t id, uint32_t n, uint64_t seed, uint32_t n_out)
+{
+    static int32_t ring[64][RIG_TOKENS_MAX];
+    static uint32_t at;
+    int32_t *tokens = ring[at++ % 64];
+    for (uint32_t i = 0; i < n; i++) tokens[i] = 4 + (int32_t)(rng_uniform(seed, 77, i) * (RIG_VOCAB - 4));
+    return (struct engine_request){
+        .id = id,
+        .tokens = tokens,
+        .n_tokens = n,
+        .n_prompt = n,
+        .sampling = { .top_p = 1, .repetition_penalty = 1, .seed = seed, .max_tokens = n_out, .ignore_eos = true, .n_logprobs = 2 },
+    };
+}
+
+/* The next event, within the time limit. */
+__attribute__((unused)) static struct rig_event rig_next(struct rig *r)
+{
+    struct rig_event e;
+    while (!mailbox_take(r->events, &e))
+        if (!mailbox_wait(r->events, RIG_WAIT_MS)) test_fail(__FILE__, __LINE__, "no event for %d s", RIG_WAIT_MS / 1000);
+    return e;
+}
+
+__attribute__((unused)) static void answer_add(struct answer *a, const struct engine_event *ev)
+{
+    CHECK(!a->done);
+    switch (ev->kind) {
+    case ENGINE_TOKEN:
+        CHECK(a->n_out < RIG_OUT_MAX);
+        if (a->n_out == 0) a->first_index = ev->index;
+        CHECK_EQ_INT(ev->index, a->first_index + a->n_out);
+        a->out[a->n_out++] = ev->lp;
+        break;
+    case ENGINE_PROMPT_LOGPROB:
+        CHECK_EQ_INT(a->n_out, 0);
+        CHECK_EQ_INT(ev->index, ++a->n_scored); /* in order from 1, each once */
+        a->scored_id[ev->index] = ev->lp.id;
+        a->scored[ev->index] = ev->lp.logprob;
+        break;
+    case ENGINE_CANCELED: a->canceled = true; /* fall through */
+    case ENGINE_FINISHED:
+        a->done = true;
+        a->end = *ev;
+        break;
+    default: break;
+    }
+}
+
+/* Gather events until all n answers, whose ids are set, are done. */
+__attribute__((unused)) static void rig_gather(struct rig *r, struct answer *answers, uint32_t n)
+{
+    for (uint32_t n_done = 0; n_done < n;) {
+        struct rig_event e = rig_next(r);
+        for (uint32_t i = 0; i < n; i++) {
+            if (answers[i].id != e.ev.id) continue;
+            answer_add(&answers[i], &e.ev);
+            n_done += answers[i].done;
+        }
+    }
+}
+
+/* Submit all at once, wait for all. Answers are allocated, the caller frees. */
+__attribute__((unused)) static struct answer *rig_run(struct rig *r, const struct engine_request *reqs, uint32_t n)
+{
+    struct answer *answers = MEM_ARRAY(struct answer, n);
+    for (uint32_t i = 0; i < n; i++) {
+        answers[i].id = reqs[i].id;
+        CHECK_OK(engine_submit(r->engine, &reqs[i]));
+    }
+    rig_gather(r, answers, n);
+    return answers;
+}
+
+/* Bit for bit: ids, logprobs, ranks, the best, the reason. */
+__attribute__((unused)) static void check_same(const struct answer *a, const struct answer *b)
+{
+    CHECK_EQ_INT(a->n_out, b->n_out);
+    for (uint32_t i = 0; i < a->n_out; i++) {
+        CHECK_EQ_INT(a->out[i].id, b->out[i].id);
+        CHECK(memcmp(&a->out[i].logprob, &b->out[i].logprob, sizeof(float)) == 0);
+        CHECK_EQ_INT(a->out[i].rank, b->out[i].rank);
+        CHECK_EQ_INT(a->out[i].n_top, b->out[i].n_top);
+        CHECK(memcmp(a->out[i].top, b->out[i].top, a->out[i].n_top * sizeof a->out[i].top[0]) == 0);
+    }
+    CHECK_EQ_INT(a->end.finish, b->end.finish);
+}
+
+__attribute__((unused)) static uint64_t rig_count(struct rig *r, const char *name)
+{
+    return counter_value(metrics_counter(r->metrics, name, "", ""));
+}
+
+/* The engine publishes its load after it sent its events: wait for it. */
+__attribute__((unused)) static void rig_await_free_blocks(struct rig *r, uint32_t want)
+{
+    struct engine_stats s = { 0 };
+    for (int ms = 0; ms < RIG_WAIT_MS; ms++) {
+        engine_get_stats(r->engine, &s);
+        if (s.n_blocks_free == want) return;
+        usleep(1000);
+    }
+    test_fail(__FILE__, __LINE__, "%u blocks are free, not %u", s.n_blocks_free, want);
+}
+
+#endif
