@@ -13,7 +13,7 @@ _Noreturn void assert_fail(const char *expr, const char *file, int line, const c
     char text[512];
     int n = snprintf(text, sizeof text, "assertion failed: %s at %s:%d in %s\n", expr, file, line, func);
     if (n >= (int)sizeof text) n = (int)sizeof text - 1;
-    /* write and backtrace_symbols_fd allocate nothing: the heap may be what is broken. */
+    /* The sentence goes out first and without allocating: the heap may be what is broken. */
     if (n > 0 && write(STDERR_FILENO, text, (size_t)n) < 0) abort();
     void *frames[STACK_DEPTH_MAX];
     backtrace_symbols_fd(frames, backtrace(frames, STACK_DEPTH_MAX), STDERR_FILENO);

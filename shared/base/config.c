@@ -298,7 +298,8 @@ static enum status unknown_flag(const struct config *c, struct str word, struct 
                        c->command, c->table[other].commands);
     const char *nearest = nearest_name(c, name);
     if (nearest)
-        return err_set(err, ERR_CONFIG, "there is no option %.*s; did you mean --%s?", STR_ARG(str_sub(word, 0, 80)), nearest);
+        return err_set(err, ERR_CONFIG, "there is no option %.*s; did you mean --%s?", STR_ARG(str_sub(word, 0, 80)),
+                       nearest);
     return err_set(err, ERR_CONFIG, "there is no option %.*s; --help shows all", STR_ARG(str_sub(word, 0, 80)));
 }
 

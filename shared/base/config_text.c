@@ -34,8 +34,8 @@ static void add_words(struct buf *out, const char *words, const char *quote)
 }
 
 /* First row of each group begins it: groups come in the order of the table. */
-static bool begins_group(const struct option *table, const struct option *row, bool (*shown)(const struct option *, const void *),
-                         const void *arg)
+static bool begins_group(const struct option *table, const struct option *row,
+                         bool (*shown)(const struct option *row, const void *arg), const void *arg)
 {
     for (const struct option *r = table; r < row; r++)
         if (shown(r, arg) && strcmp(r->group, row->group) == 0) return false;

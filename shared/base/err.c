@@ -12,7 +12,8 @@ static void copy_cut(char *out, size_t cap, const char *s)
     size_t n = strlen(s);
     if (n >= cap) {
         n = cap - 1;
-        while (n > 0 && ((unsigned char)s[n] & 0xC0) == 0x80) n--;
+        /* Three bytes at most can follow the first one; more are no UTF-8 and are cut anywhere. */
+        for (size_t back = 0; back < 3 && ((unsigned char)s[n] & 0xC0) == 0x80; back++) n--;
     }
     memcpy(out, s, n);
     out[n] = 0;

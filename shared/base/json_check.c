@@ -229,7 +229,8 @@ static enum status scan_after(struct scan *s, bool *more)
             *more = true;
             return object ? scan_key(s) : OK;
         }
-        if (c != (object ? '}' : ']')) return scan_fail(s, s->at, object ? "',' or '}' is expected" : "',' or ']' is expected");
+        if (c != (object ? '}' : ']'))
+            return scan_fail(s, s->at, object ? "',' or '}' is expected" : "',' or ']' is expected");
         s->at++;
         scan_close(s);
     }

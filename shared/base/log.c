@@ -26,8 +26,8 @@
 
 enum { LINE_MAX_BYTES = 4096, NAME_MAX_BYTES = 64, EVENT_MAX_BYTES = 64, RATE_PER_S = 20, RATE_SLOTS = 64 };
 
-/* How often one event was said in the running second. Slots are found by the event's hash; of two events that share
- * one, the newer takes it over (the limit is then looser, never tighter). */
+/* How often one event was said in the running second. When more than RATE_SLOTS events repeat within one second, the
+ * newcomers share a slot and its limit: the log stays bounded whatever is said. */
 struct rate {
     char     event[EVENT_MAX_BYTES];
     uint64_t second;
@@ -157,15 +157,26 @@ static void report_past(uint64_t second)
         if (rates[i].n_dropped && rates[i].second != second) report_dropped(&rates[i]);
 }
 
+/* The event's slot: its own, else one of a second that is over, else a shared one. Lock held. */
+static struct rate *rate_slot(const char *event, uint64_t second)
+{
+    struct rate *idle = NULL;
+    for (size_t i = 0; i < RATE_SLOTS; i++) {
+        if (strncmp(rates[i].event, event, sizeof rates[i].event - 1) == 0) return &rates[i];
+        if (!idle && rates[i].second != second) idle = &rates[i];
+    }
+    if (!idle) return &rates[0];
+    snprintf(idle->event, sizeof idle->event, "%s", event);
+    return idle;
+}
+
+/* Lock held, after report_past: slots of earlier seconds hold no count that was not said. */
 static bool rate_allows(const char *event, uint64_t second)
 {
-    uint32_t h = 2166136261u; /* FNV-1a */
-    for (const char *c = event; *c; c++) h = (h ^ (unsigned char)*c) * 16777619u;
-    struct rate *r = &rates[h % RATE_SLOTS];
-    if (r->second != second || strncmp(r->event, event, sizeof r->event - 1) != 0) {
-        if (r->n_dropped) report_dropped(r);
-        *r = (struct rate){ .second = second };
-        snprintf(r->event, sizeof r->event, "%s", event);
+    struct rate *r = rate_slot(event, second);
+    if (r->second != second) {
+        r->second = second;
+        r->n_written = 0;
     }
     if (r->n_written < RATE_PER_S) {
         r->n_written++;

@@ -108,6 +108,18 @@ TEST(log_repeats_are_limited_and_counted)
     CHECK_EQ_INT(n_dropped, 2000 - n);
 }
 
+TEST(log_many_events_stay_bounded)
+{
+    open_log();
+    for (int i = 0; i < 20000; i++) {
+        char event[32];
+        snprintf(event, sizeof event, "event-%d", i % 200);
+        log_warn(event, "i=%d", i);
+    }
+    int n = count("i=");
+    CHECK(n >= 64 * 20 && n <= 3 * 64 * 20); /* one to three seconds begun */
+}
+
 TEST(log_dir_that_cannot_be_made)
 {
     CHECK_STATUS(log_set_dir("/dev/null/x"), ERR_IO);
@@ -115,4 +127,4 @@ TEST(log_dir_that_cannot_be_made)
 }
 
 TEST_MAIN(CASE(log_line_has_time_level_name_event_and_fields), CASE(log_long_line_is_cut), CASE(log_level_filters),
-          CASE(log_level_from_environment), CASE(log_repeats_are_limited_and_counted), CASE(log_dir_that_cannot_be_made))
+          CASE(log_level_from_environment), CASE(log_repeats_are_limited_and_counted), CASE(log_many_events_stay_bounded), CASE(log_dir_that_cannot_be_made))
