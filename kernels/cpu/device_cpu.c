@@ -1,0 +1,75 @@
+/* device_cpu.c - host memory as a device: private pages, or a memfd that another process may map.
+ *
+ * A memfd has no name in any file system, so nothing is left behind however the process ends; its pages exist only once
+ * touched. It is sealed at its size: a peer that holds the descriptor cannot shrink it under us. Thread: loop at start. */
+#include "kernels/cpu/device_cpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kernels/cpu/pages.h"
+#include "shared/base/mem.h"
+
+static enum status cpu_open(struct device **out, struct err *err)
+{
+    struct device *d = mem_try_calloc(1, sizeof *d);
+    if (!d) return err_set(err, ERR_NOMEM, "no memory for the cpu device");
+    d->ops = &device_cpu_ops;
+    *out = d;
+    return OK;
+}
+
+static void cpu_close(struct device *d) { mem_free(d); }
+
+static enum status no_memory(size_t bytes, int code, struct err *err)
+{
+    return err_set(err, ERR_NOMEM, "cannot get %zu MiB of memory (%s); a lower --num-gpu-blocks-override needs less",
+                   bytes >> 20, strerror(code));
+}
+
+static enum status alloc_shared(size_t bytes, struct dev_mem *out, struct err *err)
+{
+    int fd = memfd_create("baton", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return no_memory(bytes, errno, err);
+    void *p = MAP_FAILED;
+    if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+        p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) {
+        int code = errno;
+        close(fd);
+        return no_memory(bytes, code, err);
+    }
+    *out = (struct dev_mem){ .ptr = p, .bytes = bytes, .fd = fd };
+    return OK;
+}
+
+static enum status cpu_alloc(struct device *d, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err)
+{
+    (void)d;
+    size_t rounded = pages_round(bytes);
+    if (bytes == 0) return err_set(err, ERR_INVALID, "an allocation of 0 bytes was asked for");
+    if (rounded == 0 || rounded > PTRDIFF_MAX) return no_memory(bytes, ENOMEM, err);
+    if (flags & DEVICE_MEM_SHARED) return alloc_shared(rounded, out, err);
+    void *p = pages_map(rounded);
+    if (!p) return no_memory(rounded, errno, err);
+    *out = (struct dev_mem){ .ptr = p, .bytes = rounded, .fd = -1 };
+    return OK;
+}
+
+static void cpu_release(struct device *d, struct dev_mem *m)
+{
+    (void)d;
+    if (m->ptr) munmap(m->ptr, m->bytes);
+    if (m->fd >= 0) close(m->fd);
+}
+
+const struct device_ops device_cpu_ops = {
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .alloc = cpu_alloc,
+    .release = cpu_release,
+};

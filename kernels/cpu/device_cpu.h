@@ -1,0 +1,9 @@
+/* device_cpu.h - the cpu row of kernels/device.h. */
+#ifndef BATON_KERNELS_CPU_DEVICE_CPU_H
+#define BATON_KERNELS_CPU_DEVICE_CPU_H
+
+#include "kernels/device.h"
+
+extern const struct device_ops device_cpu_ops;
+
+#endif

@@ -1,0 +1,12 @@
+/* loops_avx512.h - the inner loops of the avx512 row that lie in files of their own; see struct cpu_loops. */
+#ifndef BATON_KERNELS_CPU_LOOPS_AVX512_H
+#define BATON_KERNELS_CPU_LOOPS_AVX512_H
+
+#include "kernels/cpu/cpu_row.h"
+
+void avx512_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
+void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+void avx512_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k);
+void avx512_attend(float *out, struct attn_state *s, const float *q, const struct attn_tile *t);
+
+#endif

@@ -1,0 +1,30 @@
+/* pages.c - anonymous mappings for weights and private device memory.
+ *
+ * Packed weights are read once per token from end to end; 2 MiB pages save most of the address translations of that.
+ * Huge pages are only asked for where they fit, so small matrices cost no more than they hold. Thread: any. */
+#include "kernels/cpu/pages.h"
+
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static const size_t HUGE_PAGE = (size_t)2 << 20;
+
+size_t pages_round(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return bytes > SIZE_MAX - page ? 0 : (bytes + page - 1) / page * page;
+}
+
+void *pages_map(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (bytes >= HUGE_PAGE) (void)madvise(p, bytes, MADV_HUGEPAGE); /* a hint: a kernel without them refuses */
+    return p;
+}
+
+void pages_unmap(void *p, size_t bytes)
+{
+    if (p) munmap(p, bytes);
+}
