@@ -1,0 +1,124 @@
+/* test_model_files.c - what a folder or a GGUF gives to the tokenizer and the chat template. */
+#include "shared/model/model_files.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/fixtures/gguf_write.h"
+#include "tests/harness/test.h"
+
+static char dir[2048];
+
+static void put(const char *name, struct str text)
+{
+    char path[4096];
+    if (!dir[0]) snprintf(dir, sizeof dir, "%s", test_tmpdir());
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(text.p, 1, text.n, f) == text.n && fclose(f) == 0);
+}
+
+static struct model_text load(void)
+{
+    struct model_text t;
+    struct err        err;
+    if (model_text_load(dir, &t, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    return t;
+}
+
+TEST(folder)
+{
+    put("config.json", STR("{}"));
+    put("tokenizer.json", STR("{\"model\":{}}"));
+    put("tokenizer_config.json", STR("{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":\"</s>\",\"lstrip\":false},\"pad_token\":null,"
+                                     "\"add_bos_token\":true,\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"T\"},{\"name\":\"default\",\"template\":\"D\"}]}"));
+    put("special_tokens_map.json", STR("{\"unk_token\":\"<unk>\",\"bos_token\":\"other\"}"));
+    struct model_text t = load();
+    CHECK_EQ_STR(t.tokenizer_json.data, "{\"model\":{}}");
+    CHECK(t.tokenizer_config.len > 0 && t.n_tokens == 0 && t.add_bos && !t.add_eos);
+    CHECK_EQ_STR(t.chat_template.data, "D");
+    CHECK_EQ_STR(t.bos_text, "<s>");
+    CHECK_EQ_STR(t.eos_text, "</s>");
+    CHECK_EQ_STR(t.unk_text, "<unk>");
+    CHECK(t.pad_text == NULL);
+    model_text_release(&t);
+}
+
+TEST(places_of_the_chat_template)
+{
+    put("config.json", STR("{}"));
+    struct model_text t = load();
+    CHECK_EQ_STR(t.chat_template.data, "");
+    model_text_release(&t);
+    put("chat_template.json", STR("{\"chat_template\":\"J\"}"));
+    t = load();
+    CHECK_EQ_STR(t.chat_template.data, "J");
+    model_text_release(&t);
+    put("tokenizer_config.json", STR("{\"chat_template\":\"C\"}"));
+    t = load();
+    CHECK_EQ_STR(t.chat_template.data, "C");
+    model_text_release(&t);
+    put("chat_template.jinja", STR("F"));
+    t = load();
+    CHECK_EQ_STR(t.chat_template.data, "F");
+    model_text_release(&t);
+}
+
+TEST(malformed_file_is_named)
+{
+    struct model_text t;
+    struct err        err;
+    put("config.json", STR("{}"));
+    put("tokenizer_config.json", STR("{"));
+    CHECK(model_text_load(dir, &t, &err) != OK);
+    CHECK(strstr(err.text, "tokenizer_config.json") != NULL);
+}
+
+static void put_gguf(const int32_t *kinds, size_t n_kinds, uint32_t bos)
+{
+    static const char *const tokens[] = { "<s>", "</s>", "a", "b" }, *const merges[] = { "a b" };
+    struct gguf_write        w = { 0 };
+    struct buf               b = { 0 };
+    gguf_write_text(&w, "tokenizer.ggml.model", "gpt2");
+    gguf_write_text(&w, "tokenizer.ggml.pre", "smollm");
+    gguf_write_texts(&w, "tokenizer.ggml.tokens", tokens, 4);
+    gguf_write_texts(&w, "tokenizer.ggml.merges", merges, 1);
+    gguf_write_i32s(&w, "tokenizer.ggml.token_type", kinds, n_kinds);
+    gguf_write_u32(&w, "tokenizer.ggml.bos_token_id", bos);
+    gguf_write_u32(&w, "tokenizer.ggml.eos_token_id", 1);
+    gguf_write_bool(&w, "tokenizer.ggml.add_bos_token", true);
+    gguf_write_text(&w, "tokenizer.chat_template", "G");
+    gguf_write_finish(&w, &b);
+    put("m.gguf", buf_str(&b));
+    buf_release(&b);
+}
+
+TEST(gguf)
+{
+    put_gguf((int32_t[]){ 3, 3, 1, 1 }, 4, 0);
+    struct model_text t = load(); /* a folder with one .gguf */
+    CHECK(t.n_tokens == 4 && t.n_merges == 1 && t.bos == 0 && t.eos == 1 && t.add_bos && !t.add_eos && t.kinds[1] == 3);
+    CHECK_EQ_STR(t.gguf_model, "gpt2");
+    CHECK_EQ_STR(t.gguf_pre, "smollm");
+    CHECK(str_eq_c(t.tokens[1], "</s>") && str_eq_c(t.merges[0], "a b"));
+    CHECK_EQ_STR(t.bos_text, "<s>");
+    CHECK(t.pad_text == NULL && t.unk_text == NULL);
+    CHECK_EQ_STR(t.chat_template.data, "G");
+    model_text_release(&t);
+}
+
+TEST(gguf_faults)
+{
+    struct model_text t;
+    struct err        err;
+    put_gguf((int32_t[]){ 3, 3, 1 }, 3, 0);
+    CHECK_STATUS(model_text_load(dir, &t, &err), ERR_FORMAT);
+    CHECK(strstr(err.text, "token_type") != NULL);
+    put_gguf((int32_t[]){ 3, 3, 1, 1 }, 4, 4);
+    CHECK_STATUS(model_text_load(dir, &t, &err), ERR_INVALID);
+    CHECK(strstr(err.text, "bos_token_id") != NULL && strstr(err.text, "m.gguf") != NULL);
+}
+
+TEST_MAIN(CASE(folder), CASE(places_of_the_chat_template), CASE(malformed_file_is_named), CASE(gguf), CASE(gguf_faults))
