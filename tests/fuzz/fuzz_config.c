@@ -1,0 +1,26 @@
+/* fuzz_config.c - arbitrary bytes as config.json and generation_config.json (split at the first zero byte). An accepted
+ * configuration must have the properties that binding relies on. */
+#include <stdint.h>
+#include <string.h>
+
+#include "shared/model/config_hf.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct model_config     c;
+    struct model_generation g;
+    struct err              err = { 0 };
+    const uint8_t *zero = size ? memchr(data, 0, size) : NULL;
+    size_t         n = zero ? (size_t)(zero - data) : size;
+    struct str     config = { (const char *)data, n }, generation = { "", 0 };
+    if (zero) generation = (struct str){ (const char *)zero + 1, size - n - 1 };
+    if (config_hf_parse(config, generation, &c, &g, &err) != OK) {
+        if (err.text[0] == 0) __builtin_trap();
+        return 0;
+    }
+    if (c.n_heads % c.n_kv_heads != 0 || c.head_dim % 2 != 0 || c.n_layers == 0 || c.n_eos > MODEL_EOS_MAX || !(c.rms_eps > 0)) __builtin_trap();
+    if (!memchr(c.arch, 0, sizeof c.arch)) __builtin_trap();
+    return 0;
+}
