@@ -146,7 +146,10 @@ INLINE void gemv_panels(float *out, const float *x, const struct weight *w, size
     case DTYPE_F32: gemv_f32(acc, x, data, bytes, w->n_in, n); break;
     case DTYPE_BF16: gemv_bf16(acc, x, data, bytes, w->n_in, n); break;
     case DTYPE_Q8_0: gemv_q8_0(acc, x, data, bytes, w->n_in, n); break;
-    case DTYPE_Q4_1: gemv_q4_1(acc, x, data, bytes, w->n_in, n); break;
+    case DTYPE_Q4_1: /* two at a time: more scales than that do not fit the registers */
+        gemv_q4_1(acc, x, data, bytes, w->n_in, n < 2 ? n : 2);
+        if (n > 2) gemv_q4_1(acc + 2, x, data + 2 * bytes, bytes, w->n_in, n - 2);
+        break;
     case DTYPE_F16:
     case DTYPE_COUNT: break;
     }
