@@ -1,0 +1,742 @@
+/* test_http_server.c - the server over real sockets: forms and limits, framing tricks, pipelining, streams, clients that leave. */
+#include "shared/net/http_server.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "shared/base/mem.h"
+#include "shared/base/metrics.h"
+#include "shared/net/sse.h"
+#include "tests/unit/net/net_fixture.h"
+
+struct site {
+    struct loop        *loop;
+    pthread_t           thread;
+    struct http_server *server;
+    struct http_limits  limits;
+    struct metrics     *metrics;
+    struct err          err;
+    enum status         st;
+    uint16_t            port;
+    atomic_int          n_handled, n_ended, n_gone, n_full;
+    atomic_ullong       gone_ms;
+    sem_t               stopped;
+};
+
+struct answer {
+    struct site          *site;
+    struct http_exchange *x;
+    struct loop_timer    *timer;
+    int                   n;
+};
+
+static void on_end(void *arg, bool gone)
+{
+    struct answer *a = arg;
+    if (gone) {
+        atomic_store(&a->site->gone_ms, clock_ms());
+        atomic_fetch_add(&a->site->n_gone, 1);
+    }
+    atomic_fetch_add(&a->site->n_ended, 1);
+    loop_timer_free(a->timer);
+    mem_free(a);
+}
+
+static void on_later(void *arg)
+{
+    struct answer *a = arg;
+    loop_timer_free(a->timer);
+    a->timer = NULL;
+    http_reply(a->x, 200, "text/plain", NULL, STR("later"));
+}
+
+static void on_stream_tick(void *arg)
+{
+    struct answer *a = arg;
+    char text[32];
+    snprintf(text, sizeof text, "{\"i\":%d}", a->n);
+    enum status st = sse_event(a->x, str_of(text));
+    if (st != OK) return;
+    if (++a->n < 3) return;
+    sse_done(a->x);
+    loop_timer_free(a->timer);
+    a->timer = NULL;
+}
+
+/* As fast as the client does not read. */
+static void on_flood_tick(void *arg)
+{
+    static char block[65536];
+    struct answer *a = arg;
+    for (int i = 0; i < 16; i++) {
+        enum status st = http_stream_write(a->x, (struct str){ block, sizeof block });
+        if (st == ERR_FULL) atomic_fetch_add(&a->site->n_full, 1);
+        if (st != OK) return;
+    }
+}
+
+static void handle_echo(struct http_exchange *x)
+{
+    struct buf b = { 0 };
+    struct str path = http_path(x), query = http_query(x), id = http_header(x, "X-Id"), body = http_body(x);
+    buf_printf(&b, "%s|%.*s|%.*s|%.*s|%.*s", http_method(x), STR_ARG(path), STR_ARG(query), STR_ARG(id), STR_ARG(body));
+    http_reply(x, 200, "text/plain", "X-More: yes\r\n", buf_str(&b));
+    buf_release(&b);
+}
+
+static void handle_large(struct http_exchange *x)
+{
+    size_t n = 20u << 20;
+    char *p = mem_calloc(n, 1);
+    memset(p, 'z', n);
+    http_reply(x, 200, "text/plain", NULL, (struct str){ p, n });
+    mem_free(p);
+}
+
+static void handle(void *arg, struct http_exchange *x)
+{
+    struct site *s = arg;
+    struct answer *a = MEM_NEW(struct answer);
+    struct str path = http_path(x);
+    *a = (struct answer){ .site = s, .x = x };
+    atomic_fetch_add(&s->n_handled, 1);
+    http_set_data(x, a);
+    http_on_end(x, on_end, a);
+    CHECK(http_data(x) == a);
+    CHECK(strncmp(http_peer(x), "127.0.0.1:", 10) == 0);
+    if (str_eq_c(path, "/hang")) return;
+    if (str_eq_c(path, "/later")) a->timer = loop_timer_start(s->loop, 20, 0, on_later, a);
+    else if (str_eq_c(path, "/large")) handle_large(x);
+    else if (str_eq_c(path, "/none")) http_reply(x, 204, NULL, NULL, STR(""));
+    else if (str_eq_c(path, "/stream")) {
+        sse_begin(x, "X-Id: 7\r\n");
+        a->timer = loop_timer_start(s->loop, 1, 1, on_stream_tick, a);
+    } else if (str_eq_c(path, "/flood")) {
+        http_stream_begin(x, 200, "text/plain", NULL);
+        a->timer = loop_timer_start(s->loop, 1, 1, on_flood_tick, a);
+    } else if (str_eq_c(path, "/trickle")) {
+        http_stream_begin(x, 200, "text/plain", NULL);
+        on_flood_tick(a);
+    } else handle_echo(x);
+}
+
+static void site_start_on_loop(void *arg)
+{
+    struct site *s = arg;
+    struct http_server_options o = { .loop = s->loop, .host = "127.0.0.1", .port = s->port, .limits = s->limits, .handler = handle, .arg = s, .metrics = s->metrics };
+    s->st = http_server_start(&o, &s->server, &s->err);
+    if (s->st == OK) s->port = http_server_port(s->server);
+}
+
+static void site_on_stopped(void *arg)
+{
+    struct site *s = arg;
+    sem_post(&s->stopped);
+}
+
+static void site_stop_on_loop(void *arg)
+{
+    struct site *s = arg;
+    http_server_stop(s->server, 300, site_on_stopped, s);
+}
+
+static struct site *site_open(struct http_limits limits)
+{
+    struct site *s = MEM_NEW(struct site);
+    s->limits = limits;
+    s->metrics = metrics_create();
+    sem_init(&s->stopped, 0, 0);
+    s->thread = fixture_start(&s->loop);
+    fixture_on_loop(s->loop, site_start_on_loop, s);
+    CHECK_OK(s->st);
+    return s;
+}
+
+/* Every exchange has ended, every handle is closed (loop_free insists on it). */
+static void site_close(struct site *s)
+{
+    fixture_on_loop(s->loop, site_stop_on_loop, s);
+    while (sem_wait(&s->stopped) != 0) {}
+    fixture_stop(s->loop, s->thread);
+    CHECK_EQ_INT(atomic_load(&s->n_ended), atomic_load(&s->n_handled));
+    metrics_free(s->metrics);
+    mem_free(s);
+}
+
+static struct site *site_default(void) { return site_open(HTTP_LIMITS_DEFAULT); }
+
+static void site_wait_gone(struct site *s, int n)
+{
+    for (int i = 0; i < 2000 && atomic_load(&s->n_gone) < n; i++) usleep(1000);
+    CHECK_EQ_INT(atomic_load(&s->n_gone), n);
+}
+
+/* Send, read to the end of the connection; the answer's status must be `status` and no handler must have run. */
+static void check_refused(struct site *s, const char *bytes, size_t n, int status)
+{
+    char want[32];
+    struct buf got = { 0 };
+    int before = atomic_load(&s->n_handled), fd = fixture_dial(s->port);
+    snprintf(want, sizeof want, "HTTP/1.1 %d ", status);
+    fixture_send(fd, bytes, n);
+    bool over = fixture_read(fd, &got, SIZE_MAX, 5000);
+    if (!over || !got.data || strncmp(got.data, want, strlen(want)) != 0)
+        test_fail(__FILE__, __LINE__, "wanted %d and the end for \"%.*s\", got \"%s\"", status, (int)(n < 200 ? n : 200), bytes, got.data ? got.data : "nothing");
+    CHECK(strstr(got.data, "\r\nConnection: close\r\n") != NULL);
+    CHECK(strstr(got.data, "\r\n\r\n{\"error\":{\"message\":\"") != NULL);
+    CHECK(strstr(got.data, "\"param\":null,\"code\":\"") != NULL);
+    if (atomic_load(&s->n_handled) != before) test_fail(__FILE__, __LINE__, "a handler saw \"%.*s\"", (int)(n < 200 ? n : 200), bytes);
+    buf_release(&got);
+    close(fd);
+}
+
+TEST(http_server_refuses_ambiguous_and_malformed_requests)
+{
+#define HEAD "POST /x HTTP/1.1\r\nHost: a\r\n"
+    static const struct { int status; const char *bytes; } cases[] = {
+        /* framing */
+        { 400, HEAD "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n" },
+        { 400, HEAD "Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc" },
+        { 400, HEAD "Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd" },
+        { 400, HEAD "Content-Length: 3, 3\r\n\r\nabc" },
+        { 400, HEAD "Content-Length: +3\r\n\r\nabc" },
+        { 400, HEAD "Content-Length: -3\r\n\r\nabc" },
+        { 400, HEAD "Content-Length: 0x3\r\n\r\nabc" },
+        { 400, HEAD "Content-Length: 3 3\r\n\r\nabc" },
+        { 400, HEAD "Content-Length:\r\n\r\n" },
+        { 400, HEAD "Content-Length: 99999999999999999999999\r\n\r\n" },
+        { 400, HEAD "Content-Length : 3\r\n\r\nabc" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" },
+        { 501, HEAD "Transfer-Encoding: gzip\r\n\r\n" },
+        { 501, HEAD "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" },
+        { 501, HEAD "Transfer-Encoding: identity\r\n\r\n" },
+        { 501, HEAD "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" },
+        { 400, "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" },
+        { 411, HEAD "Content-Type: application/json\r\n\r\n" },
+        /* chunks */
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhelloX\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5 \r\nhello\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n 5\r\nhello\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n\r\nhello\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n00000000000000005\r\nhello\r\n0\r\n\r\n" },
+        { 413, HEAD "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nhello" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5;a=\x01\r\nhello\r\n0\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nContent-Length: 4\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nHost: b\r\n\r\n" },
+        { 400, HEAD "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nX: b\n\r\n" },
+        /* lines */
+        { 400, "GET / HTTP/1.1\nHost: a\n\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\n\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\rX: y\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\n\rX: y\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nX:\rTransfer-Encoding: chunked\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nX: y\r\n folded\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nX: y\r\n\tfolded\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\n Host: a\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nX: a\x01z\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nX\x7f: a\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nnocolon\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\n: novalue\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nX(y): z\r\n\r\n" },
+        { 400, "\r\n\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n" },
+        /* request line */
+        { 400, "GET /\r\n" },
+        { 400, "GET  / HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET / x HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET /\tx HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET / HTTP/1.1 \r\nHost: a\r\n\r\n" },
+        { 400, "GET /\xc3\xa4 HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET x HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET /#f HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET /%00 HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET /%g0 HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET /%4 HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET * HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 505, "GET / HTTP/2.0\r\nHost: a\r\n\r\n" },
+        { 505, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" },
+        { 505, "GET / HTTP/1.2\r\nHost: a\r\n\r\n" },
+        { 400, "OPTIONS / RTSP/1.0\r\nHost: a\r\n\r\n" },
+        { 501, "BREW / HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 501, "get / HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 501, "PROPFIND / HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 405, "TRACE / HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 405, "CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "\x16\x03\x01\x02" },
+        /* headers that are said once */
+        { 400, "GET / HTTP/1.1\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n" },
+        { 400, "GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a b\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a/b\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: u@a\r\n\r\n" },
+        { 400, "GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n" },
+        { 400, "GET / HTTP/1.1\r\nHost: a\r\nAuthorization: x\r\nAuthorization: y\r\n\r\n" },
+        { 417, HEAD "Expect: 200-ok\r\nContent-Length: 1\r\n\r\nx" },
+    };
+#undef HEAD
+    struct site *s = site_default();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) check_refused(s, cases[i].bytes, strlen(cases[i].bytes), cases[i].status);
+    check_refused(s, "GET / HTTP/1.1\r\nHost: a\r\nX: a\0b\r\n\r\n", 37, 400);
+    site_close(s);
+}
+
+
+static void fill(struct buf *b, char c, size_t n)
+{
+    for (size_t i = 0; i < n; i++) buf_add_char(b, c);
+}
+
+TEST(http_server_holds_its_limits)
+{
+    struct http_limits l = { .header_bytes = 1000, .n_headers = 5, .url_bytes = 100, .body_bytes = 2000 };
+    struct site *s = site_open(l);
+    struct buf b = { 0 };
+    /* The URL is refused before its line ends; so is a header block, whether one long value or many short ones. */
+    buf_add_c(&b, "GET /");
+    fill(&b, 'u', 100);
+    check_refused(s, b.data, b.len, 414);
+    buf_clear(&b);
+    fill(&b, 'G', 120);
+    check_refused(s, b.data, b.len, 501);
+    buf_clear(&b);
+    buf_add_c(&b, "GET / HTTP/1.1\r\nHost: a\r\nX: ");
+    fill(&b, 'v', 1000);
+    check_refused(s, b.data, b.len, 431);
+    buf_clear(&b);
+    buf_add_c(&b, "GET / HTTP/1.1\r\nHost: a\r\n");
+    for (int i = 0; i < 5; i++) buf_printf(&b, "X-%d: v\r\n", i);
+    check_refused(s, b.data, b.len, 431);
+    check_refused(s, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2001\r\n\r\n", 51, 413);
+    buf_clear(&b);
+    buf_add_c(&b, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (int i = 0; i < 2001; i++) buf_add_c(&b, "1\r\nz\r\n");
+    check_refused(s, b.data, b.len, 413);
+    /* Extensions: one too long, and many that are short. */
+    buf_clear(&b);
+    buf_add_c(&b, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;");
+    fill(&b, 'e', 300);
+    check_refused(s, b.data, b.len, 400);
+    buf_clear(&b);
+    buf_add_c(&b, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (int i = 0; i < 101; i++) buf_add_c(&b, "1;eeeeeeeee\r\nz\r\n");
+    check_refused(s, b.data, b.len, 400);
+    buf_clear(&b);
+    buf_add_c(&b, "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n");
+    for (int i = 0; i < 5; i++) buf_printf(&b, "X-%d: v\r\n", i);
+    check_refused(s, b.data, b.len, 431);
+    buf_release(&b);
+    site_close(s);
+}
+
+/* Send in one piece and byte by byte; both must give the answer that contains `want`. */
+static void check_served(struct site *s, const char *request, const char *want)
+{
+    for (int bytewise = 0; bytewise < 2; bytewise++) {
+        struct buf got = { 0 };
+        int fd = fixture_dial(s->port);
+        size_t n = strlen(request);
+        for (size_t i = 0; bytewise && i < n; i++) {
+            CHECK(fixture_send(fd, request + i, 1));
+            if (i % 16 == 0) usleep(200);
+        }
+        if (!bytewise) CHECK(fixture_send(fd, request, n));
+        fixture_read_until(fd, &got, 0, "\r\n\r\n");
+        fixture_read_until(fd, &got, 0, want);
+        CHECK(strncmp(got.data, "HTTP/1.1 200 OK\r\n", 17) == 0);
+        buf_release(&got);
+        close(fd);
+    }
+}
+
+TEST(http_server_serves_every_legal_form)
+{
+    struct site *s = site_default();
+    check_served(s, "GET /a%20b/%C3%A4?q=%201 HTTP/1.1\r\nHost: h:1\r\nx-iD:  seven \t\r\n\r\n", "GET|/a b/\xc3\xa4|q=%201|seven|");
+    check_served(s, "GET / HTTP/1.1\r\nHost: [::1]:80\r\nX-Id:\r\n\r\n", "GET|/|||");
+    check_served(s, "GET / HTTP/1.1\r\nHost:\r\n\r\n", "GET|/|||");
+    check_served(s, "\r\nPOST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "POST|/p|||hello");
+    check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 005 \r\n\r\nhello", "POST|/p|||hello");
+    check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\n\r\n", "POST|/p|||");
+    check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n6;a=b;c=\"d\"\r\n world\r\n0\r\nX-T: 1\r\n\r\n", "POST|/p|||hello world");
+    check_served(s, "GET http://A:80/x?y HTTP/1.1\r\nHost: a:80\r\n\r\n", "GET|/x|y||");
+    check_served(s, "GET http://a?y HTTP/1.1\r\nHost: a\r\n\r\n", "GET|/|y||");
+    check_served(s, "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS|*|||");
+    check_served(s, "GET / HTTP/1.0\r\n\r\n", "GET|/|||");
+    /* Asked to switch to HTTP/2 it stays with HTTP/1.1 and reads the body as it is described. */
+    check_served(s, "POST /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: 2\r\n\r\nhi",
+                 "POST|/p|||hi");
+    check_served(s, "GET /p HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "GET|/p|||");
+    site_close(s);
+}
+
+static void check_ends(const char *request, bool stays)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    int fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, request, strlen(request)));
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 300) == !stays);
+    CHECK(strncmp(got.data, "HTTP/1.1 200 OK\r\n", 17) == 0);
+    buf_release(&got);
+    close(fd);
+    site_close(s);
+}
+
+TEST(http_server_keeps_or_closes_the_connection_as_asked)
+{
+    check_ends("GET / HTTP/1.1\r\nHost: a\r\n\r\n", true);
+    check_ends("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", false);
+    check_ends("GET / HTTP/1.0\r\nHost: a\r\n\r\n", false);
+    check_ends("GET / HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\n\r\n", true);
+}
+
+TEST(http_server_answers_pipelined_requests_in_order)
+{
+    struct site *s = site_default();
+    struct buf out = { 0 }, got = { 0 };
+    int fd = fixture_dial(s->port);
+    buf_add_c(&out, "GET /later HTTP/1.1\r\nHost: a\r\n\r\n");
+    for (int i = 0; i < 200; i++) buf_printf(&out, "POST /n%d HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", i);
+    CHECK(fixture_send(fd, out.data, out.len));
+    fixture_read_until(fd, &got, 0, "later");
+    for (int i = 0; i < 200; i++) {
+        char want[32];
+        snprintf(want, sizeof want, "POST|/n%d|||abc", i);
+        size_t from = got.len;
+        fixture_read_until(fd, &got, from > 400 ? from - 400 : 0, want);
+    }
+    CHECK_EQ_INT(atomic_load(&s->n_handled), 201);
+    close(fd);
+    buf_release(&out);
+    buf_release(&got);
+    site_close(s);
+}
+
+TEST(http_server_drops_what_follows_the_last_request)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    const char *two = "GET /1 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n";
+    int fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, two, strlen(two)));
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 3000));
+    CHECK(strstr(got.data, "GET|/1|") != NULL);
+    CHECK(strstr(got.data, "GET|/2|") == NULL);
+    CHECK_EQ_INT(atomic_load(&s->n_handled), 1);
+    buf_release(&got);
+    close(fd);
+    site_close(s);
+}
+
+TEST(http_server_gives_leave_to_send_a_body)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    const char *head = "POST /c HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 3\r\n\r\n";
+    int fd = fixture_dial(s->port);
+    for (int i = 0; i < 2; i++) {
+        size_t from = got.len;
+        CHECK(fixture_send(fd, head, strlen(head)));
+        fixture_read_until(fd, &got, from, "HTTP/1.1 100 Continue\r\n\r\n");
+        CHECK(fixture_send(fd, "abc", 3));
+        fixture_read_until(fd, &got, from, "POST|/c|||abc");
+    }
+    /* Too long: refused without the leave. */
+    buf_clear(&got);
+    head = "POST /c HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999999\r\n\r\n";
+    CHECK(fixture_send(fd, head, strlen(head)));
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 3000));
+    CHECK(strncmp(got.data, "HTTP/1.1 413 ", 13) == 0);
+    buf_release(&got);
+    close(fd);
+    site_close(s);
+}
+
+TEST(http_server_delivers_a_refusal_while_the_client_still_sends)
+{
+    struct site *s = site_open((struct http_limits){ .body_bytes = 1000 });
+    static char junk[4 << 20];
+    struct buf got = { 0 };
+    const char *head = "POST /c HTTP/1.1\r\nHost: a\r\nContent-Length: 4194304\r\n\r\n";
+    int fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, head, strlen(head)));
+    CHECK(fixture_send(fd, junk, sizeof junk)); /* taken and thrown away: no reset destroys the answer */
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 5000));
+    CHECK(strncmp(got.data, "HTTP/1.1 413 ", 13) == 0);
+    buf_release(&got);
+    close(fd);
+    site_close(s);
+}
+
+TEST(http_server_answers_head_and_204_without_a_body)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    const char *all = "HEAD /h HTTP/1.1\r\nHost: a\r\n\r\nHEAD /stream HTTP/1.1\r\nHost: a\r\n\r\n"
+                      "GET /none HTTP/1.1\r\nHost: a\r\n\r\nGET /end HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    int fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, all, strlen(all)));
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 3000));
+    CHECK(strstr(got.data, "Content-Length: 10\r\n\r\nHTTP/1.1 200 OK\r\n") != NULL); /* HEAD|/h||| */
+    CHECK(strstr(got.data, "Transfer-Encoding: chunked\r\n\r\nHTTP/1.1 204 No Content\r\n") != NULL);
+    CHECK(strstr(got.data, "\r\n\r\nHTTP/1.1 200 OK\r\n") != NULL);
+    CHECK(strstr(got.data, "GET|/end|||") != NULL);
+    buf_release(&got);
+    close(fd);
+    site_close(s);
+}
+
+TEST(http_server_streams_events)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    const char *get = "GET /stream HTTP/1.1\r\nHost: a\r\n\r\n";
+    int fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, get, strlen(get)));
+    fixture_read_until(fd, &got, 0, "0\r\n\r\n");
+    CHECK(strstr(got.data, "\r\nContent-Type: text/event-stream; charset=utf-8\r\n") != NULL);
+    CHECK(strstr(got.data, "\r\nCache-Control: no-cache\r\n") != NULL);
+    CHECK(strstr(got.data, "\r\nX-Accel-Buffering: no\r\n") != NULL);
+    CHECK(strstr(got.data, "\r\nX-Id: 7\r\n") != NULL);
+    CHECK(strstr(got.data, "Content-Length") == NULL);
+    CHECK(strstr(got.data, "\r\n\r\nf\r\ndata: {\"i\":0}\n\n\r\nf\r\ndata: {\"i\":1}\n\n\r\nf\r\ndata: {\"i\":2}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n") != NULL);
+    /* The connection is good for another request. */
+    size_t from = got.len;
+    CHECK(fixture_send(fd, "GET /z HTTP/1.1\r\nHost: a\r\n\r\n", 29));
+    fixture_read_until(fd, &got, from, "GET|/z|||");
+    close(fd);
+    /* HTTP/1.0 knows no chunks: the end of the connection is the end. */
+    buf_clear(&got);
+    fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, "GET /stream HTTP/1.0\r\n\r\n", 24));
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 3000));
+    CHECK(strstr(got.data, "\r\n\r\ndata: {\"i\":0}\n\n") != NULL);
+    CHECK(strstr(got.data, "chunked") == NULL);
+    close(fd);
+    buf_release(&got);
+    site_close(s);
+}
+
+TEST(http_server_sends_answers_larger_than_the_queue_limit)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    int fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, "GET /large HTTP/1.0\r\n\r\n", 23));
+    usleep(50000);
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 20000));
+    CHECK(got.len > (20u << 20));
+    CHECK_EQ_INT(atomic_load(&s->n_gone), 0);
+    buf_release(&got);
+    close(fd);
+    site_close(s);
+}
+
+static void leave_by_close(int fd) { close(fd); }
+static void leave_by_half_close(int fd) { shutdown(fd, SHUT_WR); }
+static void leave_by_reset(int fd)
+{
+    struct linger l = { 1, 0 };
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &l, sizeof l);
+    close(fd);
+}
+
+TEST(http_server_notices_within_milliseconds_that_a_client_left)
+{
+    static void (*const leaves[])(int fd) = { leave_by_close, leave_by_half_close, leave_by_reset };
+    struct site *s = site_default();
+    int n_gone = 0;
+    for (int pipelined = 0; pipelined < 2; pipelined++) {
+        for (size_t i = 0; i < 3; i++) {
+            struct buf out = { 0 };
+            int fd = fixture_dial(s->port);
+            buf_add_c(&out, "GET /hang HTTP/1.1\r\nHost: a\r\n\r\n");
+            /* More than the server wants to read ahead: it stops reading and must still notice. */
+            for (int k = 0; pipelined && k < 5000; k++) buf_add_c(&out, "GET /x HTTP/1.1\r\nHost: a\r\n\r\n");
+            CHECK(fixture_send(fd, out.data, out.len));
+            usleep(30000);
+            CHECK_EQ_INT(atomic_load(&s->n_gone), n_gone);
+            uint64_t t = clock_ms();
+            leaves[i](fd);
+            site_wait_gone(s, ++n_gone);
+            CHECK(atomic_load(&s->gone_ms) - t <= 100);
+            if (leaves[i] == leave_by_half_close) close(fd);
+            buf_release(&out);
+        }
+    }
+    CHECK_EQ_INT(atomic_load(&s->n_handled), 6);
+    site_close(s);
+}
+
+TEST(http_server_reads_on_after_holding_back)
+{
+    struct site *s = site_default();
+    struct buf out = { 0 }, got = { 0 };
+    int fd = fixture_dial(s->port);
+    for (int round = 0; round < 3; round++) {
+        buf_clear(&out);
+        buf_add_c(&out, "GET /later HTTP/1.1\r\nHost: a\r\n\r\nPOST /big HTTP/1.1\r\nHost: a\r\nContent-Length: 3000000\r\n\r\n");
+        fill(&out, 'b', 3000000);
+        buf_clear(&got);
+        CHECK(fixture_send(fd, out.data, out.len));
+        fixture_read_until(fd, &got, 0, "later");
+        fixture_read_until(fd, &got, 0, "POST|/big|||");
+        fixture_read(fd, &got, 3000000 - (got.len - (size_t)(strstr(got.data, "|||") + 3 - got.data)), 5000);
+        CHECK(got.data[got.len - 1] == 'b');
+    }
+    close(fd);
+    buf_release(&out);
+    buf_release(&got);
+    site_close(s);
+}
+
+TEST(http_server_cuts_a_reader_whose_queue_is_full)
+{
+    struct site *s = site_open((struct http_limits){ .write_queue_bytes = 1 << 20 });
+    int fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, "GET /flood HTTP/1.1\r\nHost: a\r\n\r\n", 32));
+    site_wait_gone(s, 1);
+    CHECK_EQ_INT(atomic_load(&s->n_full), 1);
+    close(fd);
+    site_close(s);
+}
+
+TEST(http_server_cuts_a_reader_that_stalls)
+{
+    struct site *s = site_open((struct http_limits){ .write_stall_ms = 200, .write_queue_bytes = 64 << 20 });
+    uint64_t t = clock_ms();
+    int fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, "GET /large HTTP/1.1\r\nHost: a\r\n\r\n", 32));
+    site_wait_gone(s, 1);
+    CHECK(clock_ms() - t >= 190);
+    CHECK(clock_ms() - t < 1500);
+    close(fd);
+    site_close(s);
+}
+
+TEST(http_server_has_deadlines_for_slow_requests)
+{
+    struct site *s = site_open((struct http_limits){ .header_timeout_ms = 300, .body_timeout_ms = 300, .idle_timeout_ms = 300 });
+    struct buf got = { 0 };
+    /* The header deadline is a total: a byte now and then does not extend it. */
+    int fd = fixture_dial(s->port);
+    uint64_t t = clock_ms();
+    const char *slow = "GET / HTTP/1.1\r\nX: ";
+    for (size_t i = 0; i < strlen(slow) && clock_ms() - t < 250; i++) {
+        CHECK(fixture_send(fd, slow + i, 1));
+        usleep(20000);
+    }
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 2000));
+    CHECK(clock_ms() - t < 1000);
+    CHECK(strncmp(got.data, "HTTP/1.1 408 ", 13) == 0);
+    close(fd);
+    buf_clear(&got);
+    fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nab", 49));
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 2000));
+    CHECK(strncmp(got.data, "HTTP/1.1 408 ", 13) == 0);
+    close(fd);
+    /* Nothing asked: closed without an answer, also between requests. */
+    buf_clear(&got);
+    fd = fixture_dial(s->port);
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 2000));
+    CHECK_EQ_INT(got.len, 0);
+    close(fd);
+    fd = fixture_dial(s->port);
+    CHECK(fixture_send(fd, "GET /i HTTP/1.1\r\nHost: a\r\n\r\n", 29));
+    CHECK(fixture_read(fd, &got, SIZE_MAX, 2000));
+    CHECK(strstr(got.data, "GET|/i|||") != NULL);
+    CHECK(strstr(got.data, "408") == NULL);
+    close(fd);
+    buf_release(&got);
+    site_close(s);
+}
+
+TEST(http_server_turns_away_connections_above_its_limit)
+{
+    struct site *s = site_open((struct http_limits){ .n_connections = 2 });
+    struct buf got = { 0 };
+    int a = fixture_dial(s->port), b = fixture_dial(s->port);
+    CHECK(fixture_send(a, "GET /1 HTTP/1.1\r\nHost: a\r\n\r\n", 29));
+    fixture_read_until(a, &got, 0, "GET|/1|");
+    buf_clear(&got);
+    int c = fixture_dial(s->port);
+    CHECK(fixture_read(c, &got, SIZE_MAX, 3000));
+    CHECK(strncmp(got.data, "HTTP/1.1 503 ", 13) == 0);
+    CHECK(strstr(got.data, "\r\nRetry-After: 1\r\n") != NULL);
+    close(b);
+    close(c);
+    usleep(50000);
+    buf_clear(&got);
+    c = fixture_dial(s->port);
+    CHECK(fixture_send(c, "GET /3 HTTP/1.1\r\nHost: a\r\n\r\n", 29));
+    fixture_read_until(c, &got, 0, "GET|/3|");
+    close(a);
+    close(c);
+    buf_release(&got);
+    site_close(s);
+}
+
+TEST(http_server_says_who_holds_its_port)
+{
+    struct site *s = site_default(), *second = MEM_NEW(struct site);
+    char place[32], pid[32];
+    second->loop = s->loop;
+    second->port = s->port;
+    fixture_on_loop(s->loop, site_start_on_loop, second);
+    CHECK_STATUS(second->st, ERR_CONFIG);
+    snprintf(place, sizeof place, "127.0.0.1:%u", s->port);
+    snprintf(pid, sizeof pid, "process %d", getpid());
+    CHECK(strstr(second->err.text, place) != NULL);
+    CHECK(strstr(second->err.text, pid) != NULL);
+    CHECK(strstr(second->err.text, "choose another port") != NULL);
+    mem_free(second);
+    site_close(s);
+}
+
+TEST(http_server_stops_with_grace_and_leaves_nothing)
+{
+    struct site *s = site_default();
+    struct buf got = { 0 };
+    int idle = fixture_dial(s->port), later = fixture_dial(s->port), hang = fixture_dial(s->port);
+    CHECK(fixture_send(hang, "GET /hang HTTP/1.1\r\nHost: a\r\n\r\n", 31));
+    CHECK(fixture_send(later, "GET /later HTTP/1.1\r\nHost: a\r\n\r\n", 32));
+    while (atomic_load(&s->n_handled) < 2) usleep(1000);
+    uint64_t t = clock_ms();
+    fixture_on_loop(s->loop, site_stop_on_loop, s);
+    CHECK(fixture_read(idle, &got, SIZE_MAX, 200)); /* at once */
+    CHECK(clock_ms() - t < 150);
+    CHECK(fixture_read(later, &got, SIZE_MAX, 2000));
+    CHECK(strstr(got.data, "later") != NULL);
+    while (sem_wait(&s->stopped) != 0) {}
+    CHECK(clock_ms() - t >= 290);
+    CHECK_EQ_INT(atomic_load(&s->n_gone), 1);
+    fixture_stop(s->loop, s->thread);
+    CHECK_EQ_INT(atomic_load(&s->n_ended), 2);
+    close(idle);
+    close(later);
+    close(hang);
+    buf_release(&got);
+    metrics_free(s->metrics);
+    mem_free(s);
+}
+
+TEST_MAIN(CASE(http_server_refuses_ambiguous_and_malformed_requests), CASE(http_server_holds_its_limits),
+          CASE(http_server_serves_every_legal_form), CASE(http_server_keeps_or_closes_the_connection_as_asked),
+          CASE(http_server_answers_pipelined_requests_in_order), CASE(http_server_drops_what_follows_the_last_request),
+          CASE(http_server_gives_leave_to_send_a_body), CASE(http_server_delivers_a_refusal_while_the_client_still_sends),
+          CASE(http_server_answers_head_and_204_without_a_body), CASE(http_server_streams_events),
+          CASE(http_server_sends_answers_larger_than_the_queue_limit), CASE(http_server_notices_within_milliseconds_that_a_client_left),
+          CASE(http_server_reads_on_after_holding_back), CASE(http_server_cuts_a_reader_whose_queue_is_full),
+          CASE(http_server_cuts_a_reader_that_stalls), CASE(http_server_has_deadlines_for_slow_requests),
+          CASE(http_server_turns_away_connections_above_its_limit), CASE(http_server_says_who_holds_its_port),
+          CASE(http_server_stops_with_grace_and_leaves_nothing))
