@@ -18,7 +18,7 @@
 #include "tests/fixtures/gguf_write.h"
 #include "tests/harness/test.h"
 
-enum { BLOCK = 16, MAX_LEN = 512, TABLE = MAX_LEN / BLOCK, N_TABLES = 4, ROWS_MAX = 512, LINES_MAX = 64 };
+enum { BLOCK = 16, MAX_LEN = 768, TABLE = MAX_LEN / BLOCK, N_TABLES = 4, ROWS_MAX = 640, LINES_MAX = 64 };
 
 static const char *const TINY[] = { "llama", "llama_bias" };
 
@@ -458,7 +458,6 @@ TEST(smollm2_agrees_with_its_reference)
         for (size_t i = 0; i < (first ? n : 1); i++) { /* the fastest row checks more than the others */
             char    what[256];
             int32_t ids[MAX_LEN];
-            if (cJSON_GetArraySize(json_member(expected[i], "prompt_ids")) > 100) continue;
             int32_t n_ids = read_ids(json_member(expected[i], "prompt_ids"), ids);
             snprintf(what, sizeof what, "%s on %s", json_member(expected[i], "custom_id")->valuestring, KERNEL_ROWS[row]->name);
             feed_all(&r, &(struct feed){ 0, ids, n_ids, 0 }, 1, NULL);
