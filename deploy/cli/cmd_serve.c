@@ -1,5 +1,9 @@
 /* cmd_serve.c - `baton serve`: one node until a signal. */
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/node.h"
@@ -38,6 +42,14 @@ static int serve_with(struct config *c)
     return exit_status;
 }
 
+/* A launcher's node ends with its launcher, however that ended. */
+static bool follow_launcher(void)
+{
+    if (!getenv("BATON_SUPERVISED")) return true;
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    return getppid() != 1; /* 1: it was gone before the line above */
+}
+
 int cmd_serve(int argc, char **argv)
 {
     const char *words[1];
@@ -45,6 +57,7 @@ int cmd_serve(int argc, char **argv)
     bool done;
     struct config *c = command_config("serve", INTRO, argc, argv, words, &n_words, &done);
     if (!c) return done ? 0 : 2;
+    if (!follow_launcher()) return 1;
     struct err err = { 0 };
     int exit_status = 2;
     if (n_words == 1 && config_is_set(c, "model")) fprintf(stderr, "baton serve: the model was given twice, as '%s' and by --model\n", words[0]);

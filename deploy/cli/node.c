@@ -245,7 +245,7 @@ static enum status start_engine(struct node *n, struct err *err)
 {
     struct node_options *o = &n->o;
     TRY(device_open("cpu", &n->device, err));
-    if (o->max_model_len == 0 || o->max_model_len > n->model.weights->max_len) o->max_model_len = n->model.weights->max_len;
+    if (o->max_model_len > n->model.weights->max_len) o->max_model_len = n->model.weights->max_len;
     TRY(node_model_blocks(n->model.weights, o, &o->n_blocks, err));
     struct engine_options e = {
         .model = n->model.weights,

@@ -71,7 +71,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o, 
     TRY(load_text(m, o, err));
     TRY(kernel_ctx_create(o->cpu_isa, o->n_threads, &m->kernels, err));
     struct model_options mo = {
-        .path = o->model_path, .max_rows = o->max_batched_tokens, .max_model_len = o->max_model_len, .kernels = m->kernels,
+        .path = o->model_path, .max_rows = o->max_batched_tokens, .max_model_len = o->max_model_len_given ? o->max_model_len : 0, .kernels = m->kernels,
         .progress = show_progress, .progress_arg = &bar,
     };
     TRY(model_load(&mo, &m->weights, err));
@@ -95,7 +95,7 @@ void node_model_release(struct node_model *m)
 enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
 {
     struct kv_layout l;
-    uint32_t context = o->max_model_len ? o->max_model_len : m->max_len;
+    uint32_t context = o->max_model_len;
     uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);

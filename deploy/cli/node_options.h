@@ -21,7 +21,8 @@ struct node_options {
     /* engine */
     const char    *cpu_isa;
     int            n_threads;
-    uint32_t       max_model_len;      /* 0: the model's own */
+    uint32_t       max_model_len;
+    bool           max_model_len_given; /* else a smaller limit of the model's own is fine */
     uint32_t       block_tokens, n_blocks; /* n_blocks 0: from kv_bytes */
     uint64_t       kv_bytes;
     uint32_t       max_seqs, max_batched_tokens, max_waiting;

@@ -1,0 +1,276 @@
+/* cmd_launch.c - `baton launch`: starts the nodes of this host, holds their view, restarts what dies, stops them all.
+ *
+ * A node that dies is started again at the same port after a pause (0.5 s doubling to 10 s; a node that lived 30 s starts at 0.5 s
+ * again). A node that ends with status 2 was told something wrong: then everything stops. Nodes run in sessions of their own, so a
+ * Ctrl-C reaches only the launcher, and they end by themselves when the launcher is gone (see cmd_serve.c). */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "deploy/cli/commands.h"
+#include "deploy/cli/launch_plan.h"
+#include "scheduler/directory_serve.h"
+#include "shared/base/clock.h"
+#include "shared/base/hash.h"
+#include "shared/base/log.h"
+#include "shared/net/http_client.h"
+
+static const char INTRO[] =
+    "usage: baton launch --model MODEL --prefill N --decode M [options]\n"
+    "       baton launch --model MODEL --num-servers N [options]      (mixed nodes)\n\n"
+    "Start and supervise nodes on this host. Options of `baton serve` are handed on to every node.\n";
+
+enum { PAUSE_MIN_MS = 500, PAUSE_MAX_MS = 10000, HEALTHY_MS = 30000, POLL_MS = 200, KILL_AFTER_MS = 5000, SECRET_BYTES = 24 };
+
+struct child {
+    struct launcher    *l;
+    struct launch_node *plan;
+    uv_process_t        process;
+    bool                running, ready, polling;
+    uint64_t            t_start_ms;
+    uint32_t            pause_ms;
+    struct loop_timer  *restart;
+};
+
+struct launcher {
+    struct loop             *loop;
+    const struct config     *c;
+    struct metrics          *metrics;
+    struct directory        *directory;
+    struct directory_server *holder;
+    struct http_client      *client;
+    struct launch_plan       plan;
+    struct child            *children;
+    struct loop_timer       *poll, *kill;
+    bool                     stopping, announced;
+    int                      exit_status;
+};
+
+static void start_child(struct child *ch);
+
+static size_t n_running(const struct launcher *l)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < l->plan.n; i++) n += l->children[i].running;
+    return n;
+}
+
+/* ---- stop ---- */
+
+static void finish(struct launcher *l)
+{
+    for (size_t i = 0; i < l->plan.n; i++) {
+        loop_timer_free(l->children[i].restart);
+        l->children[i].restart = NULL;
+    }
+    loop_timer_free(l->poll);
+    loop_timer_free(l->kill);
+    l->poll = l->kill = NULL;
+    http_client_free(l->client);
+    l->client = NULL;
+    if (l->holder) directory_serve_stop(l->holder, NULL, NULL);
+    l->holder = NULL;
+    directory_close(l->directory);
+    l->directory = NULL;
+    loop_stop(l->loop);
+}
+
+static void signal_all(struct launcher *l, int signum)
+{
+    for (size_t i = 0; i < l->plan.n; i++)
+        if (l->children[i].running) uv_process_kill(&l->children[i].process, signum);
+}
+
+static void kill_all(void *arg)
+{
+    signal_all(arg, SIGKILL);
+}
+
+static void stop_all(struct launcher *l, int exit_status)
+{
+    if (l->stopping) {
+        signal_all(l, SIGTERM); /* a second signal: nodes stop at once */
+        return;
+    }
+    l->stopping = true;
+    l->exit_status = exit_status;
+    if (n_running(l) == 0) {
+        finish(l);
+        return;
+    }
+    signal_all(l, SIGTERM);
+    uint64_t wait_ms = (uint64_t)config_int(l->c, "shutdown-timeout") * 1000 + KILL_AFTER_MS;
+    l->kill = loop_timer_start(l->loop, wait_ms, 0, kill_all, l);
+}
+
+static void on_signal(void *arg, int signum)
+{
+    (void)signum;
+    stop_all(arg, 0);
+}
+
+/* ---- children ---- */
+
+static void on_restart(void *arg)
+{
+    struct child *ch = arg;
+    loop_timer_free(ch->restart);
+    ch->restart = NULL;
+    if (!ch->l->stopping) start_child(ch);
+}
+
+static void plan_restart(struct child *ch)
+{
+    bool healthy = clock_ms() - ch->t_start_ms >= HEALTHY_MS;
+    ch->pause_ms = healthy || ch->pause_ms == 0 ? PAUSE_MIN_MS : ch->pause_ms * 2 > PAUSE_MAX_MS ? PAUSE_MAX_MS : ch->pause_ms * 2;
+    if (!ch->restart) ch->restart = loop_timer_start(ch->l->loop, ch->pause_ms, 0, on_restart, ch);
+}
+
+static void on_process_closed(uv_handle_t *h)
+{
+    struct child *ch = h->data;
+    struct launcher *l = ch->l;
+    ch->running = false;
+    if (l->stopping) {
+        if (n_running(l) == 0) finish(l);
+    } else {
+        plan_restart(ch);
+    }
+}
+
+static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int signum)
+{
+    struct child *ch = process->data;
+    struct launcher *l = ch->l;
+    ch->ready = false;
+    if (!l->stopping)
+        log_warn("node ended", "port=%u role=%s status=%lld signal=%d", ch->plan->port, node_role_name(ch->plan->role), (long long)exit_status, signum);
+    uv_close((uv_handle_t *)process, on_process_closed);
+    bool hopeless = exit_status == 2 || (exit_status != 0 && !l->announced) || !config_bool(l->c, "restart");
+    if (!l->stopping && hopeless) stop_all(l, exit_status ? (int)exit_status : 1);
+}
+
+static void start_child(struct child *ch)
+{
+    uv_stdio_container_t stdio[3] = {
+        { .flags = UV_IGNORE }, { .flags = UV_INHERIT_FD, .data.fd = STDOUT_FILENO }, { .flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO },
+    };
+    uv_process_options_t o = {
+        .exit_cb = on_exit_of_child, .file = "/proc/self/exe", .args = ch->plan->argv, .flags = UV_PROCESS_DETACHED, .stdio_count = 3, .stdio = stdio,
+    };
+    ch->t_start_ms = clock_ms();
+    ch->process.data = ch;
+    int st = uv_spawn(loop_uv(ch->l->loop), &ch->process, &o);
+    ch->running = true; /* the handle is open either way */
+    if (st == 0) return;
+    log_error("node not started", "port=%u why=\"%s\"", ch->plan->port, uv_strerror(st));
+    uv_close((uv_handle_t *)&ch->process, on_process_closed);
+}
+
+/* ---- readiness ---- */
+
+static void announce(struct launcher *l)
+{
+    l->announced = true;
+    for (size_t i = 0; i < l->plan.n; i++)
+        fprintf(stderr, "ready: %-7s http://127.0.0.1:%u/v1\n", node_role_name(l->plan.nodes[i].role), l->plan.nodes[i].port);
+    fprintf(stderr, "ready: all %zu nodes; send requests to any of them\n", l->plan.n);
+}
+
+static void on_ready_answer(void *arg, enum status st, int http_status, struct str body)
+{
+    struct child *ch = arg;
+    (void)body;
+    ch->polling = false;
+    if (st != OK || http_status != 200 || !ch->running || ch->l->stopping) return;
+    ch->ready = true;
+    bool all = true;
+    for (size_t i = 0; i < ch->l->plan.n; i++) all &= ch->l->children[i].ready;
+    if (all && !ch->l->announced) announce(ch->l);
+}
+
+static void on_poll(void *arg)
+{
+    struct launcher *l = arg;
+    for (size_t i = 0; i < l->plan.n; i++) {
+        struct child *ch = &l->children[i];
+        if (!ch->running || ch->ready || ch->polling) continue;
+        ch->polling = http_client_request(l->client, "GET", "127.0.0.1", ch->plan->port, "/ready", NULL, (struct str){ 0 }, 2000, on_ready_answer, ch) == OK;
+    }
+}
+
+/* ---- start ---- */
+
+/* Nodes need a common secret; one that nobody chose is made here and handed down by the environment. */
+static void make_secret(const struct config *c)
+{
+    uint8_t bytes[SECRET_BYTES];
+    char text[2 * SECRET_BYTES + 1];
+    if (getenv("BATON_CLUSTER_SECRET") || config_is_set(c, "cluster-secret-file")) return;
+    random_bytes(bytes, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    setenv("BATON_CLUSTER_SECRET", text, 1);
+    setenv("BATON_ADVERTISE_HOST", "127.0.0.1", 0); /* a secret of this launch only: nobody else can join */
+}
+
+static enum status hold_view(struct launcher *l, char *holder, size_t cap, struct err *err)
+{
+    const char *name = config_string(l->c, "scheduler-name"), *secret = getenv("BATON_CLUSTER_SECRET");
+    struct directory_options d = { .loop = l->loop, .topic = config_string(l->c, "scheduler-topic"), .metrics = l->metrics };
+    holder[0] = 0;
+    if (str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global")) return OK;
+    TRY(directory_open("local", &d, &l->directory, err));
+    TRY(directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, str_of(secret), &l->holder, err));
+    snprintf(holder, cap, "127.0.0.1:%u", directory_serve_port(l->holder));
+    return OK;
+}
+
+static enum status start(struct launcher *l, struct err *err)
+{
+    char holder[64];
+    struct http_client_options h = { .body_max = 1 << 16, .n_idle = LAUNCH_NODES_MAX };
+    make_secret(l->c);
+    l->metrics = metrics_create();
+    TRY(loop_create(&l->loop, err));
+    TRY(hold_view(l, holder, sizeof holder, err));
+    TRY(launch_plan_make(l->c, "baton", holder[0] ? holder : NULL, &l->plan, err));
+    h.loop = l->loop;
+    l->client = http_client_create(&h);
+    l->children = MEM_ARRAY(struct child, l->plan.n);
+    setenv("BATON_SUPERVISED", "1", 1);
+    for (size_t i = 0; i < l->plan.n; i++) {
+        l->children[i].l = l;
+        l->children[i].plan = &l->plan.nodes[i];
+        start_child(&l->children[i]);
+    }
+    l->poll = loop_timer_start(l->loop, POLL_MS, POLL_MS, on_poll, l);
+    loop_on_signal(l->loop, on_signal, l);
+    return OK;
+}
+
+int cmd_launch(int argc, char **argv)
+{
+    bool done;
+    struct err err = { 0 };
+    struct config *c = command_config("launch", INTRO, argc, argv, NULL, NULL, &done);
+    if (!c) return done ? 0 : 2;
+    struct launcher l = { .c = c, .exit_status = 2 };
+    log_set_name("launch");
+    if (start(&l, &err) == OK) {
+        loop_run(l.loop);
+    } else {
+        fprintf(stderr, "baton launch: %s\n", err.text);
+        if (l.loop) {
+            finish(&l);
+            loop_run(l.loop);
+        }
+    }
+    loop_free(l.loop);
+    launch_plan_release(&l.plan);
+    mem_free(l.children);
+    metrics_free(l.metrics);
+    config_free(c);
+    return l.exit_status;
+}

@@ -1,0 +1,116 @@
+/* cmd_status.c - `baton status`: the cluster as one node sees it, as a table or JSON. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "deploy/cli/commands.h"
+#include "shared/base/json.h"
+#include "shared/net/http_client.h"
+
+static const char INTRO[] = "usage: baton status [--url http://host:port] [--json]\n\nAsk a node which nodes it sees and how loaded they are.\n";
+
+enum { ANSWER_MAX = 16 << 20, TIMEOUT_MS = 5000 };
+
+struct question {
+    struct loop *loop;
+    struct buf   answer;
+    enum status  st;
+    int          http_status;
+};
+
+static void on_answer(void *arg, enum status st, int http_status, struct str body)
+{
+    struct question *q = arg;
+    q->st = st;
+    q->http_status = http_status;
+    if (st == OK) buf_add_str(&q->answer, body);
+    loop_stop(q->loop);
+}
+
+static double number(const cJSON *o, const char *name)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(o, name);
+    return cJSON_IsNumber(v) ? v->valuedouble : 0;
+}
+
+static const char *text(const cJSON *o, const char *name)
+{
+    const cJSON *v = cJSON_GetObjectItemCaseSensitive(o, name);
+    return cJSON_IsString(v) ? v->valuestring : "";
+}
+
+static int print_table(struct str json)
+{
+    cJSON *doc = cJSON_ParseWithLength(json.p, json.n);
+    const cJSON *nodes = cJSON_GetObjectItemCaseSensitive(doc, "nodes"), *n;
+    if (!cJSON_IsArray(nodes)) {
+        fprintf(stderr, "baton status: the node's answer is not understood\n");
+        cJSON_Delete(doc);
+        return 1;
+    }
+    printf("%-24s %-8s %-16s %8s %8s %14s %14s\n", "node", "role", "topic", "running", "waiting", "free blocks", "waiting tokens");
+    cJSON_ArrayForEach(n, nodes)
+        printf("%-24s %-8s %-16s %8.0f %8.0f %7.0f/%-6.0f %14.0f%s\n", text(n, "name"), text(n, "role"), text(n, "topic"), number(n, "n_running"),
+               number(n, "n_waiting"), number(n, "n_blocks_free"), number(n, "n_blocks"), number(n, "waiting_tokens"),
+               cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(n, "draining")) ? "  draining" : "");
+    cJSON_Delete(doc);
+    return 0;
+}
+
+/* http://host:port[/...] */
+static bool parse_url(const char *url, char *host, size_t cap, uint16_t *port)
+{
+    const char *p = strstr(url, "://") ? strstr(url, "://") + 3 : url;
+    size_t n = strcspn(p, ":/");
+    long number_ = p[n] == ':' ? strtol(p + n + 1, NULL, 10) : 80;
+    if (n == 0 || n >= cap || number_ < 1 || number_ > 65535) return false;
+    memcpy(host, p, n);
+    host[n] = 0;
+    if (strcmp(host, "localhost") == 0) snprintf(host, cap, "127.0.0.1");
+    *port = (uint16_t)number_;
+    return true;
+}
+
+static int ask(const struct config *c, const char *host, uint16_t port)
+{
+    struct question q = { 0 };
+    struct err err = { 0 };
+    struct buf headers = { 0 };
+    int exit_status = 1;
+    if (loop_create(&q.loop, &err) != OK) {
+        fprintf(stderr, "baton status: %s\n", err.text);
+        return 1;
+    }
+    struct http_client_options o = { .loop = q.loop, .body_max = ANSWER_MAX, .n_idle = 1 };
+    struct http_client *client = http_client_create(&o);
+    const char *key = getenv("BATON_API_KEY");
+    if (key) buf_printf(&headers, "Authorization: Bearer %.*s\r\n", (int)strcspn(key, ",\r\n"), key);
+    q.st = http_client_request(client, "GET", host, port, "/cluster", headers.len ? headers.data : NULL, (struct str){ 0 }, TIMEOUT_MS, on_answer, &q);
+    if (q.st == OK) loop_run(q.loop);
+    if (q.st != OK) fprintf(stderr, "baton status: no answer from %s:%u (%s)\n", host, port, status_text(q.st));
+    else if (q.http_status != 200) fprintf(stderr, "baton status: %s:%u answered %d: %.*s\n", host, port, q.http_status, (int)q.answer.len, q.answer.data);
+    else if (config_bool(c, "json")) exit_status = printf("%.*s\n", (int)q.answer.len, q.answer.data) < 0;
+    else exit_status = print_table(buf_str(&q.answer));
+    http_client_free(client);
+    loop_stop(q.loop);
+    loop_run(q.loop); /* lets the connection's close finish */
+    loop_free(q.loop);
+    buf_release(&q.answer);
+    buf_release(&headers);
+    return exit_status;
+}
+
+int cmd_status(int argc, char **argv)
+{
+    bool done;
+    struct config *c = command_config("status", INTRO, argc, argv, NULL, NULL, &done);
+    if (!c) return done ? 0 : 2;
+    char host[256] = "127.0.0.1";
+    uint16_t port = (uint16_t)config_int(c, "port");
+    const char *url = config_string(c, "url");
+    int exit_status = 2;
+    if (url && !parse_url(url, host, sizeof host, &port)) fprintf(stderr, "baton status: --url %s is not http://host:port\n", url);
+    else exit_status = ask(c, host, port);
+    config_free(c);
+    return exit_status;
+}

@@ -1,0 +1,160 @@
+/* launch_plan.c - see launch_plan.h. Every option of `serve` that was given to `launch` is handed on; what differs from node to node
+ * (role, port, rank, share of the CPUs) is added. Environment variables are inherited. */
+#include "deploy/cli/launch_plan.h"
+
+#include <netinet/in.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "deploy/cli/options.h"
+#include "shared/base/assert.h"
+
+struct args {
+    struct launch_plan *plan;
+    struct launch_node *node;
+    size_t              n;
+};
+
+static void add_arg(struct args *a, const char *text)
+{
+    ASSERT(a->n + 1 < LAUNCH_ARGS_MAX); /* the table of options is far smaller */
+    a->node->argv[a->n++] = arena_strndup(&a->plan->arena, text, strlen(text));
+}
+
+static void add_option(struct args *a, const char *name, const char *value)
+{
+    struct buf b = { 0 };
+    buf_printf(&b, "--%s=%s", name, value);
+    add_arg(a, b.data);
+    buf_release(&b);
+}
+
+static bool takes(const struct option *o, const char *command)
+{
+    return !o->commands || str_find(str_of(o->commands), str_of(command)) != SIZE_MAX;
+}
+
+static void value_text(const struct config *c, const struct option *o, struct buf *out)
+{
+    size_t n = 0;
+    switch (o->type) {
+    case OPT_BOOL: buf_add_c(out, config_bool(c, o->name) ? "true" : "false"); break;
+    case OPT_INT: buf_printf(out, "%lld", (long long)config_int(c, o->name)); break;
+    case OPT_FLOAT: buf_printf(out, "%.17g", config_float(c, o->name)); break;
+    case OPT_LIST:
+        config_list(c, o->name, 0, &n);
+        for (size_t i = 0; i < n; i++) buf_printf(out, "%s%s", i ? "," : "", config_list(c, o->name, i, NULL));
+        break;
+    case OPT_STRING:
+    case OPT_ENUM:
+    case OPT_JSON: buf_add_c(out, config_string(c, o->name)); break;
+    }
+}
+
+static void hand_on(struct args *a, const struct config *c)
+{
+    struct buf value = { 0 };
+    for (const struct option *o = OPTIONS; o->name; o++) {
+        if (!takes(o, "serve") || !takes(o, "launch") || config_source(c, o->name) != SOURCE_ARGS) continue;
+        buf_clear(&value);
+        value_text(c, o, &value);
+        add_option(a, o->name, value.len ? value.data : "");
+    }
+    buf_release(&value);
+}
+
+/* A port that is free now. Another program may take it before the node does; the node then says so. */
+static uint16_t free_port(void)
+{
+    struct sockaddr_in sa = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t len = sizeof sa;
+    uint16_t port = 0;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&sa, sizeof sa) == 0 && getsockname(fd, (struct sockaddr *)&sa, &len) == 0) port = ntohs(sa.sin_port);
+    if (fd >= 0) close(fd);
+    return port;
+}
+
+static enum status listed_port(const struct config *c, const char *name, size_t i, int64_t *out, struct err *err)
+{
+    const char *item = config_list(c, name, i, NULL);
+    *out = -1;
+    if (!item || str_eq_c(str_of(item), "-1")) return OK; /* FastDeploy writes -1 for "choose one" */
+    if (str_to_i64(str_trim(str_of(item)), out) != OK || *out < 1 || *out > 65535)
+        return err_field(err, ERR_CONFIG, name, "--%s: '%s' is not a port (1 to 65535)", name, item);
+    return OK;
+}
+
+static int threads_per_node(const struct config *c, size_t n_nodes)
+{
+    cpu_set_t set;
+    int n = (int)config_int(c, "compute-threads");
+    if (n) return n;
+    n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) / (int)n_nodes : 1;
+    return n > 0 ? n : 1;
+}
+
+static enum status plan_node(const struct config *c, const char *program, const char *holder, size_t i, struct launch_plan *p, struct err *err)
+{
+    struct launch_node *node = &p->nodes[i];
+    struct args a = { p, node, 0 };
+    int64_t port, metrics_port;
+    char number[32];
+    TRY(listed_port(c, "ports", i, &port, err));
+    TRY(listed_port(c, "metrics-ports", i, &metrics_port, err));
+    node->port = port > 0 ? (uint16_t)port : free_port();
+    if (node->port == 0) return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", i);
+    add_arg(&a, program);
+    add_arg(&a, "serve");
+    hand_on(&a, c);
+    add_option(&a, "splitwise-role", node_role_name(node->role));
+    snprintf(number, sizeof number, "%u", node->port);
+    add_option(&a, "port", number);
+    snprintf(number, sizeof number, "%lld", (long long)metrics_port);
+    if (metrics_port > 0) add_option(&a, "metrics-port", number);
+    snprintf(number, sizeof number, "%zu", i);
+    add_option(&a, "local-data-parallel-id", number);
+    snprintf(number, sizeof number, "%d", threads_per_node(c, p->n));
+    add_option(&a, "compute-threads", number);
+    if (holder) add_option(&a, "router", holder);
+    return OK;
+}
+
+static enum status check_counts(const struct config *c, size_t n, struct err *err)
+{
+    static const char *const lists[] = { "ports", "metrics-ports" };
+    for (size_t i = 0; i < COUNT_OF(lists); i++) {
+        size_t given = 0;
+        config_list(c, lists[i], 0, &given);
+        if (given > n)
+            return err_field(err, ERR_CONFIG, lists[i], "--%s names %zu ports for %zu nodes; give one per node or fewer", lists[i], given, n);
+    }
+    return OK;
+}
+
+enum status launch_plan_make(const struct config *c, const char *program, const char *holder, struct launch_plan *out, struct err *err)
+{
+    size_t n_prefill = (size_t)config_int(c, "prefill"), n_decode = (size_t)config_int(c, "decode"), n_mixed = (size_t)config_int(c, "num-servers");
+    *out = (struct launch_plan){ .n = n_prefill + n_decode + n_mixed };
+    arena_init(&out->arena);
+    if (out->n == 0)
+        return err_field(err, ERR_CONFIG, "prefill", "nothing to launch: give --prefill N and --decode M, or --num-servers N for mixed nodes");
+    if (out->n > LAUNCH_NODES_MAX) return err_field(err, ERR_CONFIG, "prefill", "%zu nodes on one host, at most %d", out->n, LAUNCH_NODES_MAX);
+    if (n_prefill && !n_decode && !n_mixed)
+        return err_field(err, ERR_CONFIG, "decode", "--prefill %zu without a node that decodes; add --decode N", n_prefill);
+    TRY(check_counts(c, out->n, err));
+    out->nodes = ARENA_ARRAY(&out->arena, struct launch_node, out->n);
+    for (size_t i = 0; i < out->n; i++) {
+        out->nodes[i].role = i < n_prefill ? ROLE_PREFILL : i < n_prefill + n_decode ? ROLE_DECODE : ROLE_MIXED;
+        TRY(plan_node(c, program, holder, i, out, err));
+    }
+    return OK;
+}
+
+void launch_plan_release(struct launch_plan *p)
+{
+    arena_release(&p->arena);
+}

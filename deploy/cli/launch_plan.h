@@ -1,0 +1,27 @@
+/* launch_plan.h - which processes `baton launch` starts, with which arguments. Thread: main. */
+#ifndef BATON_DEPLOY_CLI_LAUNCH_PLAN_H
+#define BATON_DEPLOY_CLI_LAUNCH_PLAN_H
+
+#include "scheduler/directory.h"
+#include "shared/base/config.h"
+#include "shared/base/mem.h"
+
+enum { LAUNCH_NODES_MAX = 256, LAUNCH_ARGS_MAX = 256 };
+
+struct launch_node {
+    enum node_role role;
+    uint16_t       port;                    /* never 0: a restarted node comes back at its address */
+    char          *argv[LAUNCH_ARGS_MAX];   /* NULL-ended; in the plan's arena */
+};
+
+struct launch_plan {
+    struct arena        arena;
+    struct launch_node *nodes;
+    size_t              n;
+};
+
+/* `holder` is host:port of the launcher's own directory, NULL when the nodes use Redis. ERR_CONFIG names the option at fault. */
+enum status launch_plan_make(const struct config *c, const char *program, const char *holder, struct launch_plan *out, struct err *err) MUST_CHECK;
+void        launch_plan_release(struct launch_plan *p);
+
+#endif

@@ -1,0 +1,375 @@
+/* node_options.c - see node_options.h. */
+#include "deploy/cli/node_options.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/kernels.h"
+#include "shared/base/json.h"
+#include "shared/base/log.h"
+#include "shared/model/model_files.h"
+
+enum { SECRET_MAX = 4096 };
+
+static char *dup_in(struct node_options *o, const char *s)
+{
+    return arena_strndup(&o->arena, s, strlen(s));
+}
+
+/* ---- lists of ports ---- */
+
+/* The entry of this rank in a list of ports (lists longer than the ranks are fine); 0 when the option is not set. */
+static enum status port_of(const struct config *c, const char *name, uint16_t *out, struct err *err)
+{
+    size_t n = 0, rank = (size_t)config_int(c, "local-data-parallel-id");
+    int64_t port = 0;
+    *out = 0;
+    config_list(c, name, 0, &n);
+    if (n == 0) return OK;
+    if (rank >= n)
+        return err_field(err, ERR_CONFIG, name, "--%s has %zu ports, but this is rank %zu; give one port per rank", name, n, rank);
+    const char *item = config_list(c, name, rank, NULL);
+    if (str_to_i64(str_trim(str_of(item)), &port) != OK || port < 0 || port > 65535)
+        return err_field(err, ERR_CONFIG, name, "--%s: '%s' is not a port (0 to 65535)", name, item);
+    *out = (uint16_t)port;
+    return OK;
+}
+
+/* ---- the model ---- */
+
+static bool is_gguf(const char *path)
+{
+    return str_ends(str_of(path), ".gguf");
+}
+
+static enum status read_quantization(const struct config *c, const struct node_options *o, struct err *err)
+{
+    const char *q = config_string(c, "quantization");
+    if (!q || !*q || str_eq_c(str_of(q), "none")) return OK;
+    if (str_eq_c(str_of(q), "ascend"))
+        return err_field(err, ERR_CONFIG, "quantization", "--quantization ascend is a format of Ascend NPUs; give a checkpoint in bf16 or a GGUF file");
+    if (is_gguf(o->model_path)) {
+        fprintf(stderr, "note: --quantization %s has no effect on a GGUF file, whose weights are quantised already\n", q);
+        return OK;
+    }
+    return err_field(err, ERR_CONFIG, "quantization",
+                     "--quantization %s is not built yet and would change answers; leave it out, or give a GGUF file with quantised weights", q);
+}
+
+static enum status read_model(const struct config *c, struct node_options *o, struct err *err)
+{
+    struct buf path = { 0 };
+    size_t n = 0;
+    o->model = config_string(c, "model");
+    if (!o->model) return err_field(err, ERR_CONFIG, "model", "no model was given; use --model FOLDER, FILE.gguf or org/name");
+    enum status st = model_find(o->model, &path, err);
+    if (st == OK) o->model_path = dup_in(o, path.data);
+    buf_release(&path);
+    if (st != OK) return st;
+    o->chat_template = config_string(c, "chat-template");
+    config_list(c, "served-model-name", 0, &n);
+    for (size_t i = 0; i < n && i < NODE_NAMES_MAX; i++) o->names[o->n_names++] = config_list(c, "served-model-name", i, NULL);
+    if (o->n_names == 0) o->names[o->n_names++] = o->model;
+    return read_quantization(c, o, err);
+}
+
+/* ---- the engine ---- */
+
+static int n_cpus(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    int n = CPU_COUNT(&set);
+    return n > 0 ? n : 1;
+}
+
+static enum status read_engine(const struct config *c, struct node_options *o, struct err *err)
+{
+    o->cpu_isa = config_string(c, "cpu-isa");
+    o->n_threads = (int)config_int(c, "compute-threads");
+    if (o->n_threads == 0) o->n_threads = n_cpus();
+    o->max_model_len = (uint32_t)config_int(c, "max-model-len");
+    o->max_model_len_given = config_is_set(c, "max-model-len");
+    o->block_tokens = (uint32_t)config_int(c, "block-size");
+    o->max_seqs = (uint32_t)config_int(c, "max-num-seqs");
+    o->max_batched_tokens = (uint32_t)config_int(c, "max-num-batched-tokens");
+    o->max_waiting = (uint32_t)config_int(c, "max-waiting");
+    o->prefix_cache = config_bool(c, "enable-prefix-caching");
+    if (o->max_batched_tokens < o->max_seqs)
+        return err_field(err, ERR_CONFIG, "max-num-batched-tokens",
+                         "--max-num-batched-tokens %u is less than --max-num-seqs %u; every running sequence needs one token per step",
+                         o->max_batched_tokens, o->max_seqs);
+    if (config_is_set(c, "num-gpu-blocks-override")) o->n_blocks = (uint32_t)config_int(c, "num-gpu-blocks-override");
+    if (config_is_set(c, "kv-cache-memory")) o->kv_bytes = (uint64_t)(config_float(c, "kv-cache-memory") * (double)(1 << 30));
+    else o->kv_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 5;
+    return OK;
+}
+
+/* ---- secrets ---- */
+
+static enum status read_secret(const struct config *c, struct node_options *o, struct err *err)
+{
+    const char *file = config_string(c, "cluster-secret-file"), *env = getenv("BATON_CLUSTER_SECRET");
+    char text[SECRET_MAX + 1];
+    if (!file) {
+        if (env) o->secret = str_of(env);
+        return OK;
+    }
+    FILE *f = fopen(file, "rb");
+    if (!f) return err_field(err, ERR_CONFIG, "cluster-secret-file", "--cluster-secret-file %s cannot be opened", file);
+    size_t n = fread(text, 1, SECRET_MAX, f);
+    fclose(f);
+    struct str s = str_trim((struct str){ text, n });
+    if (s.n == 0) return err_field(err, ERR_CONFIG, "cluster-secret-file", "--cluster-secret-file %s is empty", file);
+    o->secret = (struct str){ arena_strndup(&o->arena, s.p, s.n), s.n };
+    return OK;
+}
+
+/* ---- addresses ---- */
+
+/* The local address from which `host` would be reached; no packet is sent. */
+static bool address_facing(const char *host, char *out, size_t cap)
+{
+    struct addrinfo hints = { .ai_family = AF_INET, .ai_socktype = SOCK_DGRAM }, *ai = NULL;
+    struct sockaddr_in me;
+    socklen_t len = sizeof me;
+    bool ok = false;
+    if (getaddrinfo(host, "9", &hints, &ai) != 0) return false;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && connect(fd, ai->ai_addr, ai->ai_addrlen) == 0 && getsockname(fd, (struct sockaddr *)&me, &len) == 0)
+        ok = inet_ntop(AF_INET, &me.sin_addr, out, (socklen_t)cap) != NULL;
+    if (fd >= 0) close(fd);
+    freeaddrinfo(ai);
+    return ok;
+}
+
+static enum status read_addresses(const struct config *c, struct node_options *o, struct err *err)
+{
+    const char *given = config_string(c, "advertise-host");
+    char address[INET6_ADDRSTRLEN] = "127.0.0.1";
+    o->cluster_host = o->secret.n ? "0.0.0.0" : "127.0.0.1";
+    if (given) snprintf(address, sizeof address, "%s", given);
+    else if (o->secret.n) {
+        const char *towards = o->directory_host ? o->directory_host : o->redis_host;
+        if (!address_facing(towards, address, sizeof address)) snprintf(address, sizeof address, "127.0.0.1");
+    }
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (inet_pton(AF_INET, address, &v4) != 1 && inet_pton(AF_INET6, address, &v6) != 1)
+        return err_field(err, ERR_CONFIG, "advertise-host", "--advertise-host %s is not an IP address", address);
+    o->advertise_host = dup_in(o, address);
+    return OK;
+}
+
+/* ---- the cluster ---- */
+
+/* vLLM's JSON names the role; its other members describe the connector it would load. */
+static enum status read_role(const struct config *c, struct node_options *o, struct err *err)
+{
+    const char *name = config_string(c, "splitwise-role"), *json = config_string(c, "kv-transfer-config"), *role = NULL;
+    for (int r = ROLE_MIXED; r <= ROLE_DECODE; r++)
+        if (str_eq_c(str_of(name), node_role_name((enum node_role)r))) o->role = (enum node_role)r;
+    if (!json) return OK;
+    cJSON *doc = NULL;
+    enum node_role given = o->role;
+    enum status st = json_parse(str_of(json), false, &doc, err);
+    if (st == OK) st = json_get_str(doc, "kv_role", &role, err);
+    if (st != OK) err_prefix(err, "--kv-transfer-config: ");
+    else if (!role) st = err_field(err, ERR_CONFIG, "kv-transfer-config", "--kv-transfer-config has no kv_role (kv_producer, kv_consumer or kv_both)");
+    else if (str_eq_c(str_of(role), "kv_producer")) o->role = ROLE_PREFILL;
+    else if (str_eq_c(str_of(role), "kv_consumer")) o->role = ROLE_DECODE;
+    else if (str_eq_c(str_of(role), "kv_both")) o->role = ROLE_MIXED;
+    else st = err_field(err, ERR_CONFIG, "kv-transfer-config", "kv_role '%s' is not one of kv_producer, kv_consumer, kv_both", role);
+    if (st == OK && config_is_set(c, "splitwise-role") && given != o->role)
+        st = err_field(err, ERR_CONFIG, "splitwise-role", "--splitwise-role %s and --kv-transfer-config's kv_role %s contradict each other", name, role);
+    cJSON_Delete(doc);
+    return st == OK ? OK : ERR_CONFIG;
+}
+
+/* Of the allowed protocols, those this binary has; unknown names are errors, known ones that are not built are left out with a word. */
+static enum status read_protocols(const struct config *c, struct node_options *o, struct err *err)
+{
+    struct buf kept = { 0 };
+    size_t n = 0;
+    config_list(c, "cache-transfer-protocol", 0, &n);
+    for (size_t i = 0; i < n; i++) {
+        struct str p = str_trim(str_of(config_list(c, "cache-transfer-protocol", i, NULL)));
+        if (str_eq_c(p, "ipc") || str_eq_c(p, "tcp")) {
+            if (kept.len) buf_add_char(&kept, ',');
+            buf_add_str(&kept, p);
+        } else if (str_eq_c(p, "rdma") || str_eq_c(p, "ucx")) {
+            fprintf(stderr, "note: --cache-transfer-protocol: %.*s is not built into this binary\n", STR_ARG(p));
+        } else {
+            buf_release(&kept);
+            return err_field(err, ERR_CONFIG, "cache-transfer-protocol", "--cache-transfer-protocol: '%.*s' is not one of ipc, tcp, rdma, ucx", STR_ARG(p));
+        }
+    }
+    bool none = kept.len == 0;
+    o->protocols = dup_in(o, none ? "" : kept.data);
+    buf_release(&kept);
+    if (none)
+        return err_field(err, ERR_CONFIG, "cache-transfer-protocol",
+                         "none of the protocols in --cache-transfer-protocol is built into this binary; add ipc (same host) or tcp");
+    return OK;
+}
+
+static enum status read_host_port(struct node_options *o, const char *name, const char *text, struct err *err)
+{
+    const char *colon = strrchr(text, ':');
+    int64_t port = 0;
+    if (!colon || str_to_i64(str_of(colon + 1), &port) != OK || port < 1 || port > 65535)
+        return err_field(err, ERR_CONFIG, name, "--%s %s is not host:port", name, text);
+    o->directory_host = arena_strndup(&o->arena, text, (size_t)(colon - text));
+    if (str_eq_c(str_of(o->directory_host), "0.0.0.0")) o->directory_host = "127.0.0.1"; /* as the documents write it */
+    o->directory_port = (uint16_t)port;
+    o->directory = "http";
+    return OK;
+}
+
+static enum status read_directory(const struct config *c, struct node_options *o, struct err *err)
+{
+    const char *scheduler = config_string(c, "scheduler-name"), *router = config_string(c, "router");
+    const char *innode = config_list(c, "innode-prefill-ports", 0, NULL);
+    bool redis = str_eq_c(str_of(scheduler), "splitwise") || str_eq_c(str_of(scheduler), "global");
+    o->directory = redis ? "redis" : "local";
+    o->topic = config_string(c, "scheduler-topic");
+    o->redis_host = config_string(c, "scheduler-host");
+    o->redis_port = (uint16_t)config_int(c, "scheduler-port");
+    o->redis_db = (int)config_int(c, "scheduler-db");
+    o->redis_password = config_string(c, "scheduler-password");
+    o->ttl_s = (uint32_t)config_int(c, "scheduler-ttl");
+    o->grace_ms = (uint32_t)(config_float(c, "placement-timeout") * 1000);
+    if (strlen(o->topic) == 0 || strlen(o->topic) >= NODE_NAME_MAX)
+        return err_field(err, ERR_CONFIG, "scheduler-topic", "--scheduler-topic must have 1 to %d characters", NODE_NAME_MAX - 1);
+    if (redis && (router || innode))
+        return err_field(err, ERR_CONFIG, router ? "router" : "innode-prefill-ports",
+                         "--scheduler-name %s keeps the cluster view in Redis; --%s names another holder", scheduler, router ? "router" : "innode-prefill-ports");
+    if (router) return read_host_port(o, "router", router, err);
+    if (innode) {
+        char text[64];
+        snprintf(text, sizeof text, "127.0.0.1:%.32s", innode);
+        return read_host_port(o, "innode-prefill-ports", text, err);
+    }
+    o->holds_directory = !redis && (o->role == ROLE_PREFILL || config_is_set(c, "engine-worker-queue-port"));
+    return OK;
+}
+
+static enum status read_cluster(const struct config *c, struct node_options *o, struct err *err)
+{
+    TRY(read_role(c, o, err));
+    TRY(read_secret(c, o, err));
+    TRY(read_protocols(c, o, err));
+    TRY(port_of(c, "engine-worker-queue-port", &o->control_port, err));
+    TRY(port_of(c, "pd-comm-port", &o->cluster_port, err));
+    TRY(port_of(c, "cache-queue-port", &o->kv_port, err));
+    TRY(read_directory(c, o, err));
+    TRY(read_addresses(c, o, err));
+    o->kv_checksum = config_bool(c, "kv-checksum");
+    return OK;
+}
+
+/* ---- HTTP ---- */
+
+static enum status read_http(const struct config *c, struct node_options *o, struct err *err)
+{
+    size_t n = 0;
+    int64_t max_size = config_int(c, "scheduler-max-size");
+    o->http = true;
+    o->host = config_string(c, "host");
+    o->port = (uint16_t)config_int(c, "port");
+    o->metrics_port = (uint16_t)config_int(c, "metrics-port");
+    o->max_requests = (uint32_t)(max_size > 0 ? max_size : config_int(c, "max-concurrency"));
+    o->shutdown_s = (uint32_t)config_int(c, "shutdown-timeout");
+    config_list(c, "api-key", 0, &n);
+    if (n > NODE_KEYS_MAX) return err_field(err, ERR_CONFIG, "api-key", "%zu API keys were given, at most %d", n, NODE_KEYS_MAX);
+    for (size_t i = 0; i < n; i++) o->api_keys[o->n_api_keys++] = config_list(c, "api-key", i, NULL);
+    return OK;
+}
+
+static enum status set_log(const struct config *c, struct err *err)
+{
+    static const struct {
+        const char    *name;
+        enum log_level level;
+    } levels[] = { { "error", LOG_ERROR }, { "warn", LOG_WARN }, { "info", LOG_INFO }, { "debug", LOG_DEBUG } };
+    const char *dir = config_string(c, "log-dir");
+    for (size_t i = 0; i < COUNT_OF(levels); i++)
+        if (str_eq_c(str_of(config_string(c, "log-level")), levels[i].name)) log_set_level(levels[i].level);
+    if (dir && log_set_dir(dir) != OK) return err_field(err, ERR_CONFIG, "log-dir", "--log-dir %s cannot be written", dir);
+    return OK;
+}
+
+enum status node_options_read(const struct config *c, struct node_options *out, struct err *err)
+{
+    *out = (struct node_options){ 0 };
+    arena_init(&out->arena);
+    TRY(set_log(c, err));
+    TRY(read_engine(c, out, err));
+    TRY(read_http(c, out, err));
+    TRY(read_cluster(c, out, err));
+    return read_model(c, out, err);
+}
+
+void node_options_release(struct node_options *o)
+{
+    arena_release(&o->arena);
+}
+
+/* ---- the start page ---- */
+
+static void line(struct buf *out, const char *what, const char *value, const char *source)
+{
+    buf_printf(out, "  %-12s %s%s%s%s\n", what, value, source ? "   (" : "", source ? source : "", source ? ")" : "");
+}
+
+static void print_port(struct buf *out, const struct config *c, const char *what, const char *host, uint16_t port, const char *option)
+{
+    char text[96];
+    if (port) snprintf(text, sizeof text, "%s:%u", host, port);
+    else snprintf(text, sizeof text, "%s, any free port", host);
+    line(out, what, text, config_source_text(c, option));
+}
+
+static void print_directory(const struct node_options *o, const struct config *c, struct buf *out)
+{
+    char text[160];
+    if (str_eq_c(str_of(o->directory), "redis"))
+        snprintf(text, sizeof text, "in Redis at %s:%u db %d", o->redis_host, o->redis_port, o->redis_db);
+    else if (str_eq_c(str_of(o->directory), "http"))
+        snprintf(text, sizeof text, "held by %s:%u", o->directory_host, o->directory_port);
+    else
+        snprintf(text, sizeof text, "in this process%s", o->holds_directory ? "; others may register on the control port" : "");
+    line(out, "cluster view", text, config_source_text(c, "scheduler-name"));
+    if (o->holds_directory) print_port(out, c, "control", o->cluster_host, o->control_port, "engine-worker-queue-port");
+}
+
+void node_options_print(const struct node_options *o, const struct config *c, struct buf *out)
+{
+    char text[256], features[128];
+    kernel_cpu_features(features, sizeof features);
+    buf_printf(out, "baton %s\n", BATON_VERSION);
+    line(out, "model", o->model_path, config_source_text(c, "model"));
+    line(out, "role", node_role_name(o->role), config_source_text(c, config_is_set(c, "kv-transfer-config") ? "kv-transfer-config" : "splitwise-role"));
+    line(out, "topic", o->topic, config_source_text(c, "scheduler-topic"));
+    print_port(out, c, "API", o->host, o->port, "port");
+    if (o->metrics_port) print_port(out, c, "metrics", o->host, o->metrics_port, "metrics-port");
+    print_port(out, c, "nodes", o->cluster_host, o->cluster_port, "pd-comm-port");
+    print_port(out, c, "KV", o->cluster_host, o->kv_port, "cache-queue-port");
+    line(out, "KV by", o->protocols, config_source_text(c, "cache-transfer-protocol"));
+    print_directory(o, c, out);
+    snprintf(text, sizeof text, "%u tokens of context, %u sequences, %u tokens per step, blocks of %u", o->max_model_len, o->max_seqs,
+             o->max_batched_tokens, o->block_tokens);
+    line(out, "limits", text, config_source_text(c, "max-model-len"));
+    snprintf(text, sizeof text, "%d threads, %s; this CPU has %s", o->n_threads, o->cpu_isa, features);
+    line(out, "CPU", text, config_source_text(c, "cpu-isa"));
+    line(out, "API keys", o->n_api_keys ? "required" : "none: anyone who reaches the port may use it", config_source_text(c, "api-key"));
+    if (!o->secret.n)
+        buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on 127.0.0.1, so other hosts cannot join\n");
+    if (o->role == ROLE_MIXED && (config_is_set(c, "rdma-comm-ports") || config_is_set(c, "pd-comm-port")))
+        buf_add_c(out, "  note: ports for prefill/decode splitting were given, but the role is mixed; was a line of the command lost?\n");
+}

@@ -1,0 +1,203 @@
+/* options.c - every option of every command, in one table. Names are FastDeploy's where it has one; vLLM's are aliases.
+ * Rows whose effect is not EFFECT_WORKS carry the sentence that is said when they are given. */
+#include "deploy/cli/options.h"
+
+#include <stddef.h>
+
+#define NODE "serve launch generate"
+#define NET  "serve launch"
+
+#define ACCEPT(n, a, e, t, g, h, why) \
+    { .name = n, .aliases = a, .env = e, .type = t, .group = g, .commands = NODE, .help = h, .effect = EFFECT_ACCEPTED, .note = why }
+#define REFUSE(n, a, e, t, neutral_, g, h, why)                                                                                 \
+    { .name = n, .aliases = a, .env = e, .type = t, .neutral = neutral_, .group = g, .commands = NODE, .help = h, .effect = EFFECT_REFUSED, \
+      .note = why }
+
+const struct option OPTIONS[] = {
+    /* ---- Model ---- */
+    { .name = "model", .aliases = "model-path model_name_or_path m", .env = "BATON_MODEL", .type = OPT_STRING, .group = "Model", .commands = NODE,
+      .help = "A Hugging Face folder, a .gguf file, or org/name in a local cache." },
+    { .name = "served-model-name", .aliases = "alias a", .env = "BATON_SERVED_MODEL_NAME", .type = OPT_LIST, .group = "Model", .commands = NET,
+      .help = "Names under which clients may ask for the model; the first is the one in answers. Default: the model as given." },
+    { .name = "chat-template", .env = "BATON_CHAT_TEMPLATE", .type = OPT_STRING, .group = "Model", .commands = NODE,
+      .help = "File with a Jinja chat template to use in place of the model's own." },
+    { .name = "quantization", .type = OPT_STRING, .group = "Model", .commands = NODE,
+      .help = "Quantise a checkpoint while loading. A GGUF file is quantised already: there the option has no effect." },
+    { .name = "activations", .env = "BATON_ACTIVATIONS", .type = OPT_ENUM, .choices = "f32", .def = "f32", .group = "Model", .commands = NODE,
+      .help = "Arithmetic of activations and the KV cache." },
+    { .name = "load-format", .type = OPT_ENUM, .choices = "auto|safetensors|gguf", .def = "auto", .group = "Model", .commands = NODE,
+      .help = "Format of the weights; it is recognised from the files." },
+
+    /* ---- Engine ---- */
+    { .name = "max-model-len", .aliases = "context-length ctx-size c max_model_len", .env = "BATON_MAX_MODEL_LEN", .type = OPT_INT, .min = 1,
+      .max = 16777216, .def = "2048", .group = "Engine", .commands = NODE, .help = "Longest prompt plus answer, in tokens." },
+    { .name = "max-num-seqs", .aliases = "max-running-requests", .env = "BATON_MAX_NUM_SEQS", .type = OPT_INT, .min = 1, .max = 4096, .def = "8",
+      .group = "Engine", .commands = NODE, .help = "Most sequences in one step." },
+    { .name = "max-num-batched-tokens", .aliases = "chunked-prefill-size", .env = "BATON_MAX_NUM_BATCHED_TOKENS", .type = OPT_INT, .min = 1,
+      .max = 1048576, .def = "512", .group = "Engine", .commands = NODE, .help = "Most tokens in one step; longer prompts are computed in chunks." },
+    { .name = "max-waiting", .env = "BATON_MAX_WAITING", .type = OPT_INT, .min = 1, .max = 1048576, .def = "1024", .group = "Engine", .commands = NODE,
+      .help = "Most sequences waiting in a node's engine; more are placed elsewhere or refused with 429." },
+    { .name = "block-size", .aliases = "page-size", .env = "BATON_BLOCK_SIZE", .type = OPT_INT, .min = 1, .max = 256, .def = "64", .group = "Engine",
+      .commands = NODE, .help = "Tokens per KV block. Nodes that exchange KV need the same." },
+    { .name = "num-gpu-blocks-override", .aliases = "num-kv-blocks", .env = "BATON_KV_BLOCKS", .type = OPT_INT, .min = 1, .max = 1073741824,
+      .group = "Engine", .commands = NODE, .help = "Number of KV blocks; default: what fits in --kv-cache-memory." },
+    { .name = "kv-cache-memory", .env = "BATON_KV_CACHE_MEMORY", .type = OPT_FLOAT, .min = 0.001, .max = 1048576, .group = "Engine", .commands = NODE,
+      .help = "GiB for the KV cache; default: a fifth of the memory that is free at start." },
+    { .name = "enable-prefix-caching", .env = "BATON_PREFIX_CACHING", .type = OPT_BOOL, .def = "true", .group = "Engine", .commands = NODE,
+      .help = "Keep KV blocks of finished requests for prompts that begin alike." },
+    { .name = "cpu-isa", .env = "BATON_CPU_ISA", .type = OPT_ENUM, .choices = "auto|ref|avx2|avx512", .def = "auto", .group = "Engine", .commands = NODE,
+      .help = "Kernel row to use; auto takes the best this CPU has." },
+    { .name = "compute-threads", .aliases = "threads t", .env = "BATON_COMPUTE_THREADS OMP_NUM_THREADS", .type = OPT_INT, .min = 0, .max = 1024, .def = "0",
+      .group = "Engine", .commands = NODE, .help = "Threads that compute; 0: one per CPU this process may use." },
+
+    /* ---- HTTP ---- */
+    { .name = "host", .env = "BATON_HOST", .type = OPT_STRING, .def = "0.0.0.0", .group = "HTTP", .commands = NET, .help = "Address the API listens on." },
+    { .name = "port", .env = "BATON_PORT", .type = OPT_INT, .min = 0, .max = 65535, .def = "8000", .group = "HTTP", .commands = "serve status",
+      .help = "Port of the API; 0 takes any free one." },
+    { .name = "metrics-port", .env = "BATON_METRICS_PORT", .type = OPT_INT, .min = 0, .max = 65535, .def = "0", .group = "HTTP", .commands = "serve",
+      .help = "Extra port for /metrics and health; 0: only the API's own port has them." },
+    { .name = "api-key", .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY", .type = OPT_LIST, .group = "HTTP", .commands = NET,
+      .help = "Keys that clients must present as bearer tokens; prefer the environment, command lines are visible to others." },
+    { .name = "max-concurrency", .env = "BATON_MAX_CONCURRENCY", .type = OPT_INT, .min = 1, .max = 1048576, .def = "2048", .group = "HTTP", .commands = NET,
+      .help = "Requests this node follows at once as their entry; more get 429 with Retry-After." },
+    { .name = "shutdown-timeout", .aliases = "timeout-graceful-shutdown", .env = "BATON_SHUTDOWN_TIMEOUT", .type = OPT_INT, .min = 0, .max = 86400,
+      .def = "30", .group = "HTTP", .commands = NET, .help = "Seconds that running requests get after the first signal." },
+
+    /* ---- Cluster ---- */
+    { .name = "splitwise-role", .aliases = "disaggregation-mode role", .env = "BATON_ROLE", .type = OPT_ENUM, .choices = "mixed|prefill|decode", .def = "mixed",
+      .group = "Cluster", .commands = "serve", .help = "Which work the scheduler may place on this node." },
+    { .name = "kv-transfer-config", .type = OPT_JSON, .group = "Cluster", .commands = "serve",
+      .help = "vLLM's way to give the role: kv_role kv_producer is prefill, kv_consumer is decode, kv_both is mixed." },
+    { .name = "innode-prefill-ports", .aliases = "inner-prefill-ports", .env = "BATON_INNODE_PREFILL_PORTS", .type = OPT_LIST, .group = "Cluster",
+      .commands = "serve", .help = "Control port (--engine-worker-queue-port) of a prefill node on this host that holds the cluster view." },
+    { .name = "engine-worker-queue-port", .aliases = "control-port", .env = "BATON_CONTROL_PORT", .type = OPT_LIST, .group = "Cluster", .commands = NET,
+      .help = "Control port: other nodes register here when this node holds the cluster view. Of a list, the entry of this rank." },
+    { .name = "pd-comm-port", .aliases = "cluster-port", .env = "BATON_CLUSTER_PORT", .type = OPT_LIST, .group = "Cluster", .commands = NET,
+      .help = "Port for messages between nodes; default: any free one." },
+    { .name = "cache-queue-port", .aliases = "kv-port", .env = "BATON_KV_PORT", .type = OPT_LIST, .group = "Cluster", .commands = NET,
+      .help = "Port for KV over TCP; default: any free one." },
+    { .name = "cache-transfer-protocol", .aliases = "disaggregation-transfer-backend", .env = "BATON_CACHE_TRANSFER_PROTOCOL", .type = OPT_LIST,
+      .def = "ipc,tcp", .group = "Cluster", .commands = NET,
+      .help = "Ways KV may take, by preference: ipc (shared memory, same host), tcp. What is not named is never used." },
+    { .name = "kv-checksum", .env = "BATON_KV_CHECKSUM", .type = OPT_BOOL, .def = "true", .group = "Cluster", .commands = NET,
+      .help = "Verify a checksum of every KV block before decode uses it." },
+    { .name = "advertise-host", .aliases = "ips", .env = "BATON_ADVERTISE_HOST", .type = OPT_STRING, .group = "Cluster", .commands = "serve",
+      .help = "Address at which other nodes reach this one; default: the one that faces the scheduler." },
+    { .name = "cluster-secret-file", .env = "BATON_CLUSTER_SECRET_FILE", .type = OPT_STRING, .group = "Cluster", .commands = NET,
+      .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one node-to-node ports stay on loopback." },
+    { .name = "router", .env = "BATON_DIRECTORY", .type = OPT_STRING, .group = "Cluster", .commands = "serve",
+      .help = "host:port of the process that holds the cluster view (a launcher or a node's control port)." },
+    { .name = "local-data-parallel-id", .aliases = "data-parallel-rank", .env = "BATON_RANK", .type = OPT_INT, .min = 0, .max = 65535, .def = "0",
+      .group = "Cluster", .commands = "serve", .help = "Rank of this process: which entry of the port lists is its own." },
+
+    /* ---- Scheduler ---- */
+    { .name = "scheduler-name", .env = "BATON_SCHEDULER_NAME", .type = OPT_ENUM, .choices = "local|splitwise|global|dp", .def = "local", .group = "Scheduler",
+      .commands = NET, .help = "Where the cluster view lives: local in this process (dp is the same), splitwise (or global) in Redis." },
+    { .name = "scheduler-host", .env = "BATON_SCHEDULER_HOST", .type = OPT_STRING, .def = "127.0.0.1", .group = "Scheduler", .commands = NET, .help = "Redis host." },
+    { .name = "scheduler-port", .env = "BATON_SCHEDULER_PORT", .type = OPT_INT, .min = 1, .max = 65535, .def = "6379", .group = "Scheduler", .commands = NET,
+      .help = "Redis port." },
+    { .name = "scheduler-db", .env = "BATON_SCHEDULER_DB", .type = OPT_INT, .min = 0, .max = 65535, .def = "0", .group = "Scheduler", .commands = NET,
+      .help = "Redis database number." },
+    { .name = "scheduler-password", .env = "BATON_REDIS_PASSWORD REDIS_PASSWORD", .type = OPT_STRING, .group = "Scheduler", .commands = NET,
+      .help = "Redis password; prefer the environment." },
+    { .name = "scheduler-topic", .env = "BATON_TOPIC", .type = OPT_STRING, .def = "default", .group = "Scheduler", .commands = NET,
+      .help = "Nodes of one topic serve each other's requests." },
+    { .name = "scheduler-ttl", .env = "BATON_TTL", .type = OPT_INT, .min = 1, .max = 604800, .def = "900", .group = "Scheduler", .commands = NET,
+      .help = "Seconds after which a request is given up." },
+    { .name = "scheduler-max-size", .env = "BATON_SCHEDULER_MAX_SIZE", .type = OPT_INT, .min = -1, .max = 1048576, .def = "-1", .group = "Scheduler", .commands = NET,
+      .help = "Like --max-concurrency, FastDeploy's name; -1: not set." },
+    { .name = "placement-timeout", .env = "BATON_PLACEMENT_TIMEOUT", .type = OPT_FLOAT, .min = 0, .max = 3600, .def = "5", .group = "Scheduler", .commands = NET,
+      .help = "Seconds a request waits for a node that could serve it to appear before it gets 503." },
+
+    /* ---- launch ---- */
+    { .name = "prefill", .env = "BATON_PREFILL", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch", .help = "Prefill nodes to start." },
+    { .name = "decode", .env = "BATON_DECODE", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch", .help = "Decode nodes to start." },
+    { .name = "num-servers", .aliases = "mixed", .env = "BATON_NUM_SERVERS", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch",
+      .help = "Mixed nodes to start." },
+    { .name = "ports", .env = "BATON_PORTS", .type = OPT_LIST, .group = "Launch", .commands = "launch",
+      .help = "API ports: prefill nodes first, then decode, then mixed. Missing ones are free ports." },
+    { .name = "metrics-ports", .env = "BATON_METRICS_PORTS", .type = OPT_LIST, .group = "Launch", .commands = "launch", .help = "Metrics ports in the same order." },
+    { .name = "restart", .env = "BATON_RESTART", .type = OPT_BOOL, .def = "true", .group = "Launch", .commands = "launch",
+      .help = "Start a node again when its process dies." },
+    { .name = "args", .type = OPT_BOOL, .group = "Launch", .commands = "launch",
+      .help = "FastDeploy's separator before the options of the servers; options may come before or after it." },
+
+    /* ---- generate ---- */
+    { .name = "input", .aliases = "i", .type = OPT_STRING, .group = "Generate", .commands = "generate", .help = "File of OpenAI batch lines; - is standard input." },
+    { .name = "output", .aliases = "o", .type = OPT_STRING, .def = "-", .group = "Generate", .commands = "generate", .help = "File for the answers; - is standard output." },
+    { .name = "prompt", .aliases = "p", .type = OPT_STRING, .group = "Generate", .commands = "generate", .help = "Stream the answer to one prompt." },
+    { .name = "raw", .type = OPT_BOOL, .group = "Generate", .commands = "generate", .help = "Give the prompt to the model as it is, without the chat template." },
+    { .name = "max-tokens", .type = OPT_INT, .min = 1, .max = 16777216, .def = "256", .group = "Generate", .commands = "generate", .help = "Longest answer to --prompt." },
+    { .name = "temperature", .type = OPT_FLOAT, .min = 0, .max = 2, .def = "0", .group = "Generate", .commands = "generate", .help = "Temperature for --prompt." },
+    { .name = "concurrency", .type = OPT_INT, .min = 1, .max = 4096, .def = "32", .group = "Generate", .commands = "generate", .help = "Batch lines in work at once." },
+
+    /* ---- status, doctor ---- */
+    { .name = "url", .env = "BATON_URL", .type = OPT_STRING, .group = "Status", .commands = "status", .help = "A node to ask, http://host:port; default: 127.0.0.1 and --port." },
+    { .name = "json", .type = OPT_BOOL, .group = "Status", .commands = "status doctor version", .help = "Print JSON." },
+
+    /* ---- Logging ---- */
+    { .name = "log-level", .env = "BATON_LOG_LEVEL", .type = OPT_ENUM, .choices = "error|warn|info|debug", .def = "info", .group = "Logging", .help = "Least important lines shown." },
+    { .name = "log-dir", .env = "BATON_LOG_DIR FD_LOG_DIR", .type = OPT_STRING, .group = "Logging", .commands = NODE, .help = "Also write the log to this folder." },
+
+    /* ---- Parallelism: accepted, one process computes ---- */
+    ACCEPT("tensor-parallel-size", "tp tp-size", NULL, OPT_INT, "Parallelism", "Devices that share each layer.",
+           "tensor parallelism is not built yet: each node computes alone, with the same answers"),
+    ACCEPT("data-parallel-size", "dp dp-size", NULL, OPT_INT, "Parallelism", "Ranks with a copy of attention each.",
+           "serve runs one rank; start more nodes with `baton launch` or more `baton serve`, the scheduler shares the requests among them"),
+    ACCEPT("pipeline-parallel-size", "pp pp-size", NULL, OPT_INT, "Parallelism", "Groups of layers on different devices.",
+           "pipeline parallelism is not built yet: each node computes alone, with the same answers"),
+    ACCEPT("enable-expert-parallel", "ep", NULL, OPT_BOOL, "Parallelism", "Spread the experts of MoE layers over ranks.",
+           "expert parallelism is not built yet: each node computes all experts, with the same answers"),
+    ACCEPT("enable-eplb", NULL, NULL, OPT_BOOL, "Parallelism", "Balance experts over ranks.", "expert balancing needs expert parallelism, which is not built yet"),
+    ACCEPT("disable-custom-all-reduce", NULL, NULL, OPT_BOOL, "Parallelism", "Use the library's all-reduce.", "there is no all-reduce on one rank"),
+
+    /* ---- Options of other systems without effect on answers ---- */
+    ACCEPT("gpu-memory-utilization", "mem-fraction-static", NULL, OPT_FLOAT, "Compatibility", "Share of GPU memory to use.",
+           "no GPU is used by this build: the KV cache is sized by --kv-cache-memory or --num-gpu-blocks-override"),
+    ACCEPT("kv-cache-ratio", NULL, NULL, OPT_FLOAT, "Compatibility", "Share of KV blocks for prompts.", "prompts and answers share one pool of KV blocks"),
+    ACCEPT("swap-space", NULL, NULL, OPT_FLOAT, "Compatibility", "GB of CPU memory behind the GPU cache.", "the KV cache is in CPU memory already"),
+    ACCEPT("enable-chunked-prefill", NULL, NULL, OPT_BOOL, "Compatibility", "Compute long prompts in chunks.", "chunked prefill is always on"),
+    ACCEPT("max-num-partial-prefills", NULL, NULL, OPT_INT, "Compatibility", "Prompts computed in part at once.", "as many prompts as fit in a step are computed together"),
+    ACCEPT("max-long-partial-prefills", NULL, NULL, OPT_INT, "Compatibility", "Long prompts computed in part at once.", "long prompts are chunked by --max-num-batched-tokens"),
+    ACCEPT("long-prefill-token-threshold", NULL, NULL, OPT_INT, "Compatibility", "From how many tokens a prompt is long.", "long prompts are chunked by --max-num-batched-tokens"),
+    ACCEPT("static-decode-blocks", NULL, NULL, OPT_INT, "Compatibility", "Output blocks given at admission.", "KV blocks are given as an answer grows"),
+    ACCEPT("use-cudagraph", NULL, NULL, OPT_BOOL, "Compatibility", "Capture steps as CUDA graphs.", "no GPU is used by this build"),
+    ACCEPT("graph-optimization-config", NULL, NULL, OPT_STRING, "Compatibility", "How graphs are captured.", "no GPU is used by this build"),
+    ACCEPT("enforce-eager", NULL, NULL, OPT_BOOL, "Compatibility", "Do not capture graphs.", "no graphs are captured on the CPU"),
+    ACCEPT("use-warmup", NULL, NULL, OPT_INT, "Compatibility", "Run once before serving.", "nothing has to be warmed up on the CPU"),
+    ACCEPT("speculative-config", NULL, NULL, OPT_STRING, "Compatibility", "Draft tokens to verify.",
+           "speculative decoding is not built yet: tokens are decoded one by one, with the same answers"),
+    ACCEPT("trust-remote-code", NULL, NULL, OPT_BOOL, "Compatibility", "Run code that comes with a model.", "no code of a model is ever run"),
+    ACCEPT("additional-config", NULL, NULL, OPT_STRING, "Compatibility", "vLLM-Ascend's tuning.", "these settings tune Ascend kernels"),
+    ACCEPT("seed", NULL, NULL, OPT_INT, "Compatibility", "Seed of the engine.", "a request's own \"seed\" makes it repeatable; requests without one draw one"),
+    ACCEPT("rdma-comm-ports", NULL, NULL, OPT_LIST, "Compatibility", "Ports for RDMA connections.", "rdma is not built into this binary: the ports are not used"),
+    ACCEPT("scheduler-min-load-score", NULL, NULL, OPT_INT, "Compatibility", "From which load work is stolen.", "requests are placed on the least loaded nodes, nothing is stolen"),
+    ACCEPT("scheduler-load-shards-num", NULL, NULL, OPT_INT, "Compatibility", "Shards of the load table.", "the load of a topic is one small hash"),
+    ACCEPT("scheduler-sync-period", NULL, NULL, OPT_INT, "Compatibility", "Milliseconds between load reports.", "load is counted when a request is placed; leases are renewed every 0.7 s"),
+    ACCEPT("scheduler-expire-period", NULL, NULL, OPT_INT, "Compatibility", "Milliseconds until a silent node is dead.", "a silent node is not chosen any more after 2.4 s"),
+    ACCEPT("scheduler-release-load-expire-period", NULL, NULL, OPT_INT, "Compatibility", "Seconds until lost load is released.", "reservations end with their request or its ttl"),
+    ACCEPT("scheduler-reader-parallel", NULL, NULL, OPT_INT, "Compatibility", "Threads that read results.", "results do not pass through Redis"),
+    ACCEPT("scheduler-writer-parallel", NULL, NULL, OPT_INT, "Compatibility", "Threads that write results.", "results do not pass through Redis"),
+    ACCEPT("scheduler-reader-batch-size", NULL, NULL, OPT_INT, "Compatibility", "Results read at once.", "results do not pass through Redis"),
+    ACCEPT("scheduler-writer-batch-size", NULL, NULL, OPT_INT, "Compatibility", "Results written at once.", "results do not pass through Redis"),
+    ACCEPT("controller-port", NULL, NULL, OPT_LIST, "Compatibility", "Port of FastDeploy's controller.", "there is no controller to reset: the cluster view renews itself"),
+    ACCEPT("workers", NULL, NULL, OPT_INT, "Compatibility", "HTTP processes.", "one thread serves HTTP"),
+    ACCEPT("max-logprobs", NULL, NULL, OPT_INT, "Compatibility", "Most alternatives per token.", "up to 20 alternatives per token are given"),
+    ACCEPT("enable-logprob", NULL, NULL, OPT_BOOL, "Compatibility", "Allow logprobs.", "logprobs are always available"),
+    ACCEPT("enable-output-caching", NULL, NULL, OPT_BOOL, "Compatibility", "Answers enter the prefix cache.", "answers enter the prefix cache whenever it is on"),
+    ACCEPT("disable-log-requests", NULL, NULL, OPT_BOOL, "Compatibility", "No line per request.", "one line per request is written; --log-level warn leaves it out"),
+
+    /* ---- Refused: would change answers, or needs what is not built ---- */
+    REFUSE("tokenizer", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Another model's tokenizer.", "the tokenizer is the model's own: a different one would change every answer"),
+    REFUSE("kv-cache-dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of the KV cache.", "the KV cache is f32 in this build; a smaller type would change answers"),
+    REFUSE("dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of weights and activations.", "weights keep the type of their file and activations are f32 (--activations)"),
+    REFUSE("guided-decoding-backend", NULL, NULL, OPT_STRING, "off", "Compatibility", "Structured output.", "structured output is not built yet"),
+    REFUSE("reasoning-parser", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Split reasoning from the answer.", "reasoning parsers are not built yet: answers would keep their <think> part"),
+    REFUSE("tool-call-parser", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Parse tool calls.", "tool call parsers are not built yet"),
+    REFUSE("enable-auto-tool-choice", NULL, NULL, OPT_BOOL, "false", "Compatibility", "Let the model call tools.", "tool call parsers are not built yet"),
+    REFUSE("logits-processors", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Python code that changes logits.", "no Python runs in a node"),
+    REFUSE("revision", NULL, NULL, OPT_STRING, "master", "Compatibility", "Revision to download.", "models are read from local files; name the folder of the revision with --model"),
+    REFUSE("ssl-keyfile", NULL, NULL, OPT_STRING, NULL, "Compatibility", "TLS key of the API.", "TLS is not built yet: put a proxy in front that ends it"),
+    REFUSE("ssl-certfile", NULL, NULL, OPT_STRING, NULL, "Compatibility", "TLS certificate of the API.", "TLS is not built yet: put a proxy in front that ends it"),
+    { .name = NULL },
+};
