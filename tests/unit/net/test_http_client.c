@@ -92,7 +92,7 @@ static void ask_on_answer(void *arg, enum status st, int http_status, struct str
     a->st = st;
     a->http_status = http_status;
     a->n_calls++;
-    buf_add_str(&a->answer, body);
+    if (body.n > 0) buf_add_str(&a->answer, body);
     sem_post(&a->done);
 }
 
