@@ -1,0 +1,265 @@
+"""harness.py - real nodes for end-to-end tests: processes, ports, Redis, requests. Standard library only.
+
+Environment: BATON_BIN (the program), BATON_TEST_GGUF (SmolLM2; tests that need it skip loudly without), BATON_TEST_DATA.
+A test is a function `test_*` in a test_*.py file; it may raise Skip. run.py runs them.
+"""
+import contextlib, http.client, json, os, random, shutil, signal, socket, subprocess, tempfile, threading, time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+DATA = os.environ.get('BATON_TEST_DATA') or os.path.join(HERE, '..', 'data')
+BIN = os.environ.get('BATON_BIN') or os.path.join(HERE, '..', '..', 'build', 'baton')
+TINY = os.path.join(DATA, 'goldens', 'llama', 'model')
+
+
+class Skip(Exception):
+    pass
+
+
+def smollm2():
+    path = os.environ.get('BATON_TEST_GGUF')
+    if not path or not os.path.exists(path):
+        raise Skip('BATON_TEST_GGUF does not name the SmolLM2 file (deploy/fetch_model.sh fetches it)')
+    return path
+
+
+def free_ports(n):
+    socks = [socket.socket() for _ in range(n)]
+    for s in socks:
+        s.bind(('127.0.0.1', 0))
+    ports = [s.getsockname()[1] for s in socks]
+    for s in socks:
+        s.close()
+    return ports
+
+
+class Process:
+    """One child process with its output in a file."""
+
+    def __init__(self, argv, env=None, name='node'):
+        self.argv, self.name = argv, name
+        self.env = {**{k: v for k, v in os.environ.items() if not k.startswith(('BATON_CLUSTER', 'BATON_API'))}, **(env or {})}
+        self.log = tempfile.NamedTemporaryFile('w+', prefix=f'baton-{name}-', suffix='.log', delete=False)
+        self.start()
+
+    def start(self):
+        self.p = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=self.env, start_new_session=True)
+
+    def output(self):
+        with open(self.log.name, encoding='utf-8', errors='replace') as f:
+            return f.read()
+
+    def alive(self):
+        return self.p.poll() is None
+
+    def kill(self, sig=signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            self.p.send_signal(sig)
+
+    def stop(self, timeout=20):
+        """SIGTERM and wait; returns the exit status, or None when it had to be killed."""
+        if self.alive():
+            self.kill(signal.SIGTERM)
+        try:
+            return self.p.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill(signal.SIGCONT)
+            self.kill()
+            self.p.wait()
+            return None
+
+    def close(self):
+        status = self.stop()
+        self.log.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.log.name)
+        return status
+
+
+class Node(Process):
+    def __init__(self, model, role='mixed', args=(), env=None, port=None):
+        self.port = port or free_ports(1)[0]
+        argv = [BIN, 'serve', '--model', model, '--served-model-name', 'm', '--host', '127.0.0.1', '--port', str(self.port),
+                '--splitwise-role', role, '--compute-threads', '1', *args]
+        super().__init__(argv, env, f'{role}-{self.port}')
+
+    def restart(self):
+        if self.alive():
+            self.kill()
+        self.p.wait()
+        self.start()
+
+
+def request(port, method, path, body=None, headers=None, timeout=120):
+    """(status, headers, parsed JSON or text)"""
+    c = http.client.HTTPConnection('127.0.0.1', port, timeout=timeout)
+    try:
+        data = None if body is None else (body if isinstance(body, (bytes, str)) else json.dumps(body))
+        c.request(method, path, data, {**({'Content-Type': 'application/json'} if data is not None else {}), **(headers or {})})
+        r = c.getresponse()
+        raw = r.read()
+        try:
+            parsed = json.loads(raw)
+        except ValueError:
+            parsed = raw.decode('utf-8', 'replace')
+        return r.status, dict((k.lower(), v) for k, v in r.getheaders()), parsed
+    finally:
+        c.close()
+
+
+def stream(port, path, body, headers=None, timeout=120):
+    """Yields the JSON events of a streamed answer; raises on anything malformed. The last thing must be [DONE]."""
+    c = http.client.HTTPConnection('127.0.0.1', port, timeout=timeout)
+    try:
+        c.request('POST', path, json.dumps({**body, 'stream': True}), {'Content-Type': 'application/json', **(headers or {})})
+        r = c.getresponse()
+        if r.status != 200:
+            raise AssertionError(f'{r.status} {r.read()[:500]!r}')
+        assert r.getheader('Content-Type').startswith('text/event-stream'), r.getheader('Content-Type')
+        done = False
+        for raw in r:
+            line = raw.decode('utf-8')
+            if line == '\n':
+                continue
+            assert not done and line.startswith('data: ') and line.endswith('\n'), repr(line)
+            if line == 'data: [DONE]\n':
+                done = True
+                continue
+            yield json.loads(line[6:])
+        assert done, 'the stream ended without [DONE]'
+    finally:
+        c.close()
+
+
+def metrics(port):
+    """{'name{labels}': value}"""
+    status, _, text = request(port, 'GET', '/metrics')
+    assert status == 200, status
+    out = {}
+    for line in str(text).splitlines():
+        if line and not line.startswith('#'):
+            name, value = line.rsplit(' ', 1)
+            out[name] = float(value)
+    return out
+
+
+def wait_until(what, fn, timeout=30, every=0.05):
+    end = time.monotonic() + timeout
+    last = None
+    while time.monotonic() < end:
+        try:
+            last = fn()
+            if last:
+                return last
+        except (OSError, http.client.HTTPException, AssertionError) as e:
+            last = e
+        time.sleep(every)
+    raise AssertionError(f'not within {timeout} s: {what} (last: {last!r})')
+
+
+def wait_ready(*nodes, timeout=60):
+    for n in nodes:
+        def ready():
+            if not n.alive():
+                raise RuntimeError(f'{n.name} ended with {n.p.returncode}:\n{n.output()[-3000:]}')
+            return request(n.port, 'GET', '/ready', timeout=2)[0] == 200
+        wait_until(f'{n.name} ready', ready, timeout)
+
+
+def wait_sees(nodes, n, timeout=30):
+    """Every node sees n nodes in its topic."""
+    for node in nodes:
+        wait_until(f'{node.name} sees {n} nodes', lambda: len(request(node.port, 'GET', '/cluster', timeout=2)[2]['nodes']) == n, timeout)
+
+
+class Redis(Process):
+    def __init__(self):
+        if not shutil.which('redis-server'):
+            raise Skip('redis-server is not installed')
+        self.port = free_ports(1)[0]
+        self.dir = tempfile.mkdtemp(prefix='baton-redis-')
+        super().__init__(['redis-server', '--port', str(self.port), '--bind', '127.0.0.1', '--save', '', '--appendonly', 'no', '--dir', self.dir], name='redis')
+        wait_until('redis up', lambda: self.command('PING') == b'+PONG', 10)
+
+    def command(self, *words):
+        with socket.create_connection(('127.0.0.1', self.port), timeout=5) as s:
+            s.sendall(b'*%d\r\n' % len(words) + b''.join(b'$%d\r\n%s\r\n' % (len(w), w.encode()) for w in words))
+            return s.recv(65536).split(b'\r\n')[0]
+
+    def close(self):
+        super().close()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def closing(*things):
+    try:
+        yield things[0] if len(things) == 1 else things
+    except BaseException:
+        for t in things:
+            if isinstance(t, Process):
+                print(f'--- {t.name} ({"alive" if t.alive() else t.p.returncode}) ---\n{t.output()[-4000:]}', flush=True)
+        raise
+    finally:
+        for t in reversed(things):
+            t.close()
+
+
+@contextlib.contextmanager
+def pair(model, protocol='ipc', args=(), prefill_args=(), decode_args=(), prefills=1, decodes=1):
+    """Prefill and decode nodes without Redis: the first prefill node holds the view (seed 003's way)."""
+    control = free_ports(1)[0]
+    common = ['--cache-transfer-protocol', protocol, *args]
+    first = Node(model, 'prefill', [*common, '--engine-worker-queue-port', str(control), *prefill_args])
+    rest = [Node(model, 'prefill', [*common, '--innode-prefill-ports', str(control), *prefill_args]) for _ in range(prefills - 1)]
+    decode = [Node(model, 'decode', [*common, '--innode-prefill-ports', str(control), *decode_args]) for _ in range(decodes)]
+    nodes = [first, *rest, *decode]
+    with closing(*nodes):
+        wait_ready(*nodes)
+        wait_sees(nodes, len(nodes))
+        yield nodes
+
+
+def parallel(jobs, concurrency):
+    """Run callables on threads; results in order, exceptions as values."""
+    results, todo, lock = [None] * len(jobs), list(range(len(jobs)))[::-1], threading.Lock()
+
+    def work():
+        while True:
+            with lock:
+                if not todo:
+                    return
+                i = todo.pop()
+            try:
+                results[i] = jobs[i]()
+            except Exception as e:          # the caller looks at it
+                results[i] = e
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(concurrency, len(jobs)))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return results
+
+
+def mixed_requests(n, seed, vocab, longest, max_tokens=(1, 24)):
+    """n completion requests as token ids: lengths spread evenly in the logarithm from 1 to `longest`, shared prefixes,
+    greedy and seeded sampling."""
+    r = random.Random(seed)
+    prefix = [r.randrange(4, vocab) for _ in range(longest)]
+    out = []
+    for i in range(n):
+        length = max(1, min(longest, round(longest ** (i / max(1, n - 1)))))
+        shared = r.choice([0, 0, length // 2, length - 1])
+        ids = prefix[:shared] + [r.randrange(4, vocab) for _ in range(length - shared)]
+        body = dict(model='m', prompt=ids, max_tokens=r.randint(*max_tokens), logprobs=5, return_token_ids=True, return_tokens_as_token_ids=True, ignore_eos=True)
+        body.update(r.choice([dict(temperature=0), dict(temperature=0.8, seed=r.randrange(1 << 31)), dict(temperature=1.2, top_p=0.9, top_k=40, seed=r.randrange(1 << 31)),
+                              dict(temperature=0.7, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.1, seed=r.randrange(1 << 31))]))
+        out.append(body)
+    r.shuffle(out)
+    return out
+
+
+def answer_of(body):
+    """What must be equal, bit for bit: token ids and logprobs as serialised."""
+    c = body['choices'][0]
+    return c['token_ids'], c['finish_reason'], c['logprobs']['token_logprobs'], c['logprobs']['top_logprobs'], c['text']

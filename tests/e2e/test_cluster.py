@@ -1,0 +1,244 @@
+"""Clusters as the users start them: with Redis (seed 001's way), without (seed 003's), any order, restarts, loss, clean ends."""
+from harness import *
+
+SIZE = ['--max-model-len', '2048', '--max-num-seqs', '16', '--num-gpu-blocks-override', '256']
+ASK = dict(model='m', prompt=[7, 8, 9, 10, 11], max_tokens=8, temperature=0, ignore_eos=True, return_token_ids=True)
+
+
+def complete(port, **more):
+    status, _, body = request(port, 'POST', '/v1/completions', {**ASK, 'return_trace': True, **more})
+    assert status == 200, (status, body)
+    return body
+
+
+def seed_001(model, redis, role, *args, port=None):
+    return Node(model, role, ['--scheduler-name', 'splitwise', '--scheduler-host', '127.0.0.1', '--scheduler-port', str(redis.port), '--scheduler-topic', 'test',
+                              '--scheduler-ttl', '9000', '--cache-transfer-protocol', 'rdma,ipc', '--tensor-parallel-size', '1', '--data-parallel-size', '4',
+                              '--rdma-comm-ports', '7671,7672', '--enable-expert-parallel', *SIZE, *args], port=port)
+
+
+def test_redis_flushed():
+    """Seed 001: a request to each node's port is answered by the pair; Redis flushed between and during requests loses nothing."""
+    with closing(Redis()) as redis:
+        with closing(seed_001(TINY, redis, 'prefill'), seed_001(TINY, redis, 'decode')) as nodes:
+            wait_ready(*nodes)
+            wait_sees(nodes, 2)
+            first = [complete(n.port) for n in nodes]
+            assert first[0]['choices'][0]['token_ids'] == first[1]['choices'][0]['token_ids']
+            for a in first:
+                assert a['baton']['prefill_node'] != a['baton']['decode_node'] and a['baton']['transport'] == 'ipc', a['baton']
+            redis.command('FLUSHALL')
+            after = [complete(n.port) for n in nodes]
+            jobs = [lambda n=n: complete(n.port, max_tokens=200)['choices'][0]['token_ids'] for n in nodes * 8]
+            flusher = threading.Timer(0.05, lambda: [redis.command('FLUSHALL') or time.sleep(0.05) for _ in range(10)])
+            flusher.start()
+            during = parallel(jobs, 16)
+            flusher.join()
+            assert all(isinstance(d, list) and d == during[0] for d in during), during[:3]
+            assert after[0]['choices'][0]['token_ids'] == first[0]['choices'][0]['token_ids']
+
+
+def test_redis_killed():
+    """Redis dies and comes back empty: requests go on, the view is rebuilt."""
+    with closing(Redis()) as redis:
+        with closing(seed_001(TINY, redis, 'prefill'), seed_001(TINY, redis, 'decode')) as nodes:
+            wait_ready(*nodes)
+            wait_sees(nodes, 2)
+            redis.kill()
+            redis.p.wait()
+            for n in nodes:
+                complete(n.port)
+            redis.start()
+            wait_until('redis up again', lambda: redis.command('PING') == b'+PONG', 10)
+            wait_sees(nodes, 2)
+            for n in nodes:
+                complete(n.port)
+
+
+def test_seed_003():
+    """Two commands on one host, no Redis: the decode node names the prefill node's control port."""
+    control, pk, dk = free_ports(3)
+    env = dict(INFERENCE_MSG_QUEUE_ID='1315', FLAGS_max_partition_size='2048', FD_ATTENTION_BACKEND='FLASH_ATTN', FD_USE_DEEP_GEMM='0', CUDA_VISIBLE_DEVICES='0,1,2,3')
+    common = ['--max-num-seqs', '20', '--gpu-memory-utilization', '0.9', '--kv-cache-ratio', '0.9', '--tensor-parallel-size', '4', '--max-model-len', '1024']
+    model = smollm2()
+    p = Node(model, 'prefill', [*common, '--num-gpu-blocks-override', '400', '--quantization', 'block_wise_fp8', '--engine-worker-queue-port', str(control), '--cache-queue-port', str(pk)], env)
+    d = Node(model, 'decode', [*common, '--num-gpu-blocks-override', '400', '--quantization', 'block_wise_fp8', '--cache-queue-port', str(dk), '--innode-prefill-ports', str(control)], env)
+    with closing(p, d) as nodes:
+        wait_ready(*nodes)
+        wait_sees(nodes, 2)
+        for n in nodes:
+            status, _, body = request(n.port, 'POST', '/v1/chat/completions', {'messages': [{'role': 'user', 'content': 'What is the capital of France?'}], 'max_tokens': 32,
+                                                                               'temperature': 0, 'return_trace': True})
+            assert status == 200, body
+            assert 'Paris' in body['choices'][0]['message']['content'], body
+            assert body['baton']['prefill_node'] != body['baton']['decode_node'], body['baton']
+
+
+def test_any_start_order_and_restart_on_the_same_ports():
+    control = free_ports(1)[0]
+    d = Node(TINY, 'decode', [*SIZE, '--innode-prefill-ports', str(control)])
+    time.sleep(1)
+    p = Node(TINY, 'prefill', [*SIZE, '--engine-worker-queue-port', str(control)])
+    with closing(p, d) as nodes:
+        wait_ready(p)
+        wait_sees(nodes, 2)
+        want = complete(d.port)['choices'][0]['token_ids']
+        for victim in (d, p):
+            assert victim.stop() == 0, victim.output()[-2000:]
+            victim.start()
+            wait_ready(victim)
+            wait_sees(nodes, 2)
+            for n in nodes:
+                assert complete(n.port)['choices'][0]['token_ids'] == want
+
+
+def test_alone():
+    """No decode node in the topic: the answer says which topics and roles exist."""
+    with closing(Redis()) as redis:
+        with closing(seed_001(TINY, redis, 'prefill', '--placement-timeout', '1'), Node(TINY, 'mixed', ['--scheduler-name', 'splitwise', '--scheduler-port', str(redis.port), *SIZE])) as (p, other):
+            wait_until('both live', lambda: all(request(n.port, 'GET', '/live')[0] == 200 for n in (p, other)), 30)
+            wait_ready(other)
+            status, headers, body = request(p.port, 'POST', '/v1/completions', ASK)
+            assert status == 503 and 'retry-after' in headers, (status, headers, body)
+            text = body['error']['message']
+            assert 'test' in text and 'default' in text and 'prefill' in text and 'mixed' in text, text
+
+
+def test_four_nodes_share_the_load():
+    """2 prefill + 2 decode, 64 concurrent requests to random nodes: all answered, every node served at least 16."""
+    with pair(TINY, 'ipc', SIZE, prefills=2, decodes=2) as nodes:
+        r = random.Random(3)
+        jobs = [lambda p=r.choice(nodes).port, i=i: complete(p, prompt=[5 + (i * 7 + k) % 400 for k in range(40 + i)], max_tokens=16) for i in range(64)]
+        answers = parallel(jobs, 64)
+        served = {}
+        for a in answers:
+            assert isinstance(a, dict), a
+            for k in ('prefill_node', 'decode_node'):
+                served[a['baton'][k]] = served.get(a['baton'][k], 0) + 1
+        print(f'  served: {served}')
+        assert len(served) == 4 and min(served.values()) >= 16, served
+
+
+def blocks_used(node):
+    m = metrics(node.port)
+    held = [v for k, v in m.items() if k.startswith('baton_kv_blocks') and 'state="held"' in k]
+    assert held, [k for k in m if 'kv' in k]
+    return sum(held)
+
+
+def kill_while_working(victim_role):
+    """kill -9 of a node in the middle of answers: the entry runs them again elsewhere, the client sees every token once."""
+    with pair(TINY, 'ipc', SIZE, prefills=2, decodes=2) as nodes:
+        prompt = [5 + k % 400 for k in range(1400)] if victim_role == 'prefill' else ASK['prompt']
+        want = complete(nodes[0].port, prompt=prompt, max_tokens=400)['choices'][0]['token_ids']
+        entry = nodes[0] if victim_role == 'decode' else nodes[2]
+        victims = nodes[2:] if victim_role == 'decode' else nodes[:1]
+        answers = [None] * 6
+        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(entry.port, prompt=prompt, max_tokens=400))) for i in range(6)]
+        for t in threads:
+            t.start()
+        time.sleep(0.3)
+        victims[0].kill()
+        t0 = time.monotonic()
+        for t in threads:
+            t.join(60)
+        print(f'  all answers {time.monotonic() - t0:.1f} s after the kill, moves: {[a and a["baton"]["moves"] for a in answers]}')
+        for a in answers:
+            assert a and a['choices'][0]['token_ids'] == want, a and a['choices'][0]['token_ids'][:10]
+        for n in nodes:
+            if n.alive():
+                wait_until(f'{n.name} holds no blocks', lambda: blocks_used(n) == 0, 10)
+
+
+def test_decode_node_killed():
+    kill_while_working('decode')
+
+
+def test_prefill_node_killed():
+    kill_while_working('prefill')
+
+
+def test_only_decode_node_killed():
+    """Nobody else can take it: a clear error within seconds, and the prefill node holds nothing."""
+    with pair(TINY, 'tcp', [*SIZE, '--placement-timeout', '1']) as (p, d):
+        out = []
+        t = threading.Thread(target=lambda: out.append(request(p.port, 'POST', '/v1/completions', {**ASK, 'max_tokens': 2000})))
+        t.start()
+        time.sleep(0.3)
+        d.kill()
+        t0 = time.monotonic()
+        t.join(30)
+        assert out and out[0][0] in (502, 503), out
+        assert time.monotonic() - t0 < 5, time.monotonic() - t0
+        wait_until('no blocks held', lambda: blocks_used(p) == 0, 10)
+
+
+def test_frozen_node():
+    """A stopped process is noticed within seconds and its requests continue elsewhere; when it goes on, nothing breaks."""
+    with pair(TINY, 'ipc', SIZE, prefills=1, decodes=2) as nodes:
+        want = complete(nodes[0].port, max_tokens=600)['choices'][0]['token_ids']
+        answers = [None] * 4
+        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(nodes[0].port, max_tokens=600))) for i in range(4)]
+        for t in threads:
+            t.start()
+        time.sleep(0.2)
+        nodes[1].kill(signal.SIGSTOP)
+        for t in threads:
+            t.join(60)
+        nodes[1].kill(signal.SIGCONT)
+        assert all(a and a['choices'][0]['token_ids'] == want for a in answers)
+        wait_sees(nodes, 3)
+        for n in nodes:
+            assert complete(n.port, max_tokens=600)['choices'][0]['token_ids'] == want
+            wait_until(f'{n.name} holds no blocks', lambda: blocks_used(n) == 0, 10)
+
+
+def shm_names():
+    return {f for f in os.listdir('/dev/shm')} if os.path.isdir('/dev/shm') else set()
+
+
+def test_launch():
+    """baton launch: ready, answers, restarts a killed node at its port, ends clean."""
+    before = shm_names()
+    ports = free_ports(2)
+    l = Process([BIN, 'launch', '--model', TINY, '--served-model-name', 'm', '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', *SIZE], name='launch')
+    with closing(l):
+        wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output() or (not l.alive() and not print(l.output())), 30)
+        for p in ports:
+            a = complete(p)
+            assert a['baton']['prefill_node'] != a['baton']['decode_node'], a['baton']
+        pids = subprocess.run(['pgrep', '-P', str(l.p.pid)], capture_output=True, text=True).stdout.split()
+        assert len(pids) == 2, pids
+        os.kill(int(pids[1]), signal.SIGKILL)
+        wait_until('restarted', lambda: len(set(subprocess.run(['pgrep', '-P', str(l.p.pid)], capture_output=True, text=True).stdout.split()) - set(pids)) == 1, 15)
+        for p in ports:
+            wait_until('answers again', lambda: request(p, 'POST', '/v1/completions', ASK)[0] == 200, 20)
+        pids = subprocess.run(['pgrep', '-P', str(l.p.pid)], capture_output=True, text=True).stdout.split()
+        assert l.stop() == 0, l.output()[-2000:]
+        for pid in pids:
+            assert not os.path.exists(f'/proc/{pid}'), f'{pid} is left'
+    assert shm_names() <= before, shm_names() - before
+
+
+def test_launcher_killed():
+    """The launcher dies: its nodes end too."""
+    ports = free_ports(2)
+    l = Process([BIN, 'launch', '--model', TINY, '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', *SIZE], name='launch')
+    with closing(l):
+        wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
+        pids = subprocess.run(['pgrep', '-P', str(l.p.pid)], capture_output=True, text=True).stdout.split()
+        l.kill()
+        wait_until('nodes ended', lambda: not any(os.path.exists(f'/proc/{p}') for p in pids), 15)
+
+
+def test_secret():
+    """A node with another secret gets nowhere; with the same one it joins."""
+    control = free_ports(1)[0]
+    env, other = dict(BATON_CLUSTER_SECRET='one', BATON_ADVERTISE_HOST='127.0.0.1'), dict(BATON_CLUSTER_SECRET='two', BATON_ADVERTISE_HOST='127.0.0.1')
+    with closing(Node(TINY, 'prefill', [*SIZE, '--engine-worker-queue-port', str(control)], env), Node(TINY, 'decode', [*SIZE, '--innode-prefill-ports', str(control)], other),
+                 Node(TINY, 'decode', [*SIZE, '--innode-prefill-ports', str(control)], env)) as (p, wrong, right):
+        wait_ready(p, right)
+        wait_sees([p, right], 2)
+        time.sleep(1)
+        assert len(request(p.port, 'GET', '/cluster')[2]['nodes']) == 2
+        complete(p.port)
