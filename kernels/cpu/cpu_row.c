@@ -45,15 +45,17 @@ static void store_panel(const struct matmul_job *job, size_t row, size_t i_panel
         memcpy(y, acc, n * sizeof *y);
 }
 
-static void matmul_one_row(void *arg, int index, int thread)
+static void matmul_few_rows(void *arg, int index, int thread)
 {
     (void)thread;
     const struct matmul_job *job = arg;
     size_t i_panel = (size_t)index * job->panels_per_item;
     size_t n = min_size(job->panels_per_item, panel_count(job->w) - i_panel);
     float  acc[GEMV_PANELS * PANEL] __attribute__((aligned(64)));
-    job->loops->gemv(acc, job->x, job->w, i_panel, n);
-    for (size_t p = 0; p < n; p++) store_panel(job, 0, i_panel + p, acc + p * PANEL);
+    for (size_t i = 0; i < job->n_rows; i++) {
+        job->loops->gemv(acc, job->x + i * job->w->n_in, job->w, i_panel, n);
+        for (size_t p = 0; p < n; p++) store_panel(job, i, i_panel + p, acc + p * PANEL);
+    }
 }
 
 static void matmul_rows(void *arg, int index, int thread)
@@ -86,12 +88,13 @@ void cpu_matmul(struct kernel_ctx *c, float *y, size_t y_stride, const float *x,
                 const float *bias)
 {
     if (n_rows == 0) return;
+    bool   few = n_rows <= GEMV_ROWS;
     size_t n_panels = panel_count(w), n_chunks = div_up(n_rows, GEMM_ROWS);
     struct matmul_job job = { .c = c, .loops = cpu_loops_of(c), .w = w, .x = x, .bias = bias, .y = y, .y_stride = y_stride,
                               .n_rows = n_rows, .n_chunks = n_chunks };
-    job.panels_per_item = item_size(c, n_panels * n_chunks, n_rows == 1 ? GEMV_PANELS : GEMM_PANELS);
+    job.panels_per_item = item_size(c, n_panels * n_chunks, few ? GEMV_PANELS : GEMM_PANELS);
     size_t n_items = div_up(n_panels, job.panels_per_item) * n_chunks;
-    compute_pool_run(c->pool, (int)n_items, n_rows == 1 ? matmul_one_row : matmul_rows, &job);
+    compute_pool_run(c->pool, (int)n_items, few ? matmul_few_rows : matmul_rows, &job);
 }
 
 /* ---- kernels over rows ---- */

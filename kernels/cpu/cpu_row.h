@@ -16,6 +16,7 @@
 
 enum {
     GEMV_PANELS = 4,   /* panels whose chains run side by side: hides the latency of a multiply-add */
+    GEMV_ROWS = 2,     /* up to here rows go one by one: a tile this low has too few chains, and the panels stay cached */
     GEMM_K = 256,      /* k's of a panel widened at a time: 16 KiB of f32, half a first-level cache */
     GEMM_ROWS = 96,    /* rows that share one widening */
     GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the second-level cache */
