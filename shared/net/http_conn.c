@@ -212,7 +212,9 @@ static bool conn_open_hangup(struct http_conn *c)
     return true;
 }
 
-/* Enough is waiting: leave the rest to TCP. A duplicate descriptor still tells of the client's FIN or reset. */
+/* Enough is waiting: leave the rest to TCP. A duplicate descriptor still tells of the client's FIN or reset.
+ * LIMIT: a client that has pipelined more than the kernel buffers (128 KiB or so) cannot deliver its FIN while its window is closed;
+ * its leaving shows when the answer is written or the kernel's keep-alive fails. */
 static void conn_pause(struct http_conn *c)
 {
     if (!c->reading) return;
