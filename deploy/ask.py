@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""ask.py - asks a node one question, streams the answer, and says where the time went. Standard library only.
+
+usage: ask.py [--max-tokens N] [--expect WORD] URL QUESTION     URL is http://host:port
+       ask.py --ready URL...                                    exit status 0 when every node is ready
+       ask.py --free-ports N [PREFERRED...]                     N ports of this host that are free, preferred ones first
+
+The times are those of the node's own trace, which it adds to an answer whose request carries `x-baton-trace: 1`.
+BATON_API_KEY is sent when it is set.
+"""
+import argparse
+import http.client
+import json
+import os
+import socket
+import sys
+import urllib.parse
+
+
+def connect(url, timeout):
+    u = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
+    if not u.hostname:
+        sys.exit(f"ask.py: {url} is not http://host:port")
+    return http.client.HTTPConnection(u.hostname, u.port or 80, timeout=timeout)
+
+
+def headers():
+    h = {"Content-Type": "application/json", "x-baton-trace": "1"}
+    key = os.environ.get("BATON_API_KEY", "").split(",")[0]
+    if key:
+        h["Authorization"] = "Bearer " + key
+    return h
+
+
+def is_ready(url):
+    try:
+        c = connect(url, 2)
+        c.request("GET", "/ready", headers=headers())
+        return c.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def free_ports(n, preferred):
+    """The sockets stay open until all ports are chosen, so that no port is given twice."""
+    held, ports = [], []
+    for port in preferred + [0] * (n + len(preferred)):
+        if len(ports) == n:
+            break
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("0.0.0.0", port))
+            s.listen(1)
+        except OSError:
+            s.close()
+            continue
+        held.append(s)
+        ports.append(s.getsockname()[1])
+    for s in held:
+        s.close()
+    return ports
+
+
+def events(response):
+    """The JSON of each server-sent event, up to [DONE]."""
+    for line in response:
+        line = line.decode("utf-8").rstrip("\r\n")
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            return
+        yield json.loads(data)
+    raise RuntimeError("the stream ended before [DONE]")
+
+
+def ask(url, question, max_tokens):
+    """Stream the answer to stdout; returns (text, trace, usage)."""
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": max_tokens, "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+    }
+    c = connect(url, 120)
+    c.request("POST", "/v1/chat/completions", json.dumps(body), headers())
+    r = c.getresponse()
+    if r.status != 200:
+        raise RuntimeError(f"status {r.status}: {r.read().decode('utf-8', 'replace').strip()}")
+    text, trace, usage = "", {}, {}
+    for event in events(r):
+        if "error" in event:
+            raise RuntimeError(event["error"].get("message", str(event["error"])))
+        trace = event.get("baton") or trace
+        usage = event.get("usage") or usage
+        for choice in event.get("choices", []):
+            piece = choice.get("delta", {}).get("content") or ""
+            text += piece
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    print()
+    return text, trace, usage
+
+
+def ms(value):
+    if not isinstance(value, (int, float)):
+        return "-"
+    return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
+
+
+def size(n):
+    if not isinstance(n, (int, float)):
+        return "-"
+    return f"{n / (1 << 20):.2f} MiB" if n >= 1 << 20 else f"{n / 1024:.1f} KiB" if n >= 1024 else f"{n} bytes"
+
+
+def print_times(trace, usage):
+    if not trace:
+        print("  (the node sent no trace of its times)")
+        return
+    t = trace.get
+    prefill, decode = t("prefill_node"), t("decode_node")
+    moved = bool(t("kv_bytes"))
+    kv = f"{size(t('kv_bytes'))} over {t('transport')} in {ms(t('kv_ms'))}, {ms(t('kv_tail_ms'))} of it after prefill" if moved else "not moved"
+    rows = [
+        ("queue", ms(t("queue_ms")), f"placing took {ms(t('place_ms'))}"),
+        ("prefill", ms(t("prefill_ms")), f"on {prefill}; {usage.get('prompt_tokens', '?')} prompt tokens, {t('cached_tokens', 0)} of them cached"),
+        ("KV", ms(t("kv_ms")) if moved else "-", kv),
+        ("first token", ms(t("first_token_ms")), "after the request came in"),
+        ("decode", ms(t("decode_ms")), f"on {decode}; {usage.get('completion_tokens', '?')} tokens"),
+        ("total", ms(t("total_ms")), ""),
+    ]
+    for name, took, note in rows:
+        print(f"  {name:<12}{took:>10}  {note}".rstrip())
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--ready", nargs="+", metavar="URL")
+    a.add_argument("--free-ports", nargs="+", type=int, metavar="N")
+    a.add_argument("--max-tokens", type=int, default=64)
+    a.add_argument("--expect", metavar="WORD", help="fail when the answer does not contain it")
+    a.add_argument("words", nargs="*", metavar="URL QUESTION")
+    o = a.parse_args()
+    if o.ready:
+        return 0 if all(is_ready(u) for u in o.ready) else 1
+    if o.free_ports:
+        print(*free_ports(o.free_ports[0], o.free_ports[1:]))
+        return 0
+    if len(o.words) < 2:
+        a.error("a URL and a question are needed")
+    url, question = o.words[0], " ".join(o.words[1:])
+    try:
+        text, trace, usage = ask(url, question, o.max_tokens)
+    except (OSError, http.client.HTTPException, RuntimeError, ValueError) as e:
+        print(f"ask.py: {url}: {e}", file=sys.stderr)
+        return 1
+    print_times(trace, usage)
+    if o.expect and o.expect not in text:
+        print(f"ask.py: {url}: the answer does not contain {o.expect!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

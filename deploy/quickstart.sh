@@ -1,0 +1,136 @@
+#!/bin/bash
+# quickstart.sh - from a fresh clone to a running pair: one prefill node, one decode node, a real model, one question to each.
+#
+# usage: deploy/quickstart.sh [--once]
+#   --once   stop after the answers, exit status 0; nothing stays behind
+# Environment: BATON_PORTS (two ports, "8000,8001"; default: these where they are free), BATON_CACHE (where the model is kept).
+# Whatever fails: a sentence, the last lines of the log, everything stopped, and a status other than 0.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+once=no
+case ${1-} in
+'') ;;
+--once) once=yes ;;
+-h | --help) sed -n '2,7s/^# \{0,1\}//p' deploy/quickstart.sh; exit 0 ;;
+*) echo "quickstart.sh: there is no option $1; --once is known" >&2; exit 2 ;;
+esac
+
+question="What is the capital of France?"
+start_limit_s=180  # loading the model takes seconds; a slow disk may take a minute
+stop_limit_s=45    # the nodes' own limit is --shutdown-timeout, 30 s
+work=$(mktemp -d)
+log=$work/launch.log
+launcher=
+
+say() { printf '\n== %s\n' "$*"; }
+
+# End the launcher and with it the nodes; a process that does not listen is killed. Every way out of this script leads here.
+stop() {
+    [ -n "$launcher" ] || return 0
+    local pid=$launcher deadline=$((SECONDS + stop_limit_s))
+    launcher=
+    kill -TERM "$pid" 2>/dev/null || true
+    while kill -0 "$pid" 2>/dev/null; do
+        if [ $SECONDS -ge $deadline ]; then
+            echo "quickstart.sh: the nodes did not stop in $stop_limit_s s; killed" >&2
+            kill -KILL "$pid" 2>/dev/null || true # its nodes end by themselves when it is gone
+            break
+        fi
+        sleep 0.1
+    done
+    wait "$pid" 2>/dev/null || true
+}
+
+on_exit() {
+    local status=$?
+    trap '' INT TERM
+    stop
+    rm -rf "$work"
+    exit $status
+}
+trap on_exit EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+fail() {
+    echo "quickstart.sh: $*" >&2
+    if [ -s "$log" ]; then
+        echo "--- the last lines of the nodes' log:" >&2
+        tail -n 40 "$log" >&2
+    fi
+    exit 1
+}
+
+build() {
+    cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release >"$work/cmake.log" 2>&1 || {
+        tail -n 20 "$work/cmake.log" >&2
+        fail "CMake could not configure the build"
+    }
+    ninja -C build baton || fail "the build failed"
+}
+
+choose_ports() {
+    if [ -n "${BATON_PORTS:-}" ]; then
+        ports=${BATON_PORTS//,/ }
+    else
+        ports=$(python3 deploy/ask.py --free-ports 2 8000 8001)
+    fi
+    set -- $ports
+    [ $# = 2 ] || fail "two ports are needed, BATON_PORTS is '${BATON_PORTS:-}'"
+    prefill_url=http://127.0.0.1:$1
+    decode_url=http://127.0.0.1:$2
+    ports=$1,$2
+}
+
+start() {
+    local deadline=$((SECONDS + start_limit_s))
+    build/baton launch --prefill 1 --decode 1 --ports "$ports" --model "$model" >"$log" 2>&1 &
+    launcher=$!
+    until python3 deploy/ask.py --ready "$prefill_url" "$decode_url"; do
+        kill -0 $launcher 2>/dev/null || fail "the nodes ended while they started"
+        [ $SECONDS -lt $deadline ] || fail "the nodes were not ready after $start_limit_s s"
+        sleep 0.2
+    done
+    kill -0 $launcher 2>/dev/null || fail "another program answers on ports $ports; set BATON_PORTS to two free ones"
+}
+
+ask() {
+    printf '\n%s node, %s\n> %s\n' "$1" "$2" "$question"
+    python3 deploy/ask.py --expect Paris "$2" "$question" || fail "no good answer through the $1 node"
+}
+
+say "1/5 packages"
+deploy/install_deps.sh
+say "2/5 build"
+build
+say "3/5 model"
+model=$(deploy/fetch_model.sh)
+echo "$model"
+say "4/5 one prefill node and one decode node"
+choose_ports
+start
+grep -h '^ready:' "$log" || true
+say "5/5 a question to each node"
+ask prefill "$prefill_url"
+ask decode "$decode_url"
+
+if [ $once = yes ]; then
+    stop
+    echo
+    echo "done; the nodes are stopped"
+    exit 0
+fi
+cat <<END
+
+Both nodes take requests; an OpenAI client uses base_url $prefill_url/v1 or $decode_url/v1:
+  curl $prefill_url/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages":[{"role":"user","content":"$question"}]}'
+  build/baton status --url $prefill_url       the cluster; each node has $prefill_url/metrics
+Ctrl-C stops them.
+END
+trap 'echo; echo "stopping"; stop; echo "the nodes are stopped"; exit 0' INT
+status=0
+wait $launcher || status=$?
+launcher=
+fail "the nodes ended by themselves (status $status)"
