@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""ctest_counts.py - the cases behind one ctest run. usage: ctest_counts.py JUNIT.xml
+
+A test program of tests/harness reports its own cases in its last line; any other program is one case. Prints the reasons of
+skipped cases, then "PASSED FAILED SKIPPED"."""
+import re
+import sys
+import xml.etree.ElementTree
+
+LINE = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped\s*$", re.M)
+SKIPPED = re.compile(r"^.*\bskip(?:ped)?\b.*$", re.M | re.I)
+
+
+def counts(case):
+    """(passed, failed, skipped, output) of one test program."""
+    out = (case.findtext("system-out") or "") + "\n"
+    found = LINE.findall(out)
+    ran_well = case.get("status") == "run"
+    if case.get("status") in ("notrun", "disabled"):
+        return 0, 0, 1, out
+    if not found:
+        return int(ran_well), int(not ran_well), 0, out
+    p, f, s = map(int, found[-1])
+    return p, f if ran_well else max(f, 1), s, out  # one that died after its cases has still failed
+
+
+def main():
+    total = [0, 0, 0]
+    for case in xml.etree.ElementTree.parse(sys.argv[1]).getroot().iter("testcase"):
+        p, f, s, out = counts(case)
+        total = [total[0] + p, total[1] + f, total[2] + s]
+        if s:
+            reasons = [l.strip() for l in SKIPPED.findall(out) if not LINE.match(l)]
+            print(f"skipped in {case.get('name')}:", *(reasons or ["not run"]), sep="\n    ", file=sys.stderr)
+    print(*total)
+
+
+main()

@@ -1,0 +1,32 @@
+#!/bin/bash
+# check_headers.sh - every header compiles alone, has a guard, and opens with a comment. usage: check_headers.sh COMPILER [INCLUDE_DIR...]
+# INCLUDE_DIRs hold generated headers and those of libraries outside the compiler's path.
+set -u
+cc=${1:-cc}
+shift
+cd "$(dirname "$0")/../.." || exit 2
+flags="-std=c11 -D_GNU_SOURCE -DBATON_VERSION=\"x\" -Wall -Wextra -Werror -I. -fsyntax-only"
+for dir in "$@"; do flags="$flags -isystem $dir"; done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Headers with vector types need their instruction set; they are included only by the files compiled with it.
+isa_of() {
+    case $1 in
+    *avx512*) echo -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq ;;
+    *avx2*) echo -mavx2 -mfma -mf16c ;;
+    esac
+}
+
+bad=0 n=0
+for h in $(find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.h' | sort); do
+    n=$((n + 1))
+    echo "#include \"$h\"" >"$work/alone.c"
+    $cc $flags $(isa_of "$h") "$work/alone.c" 2>"$work/log" || { echo "$h does not compile alone:"; head -n 5 "$work/log"; bad=$((bad + 1)); }
+    head -n 1 "$h" | grep -q '^/\*' || { echo "$h does not open with a comment"; bad=$((bad + 1)); }
+    grep -qE '^#ifndef BATON_[A-Z0-9_]+_H$' "$h" || { echo "$h has no include guard BATON_..._H"; bad=$((bad + 1)); }
+done
+dup=$(grep -rhoE '^#ifndef BATON_[A-Z0-9_]+_H$' --include=*.h shared kernels kvtransfer prefill decode scheduler deploy tests | sort | uniq -d)
+[ -z "$dup" ] || { echo "include guards used twice: $dup"; bad=$((bad + 1)); }
+echo "$n headers, $bad at fault"
+[ $bad = 0 ] && [ $n -gt 0 ]

@@ -1,0 +1,98 @@
+#!/bin/bash
+# check_layers.sh - holds every #include against the layer table below. usage: check_layers.sh [ROOT]
+#
+# A folder includes only what its row names: other folders ("kernels/") or single headers ("kernels/dtype.h"), itself always.
+# Includes are written from the root. The second table names the folders that may see a library.
+set -u
+cd "${1:-$(dirname "$0")/../..}" || exit 2
+
+LAYERS='
+shared/base
+shared/fabric    shared/base/
+shared/net       shared/base/
+shared/text      shared/base/
+kernels          shared/base/ shared/fabric/
+shared/kv        shared/base/ kernels/device.h kernels/dtype.h kernels/kernels.h
+kvtransfer       shared/base/ shared/fabric/ kernels/device.h kernels/dtype.h shared/kv/kv_layout.h
+shared/model     shared/base/ kernels/ shared/kv/kv_layout.h
+shared/engine    shared/base/ kernels/ shared/kv/ shared/model/
+shared/cluster   shared/base/ shared/net/
+shared/serve     shared/base/ shared/net/ shared/text/
+shared/offline   shared/base/ shared/net/loop.h shared/text/ shared/serve/
+prefill          shared/base/ shared/net/ shared/cluster/ shared/engine/ shared/kv/ shared/serve/admin.h kvtransfer/
+decode           shared/base/ shared/net/ shared/cluster/ shared/engine/ shared/kv/ shared/serve/admin.h kvtransfer/
+scheduler        shared/base/ shared/net/ shared/cluster/ shared/text/ shared/serve/
+deploy           *
+tests            *
+'
+
+LIBRARIES='
+uv.h             shared/net deploy tests
+hiredis/         shared/net deploy tests
+llhttp           shared/net
+nghttp2/         shared/net
+openssl/         shared/base shared/net
+xxhash.h         shared/base
+pcre2.h          shared/text
+utf8proc.h       shared/text
+protobuf-c/      shared/cluster
+infiniband/      shared/fabric
+rdma/            shared/fabric
+ucp/             shared/fabric
+cuda             kernels
+nccl.h           kernels
+'
+
+find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[ch]' -o -name '*.cu' | sort |
+    xargs grep -HnE '^[[:space:]]*#[[:space:]]*include' |
+    awk -v layers="$LAYERS" -v libraries="$LIBRARIES" '
+    function folder_of(path,   n, part) {
+        n = split(path, part, "/")
+        return part[1] == "shared" ? part[1] "/" part[2] : part[1]
+    }
+    function bad(text) { print where ": " text; n_bad++ }
+    BEGIN {
+        n = split(layers, line, "\n")
+        for (i = 1; i <= n; i++) {
+            m = split(line[i], word, " ")
+            if (m) known[word[1]] = 1
+            for (j = 2; j <= m; j++) may[word[1], ++n_may[word[1]]] = word[j]
+        }
+        n_libraries = split(libraries, library, "\n")
+    }
+    {
+        split($0, head, ":")
+        file = head[1]
+        where = file ":" head[2]
+        folder = folder_of(file)
+        text = substr($0, length(where) + 2)
+        n_includes++
+        if (!(folder in known)) { bad("the folder " folder " has no row in the layer table"); next }
+        if (match(text, /<[^>]*>/)) {
+            name = substr(text, RSTART + 1, RLENGTH - 2)
+            for (i = 1; i <= n_libraries; i++) {
+                m = split(library[i], word, " ")
+                if (!m || index(name, word[1]) != 1) continue
+                ok = 0
+                for (j = 2; j <= m; j++) ok = ok || word[j] == folder
+                if (!ok) bad(folder " may not include <" name ">")
+            }
+            next
+        }
+        if (!match(text, /"[^"]*"/)) next
+        name = substr(text, RSTART + 1, RLENGTH - 2)
+        target = folder_of(name)
+        if (!(target in known)) { bad("\"" name "\" is not written from the root"); next }
+        if (target == folder) next
+        if (target == "tests") { bad("\"" name "\": nothing but tests may include tests"); next }
+        ok = 0
+        for (i = 1; i <= n_may[folder]; i++) {
+            allowed = may[folder, i]
+            ok = ok || allowed == "*" || allowed == name || (allowed ~ /\/$/ && index(name, allowed) == 1)
+        }
+        if (!ok) bad(folder " may not include \"" name "\"")
+    }
+    END {
+        print n_includes " includes, " n_bad + 0 " against the layer table"
+        exit n_bad > 0 || n_includes == 0
+    }'

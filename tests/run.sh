@@ -1,0 +1,167 @@
+#!/bin/bash
+# run.sh - installs what the tests need, builds, runs them. The last line is "N passed, N failed, N skipped".
+#
+# usage: tests/run.sh [--quick | --asan | --all]
+#   (none)   every test: unit, conformance, lint, corpus replay, and end to end with a real model and a real redis-server
+#   --quick  unit tests only; needs no model and no network once the packages are there
+#   --asan   the above (none), then everything but end to end once more under AddressSanitizer and UBSan
+#   --all    --asan, the same under ThreadSanitizer, each fuzz target for FUZZ_SECONDS (60), and the long end-to-end tests
+# Builds are kept in build/tests/. Environment: BATON_CACHE (model file), BATON_TEST_GGUF (use this file, fetch nothing).
+set -uo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+out=$root/build/tests
+jobs=$(nproc)
+fuzz_seconds=${FUZZ_SECONDS:-60}
+
+mode=normal
+case ${1-} in
+'') ;;
+--quick | --asan | --all) mode=${1#--} ;;
+-h | --help) sed -n '2,9s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+*) echo "run.sh: there is no option $1; --quick, --asan and --all are known" >&2; exit 2 ;;
+esac
+asan=no; all=no
+[ $mode = asan ] && asan=yes
+[ $mode = all ] && { asan=yes; all=yes; }
+
+passed=0; failed=0; skipped=0; summary=()
+say() { printf '\n== %s\n' "$*"; }
+
+# count NAME PASSED FAILED SKIPPED
+count() {
+    passed=$((passed + $2)); failed=$((failed + $3)); skipped=$((skipped + $4))
+    summary+=("$(printf '%-28s %5d passed, %d failed, %d skipped' "$1" "$2" "$3" "$4")")
+}
+
+finish() {
+    say "summary"
+    printf '%s\n' "${summary[@]}"
+    echo "took $((SECONDS / 60)) min $((SECONDS % 60)) s"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    [ $failed = 0 ] && [ $passed -gt 0 ]
+    exit
+}
+
+# A step whose failure leaves nothing to test.
+must() {
+    "$@" && return
+    echo "run.sh: failed: $*" >&2
+    count "$1" 0 1 0
+    finish
+}
+
+# build NAME [cmake option...]; false when it does not build
+build() {
+    local dir=$out/$1 launcher=()
+    shift
+    command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache)
+    mkdir -p "$dir"
+    cmake -S "$root" -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" "$@" >"$dir/cmake.log" 2>&1 || {
+        tail -n 20 "$dir/cmake.log" >&2
+        return 1
+    }
+    ninja -C "$dir" -j "$jobs" >"$dir/ninja.log" 2>&1 || {
+        tail -n 60 "$dir/ninja.log" >&2
+        return 1
+    }
+}
+
+# suite NAME BUILD [ctest option...]
+suite() {
+    local name=$1 dir=$out/$2 numbers
+    shift 2
+    rm -f "$dir/junit.xml"
+    # GCC's ThreadSanitizer cannot place its shadow where addresses are randomised by 32 bits.
+    local plain=()
+    setarch -R true 2>/dev/null && plain=(setarch -R)
+    "${plain[@]}" ctest --test-dir "$dir" -j "$jobs" --output-on-failure --output-junit "$dir/junit.xml" \
+        --test-output-size-passed 4000000 --test-output-size-failed 4000000 "$@" | grep -Ev '^ +Start +[0-9]+:'
+    if numbers=$(python3 tests/ctest_counts.py "$dir/junit.xml"); then
+        count "$name" $numbers
+    else
+        count "$name" 0 1 0
+    fi
+}
+
+# e2e NAME [run.py option...]
+e2e() {
+    local name=$1 log=$out/e2e.log line
+    shift
+    BATON_BIN=$out/release/baton python3 tests/e2e/run.py "$@" 2>&1 | tee "$log"
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
+    if [ -n "$line" ]; then
+        count "$name" $(echo "$line" | tr -dc '0-9 ')
+    else
+        count "$name" 0 1 0
+    fi
+}
+
+# One fuzz target for a while, from its committed corpus; what it finds new stays in build/.
+fuzz_one() {
+    local name=${1##*/} dir=$out/fuzz/found/${1##*/}
+    mkdir -p "$dir"
+    if (cd "$dir" && "$1" -max_total_time="$fuzz_seconds" -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 \
+        "$dir" "$root/tests/fuzz/corpus/$name" >"$dir.log" 2>&1); then
+        echo "ok    $name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$dir.log") runs"
+    else
+        echo "FAIL  $name"
+        tail -n 40 "$dir.log"
+        return 1
+    fi
+}
+
+fuzz() {
+    local targets=("$out"/fuzz/tests/fuzz_*) good=0 bad=0 t pids=() pid
+    for t in "${targets[@]}"; do
+        [ -f "$t" ] && [ -x "$t" ] || continue
+        fuzz_one "$t" &
+        pids+=($!)
+        if [ ${#pids[@]} -ge "$jobs" ]; then
+            wait "${pids[0]}" && good=$((good + 1)) || bad=$((bad + 1))
+            pids=("${pids[@]:1}")
+        fi
+    done
+    for pid in "${pids[@]}"; do wait "$pid" && good=$((good + 1)) || bad=$((bad + 1)); done
+    [ $((good + bad)) -gt 0 ] || bad=1
+    count "fuzz, $fuzz_seconds s each" $good $bad 0
+}
+
+say "packages"
+if [ $all = yes ]; then must deploy/install_deps.sh --all; else must deploy/install_deps.sh --tests; fi
+
+say "build"
+must build release
+
+if [ $mode = quick ]; then
+    say "unit tests"
+    suite unit release -L unit
+    finish
+fi
+
+say "model"
+if [ -z "${BATON_TEST_GGUF:-}" ]; then
+    BATON_TEST_GGUF=$(deploy/fetch_model.sh) || must false "fetching the model"
+fi
+export BATON_TEST_GGUF BATON_TEST_VOCAB=$out/vocab.json BATON_TEST_DATA=$root/tests/data
+must python3 tests/fixtures/gguf_vocab.py "$BATON_TEST_GGUF" "$BATON_TEST_VOCAB"
+echo "$BATON_TEST_GGUF"
+
+say "unit, conformance, lint, corpus replay"
+export BATON_BIN=$out/release/baton
+suite "tests" release
+
+say "end to end"
+if [ $all = yes ]; then e2e "end to end, long too" --long; else e2e "end to end"; fi
+
+if [ $asan = yes ]; then
+    say "AddressSanitizer and UBSan"
+    if build asan -DBATON_ASAN=ON; then suite "tests, ASan + UBSan" asan -LE lint; else count "build, ASan" 0 1 0; fi
+fi
+if [ $all = yes ]; then
+    say "ThreadSanitizer"
+    if build tsan -DBATON_TSAN=ON; then suite "tests, TSan" tsan -LE lint; else count "build, TSan" 0 1 0; fi
+    say "fuzz targets, $fuzz_seconds s each"
+    if build fuzz -DBATON_FUZZ=ON -DBATON_TESTS=OFF -DCMAKE_C_COMPILER=clang; then fuzz; else count "build, fuzz" 0 1 0; fi
+fi
+finish
