@@ -1,0 +1,272 @@
+/* kvtransfer.c - the public face: creating a kvt, the opaque byte strings, and posting what callers want to the transfer thread.
+ *
+ * Nothing here waits for that thread. Grants and tickets are complete when their call returns, because their slots are claimed on the
+ * caller's thread (session.h, tickets.h); everything else is a command. Thread: any; create and free: the owner's. */
+#include "kvtransfer/kvtransfer.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "kvtransfer/progress.h"
+#include "shared/base/clock.h"
+#include "shared/base/hash.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+
+enum { TRANSFERS_MAX = 65536 };
+
+/* ---- life ---- */
+
+static enum status check_options(const struct kvt_options *o, struct err *err)
+{
+    TRY(kv_layout_check(&o->layout, err));
+    if (o->mem->bytes < kv_layout_pool_bytes(&o->layout))
+        return err_set(err, ERR_INVALID, "the KV pool has %zu bytes, its layout needs %zu", o->mem->bytes, kv_layout_pool_bytes(&o->layout));
+    if (o->n_transfers < 1 || o->n_transfers > TRANSFERS_MAX)
+        return err_set(err, ERR_INVALID, "%u KV transfers at once: 1 to %d are possible", o->n_transfers, TRANSFERS_MAX);
+    return OK;
+}
+
+static enum status open_row(struct kvt *k, struct str name, struct err *err)
+{
+    struct kvt_row row = { 0 };
+    TRY(kvt_transport_find(name, &row.ops, err));
+    for (uint32_t i = 0; i < k->n_rows; i++)
+        if (k->rows[i].ops == row.ops) return OK; /* named twice */
+    if (k->n_rows == KVT_ROWS_MAX) return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
+    enum status st = row.ops->open(&k->env, &row.t, err);
+    if (st == ERR_NODEV) {
+        log_warn("kv transport not available", "transport=%s why=\"%s\"", row.ops->name, err ? err->text : "");
+        return OK;
+    }
+    TRY(st);
+    row.ops->export_address(row.t, &row.address);
+    k->rows[k->n_rows++] = row;
+    return OK;
+}
+
+static enum status open_rows(struct kvt *k, const char *protocols, struct err *err)
+{
+    struct str rest = str_of(protocols), item;
+    while (str_split(&rest, ',', &item)) {
+        item = str_trim(item);
+        if (item.n) TRY(open_row(k, item, err));
+    }
+    if (k->n_rows == 0) return err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host", protocols ? protocols : "");
+    return OK;
+}
+
+enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err *err)
+{
+    TRY(check_options(o, err));
+    struct kvt *k = MEM_NEW(struct kvt);
+    k->wake_fd = k->epoll_fd = -1;
+    list_init(&k->peers);
+    kvt_core_init(&k->core, o);
+    k->listen_host = o->listen_host ? mem_strdup(o->listen_host) : NULL;
+    k->advertise_host = o->advertise_host ? mem_strdup(o->advertise_host) : NULL;
+    random_bytes(k->node, sizeof k->node);
+    k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
+                               .port = o->port, .max_copies = kvt_plan_max_copies(&o->layout), .max_peers = KVT_PEERS_MAX, .arg = k,
+                               .admit = kvt_progress_admit, .place = kvt_progress_place, .placed = kvt_progress_placed };
+    enum status st = open_rows(k, o->protocols, err);
+    if (st == OK) st = kvt_progress_start(k, err);
+    if (st != OK) {
+        kvt_free(k);
+        return st;
+    }
+    *out = k;
+    return OK;
+}
+
+void kvt_free(struct kvt *k)
+{
+    if (!k) return;
+    kvt_progress_stop(k);
+    for (uint32_t i = 0; i < k->n_rows; i++) {
+        k->rows[i].ops->close(k->rows[i].t);
+        buf_release(&k->rows[i].address);
+    }
+    kvt_core_release(&k->core);
+    mem_free(k->listen_host);
+    mem_free(k->advertise_host);
+    mem_free(k);
+}
+
+uint16_t kvt_port(const struct kvt *k)
+{
+    for (uint32_t i = 0; i < k->n_rows; i++) {
+        uint16_t port = k->rows[i].ops->port(k->rows[i].t);
+        if (port) return port;
+    }
+    return 0;
+}
+
+/* ---- posting ---- */
+
+/* New work: refused when the thread is far behind. */
+static enum status post(struct kvt *k, struct kvt_command cmd)
+{
+    if (mailbox_len(k->box) >= KVT_COMMANDS_SOFT) return ERR_FULL;
+    return mailbox_post(k->box, &cmd);
+}
+
+/* Ends and cancels cannot be refused. Thousands of places are kept for them; should even those be taken, the caller gives the thread
+ * the moment it needs to take some out. */
+static void post_surely(struct kvt *k, struct kvt_command cmd)
+{
+    while (mailbox_post(k->box, &cmd) == ERR_FULL) {
+        struct timespec moment = { .tv_nsec = 50000 };
+        nanosleep(&moment, NULL);
+    }
+}
+
+/* ---- connecting ---- */
+
+void kvt_hello(const struct kvt *k, struct buf *out)
+{
+    struct kvt_hello_msg m = { .layout = k->core.layout };
+    memcpy(m.node, k->node, sizeof m.node);
+    kvt_hello_encode(&m, out);
+}
+
+enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct err *err)
+{
+    struct kvt_hello_msg theirs;
+    TRY(kvt_hello_decode(hello, &theirs, err));
+    TRY(kv_layout_compatible(&k->core.layout, &theirs.layout, err));
+    struct kvt_answer_msg m = { .layout = k->core.layout, .checksum = k->core.checksum, .n_rows = k->n_rows };
+    if (kvt_tickets_make(&k->tickets, clock_ms(), m.ticket) != OK)
+        return err_set(err, ERR_FULL, "%d KV connections are being made, the limit", KVT_TICKETS_MAX);
+    for (uint32_t i = 0; i < k->n_rows; i++) {
+        snprintf(m.rows[i].name, sizeof m.rows[i].name, "%s", k->rows[i].ops->name);
+        m.rows[i].address = buf_str(&k->rows[i].address);
+    }
+    kvt_answer_encode(&m, out);
+    return OK;
+}
+
+/* Our rows that the answer offers too, in our order. */
+static struct kvt_route *make_route(struct kvt *k, const struct kvt_answer_msg *a)
+{
+    struct kvt_route *r = MEM_NEW(struct kvt_route);
+    memcpy(r->ticket, a->ticket, sizeof r->ticket);
+    for (uint32_t i = 0; i < k->n_rows; i++)
+        for (uint32_t j = 0; j < a->n_rows; j++)
+            if (r->n < KVT_ROWS_MAX && str_eq_c(str_of(a->rows[j].name), k->rows[i].ops->name)) {
+                buf_add_str(&r->addresses[r->n], a->rows[j].address);
+                r->rows[r->n++] = &k->rows[i];
+                break;
+            }
+    return r;
+}
+
+static enum status no_common(const struct kvt *k, const struct kvt_answer_msg *a, struct err *err)
+{
+    struct buf mine = { 0 }, theirs = { 0 };
+    for (uint32_t i = 0; i < k->n_rows; i++) buf_printf(&mine, "%s%s", i ? "," : "", k->rows[i].ops->name);
+    for (uint32_t i = 0; i < a->n_rows; i++) buf_printf(&theirs, "%s%s", i ? "," : "", a->rows[i].name);
+    enum status st = err_set(err, ERR_UNSUPPORTED, "no KV transfer protocol in common: this node allows %s, the decode node %s", mine.data, theirs.data);
+    buf_release(&mine);
+    buf_release(&theirs);
+    return st;
+}
+
+/* A free handle, or 0. */
+static uint64_t claim_handle(struct kvt *k)
+{
+    uint64_t serial = atomic_fetch_add_explicit(&k->next_handle, 1, memory_order_relaxed) + 1;
+    for (uint64_t i = 0; i < KVT_PEERS_MAX; i++) {
+        uint64_t index = (serial + i) % KVT_PEERS_MAX, expected = 0, handle = serial * KVT_PEERS_MAX + index;
+        if (atomic_compare_exchange_strong_explicit(&k->handles[index].handle, &expected, handle, memory_order_acquire, memory_order_relaxed))
+            return handle;
+    }
+    return 0;
+}
+
+enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct err *err)
+{
+    struct kvt_answer_msg a;
+    TRY(kvt_answer_decode(answer, &a, err));
+    TRY(kv_layout_compatible(&k->core.layout, &a.layout, err));
+    struct kvt_peer *p = MEM_NEW(struct kvt_peer);
+    kvt_peer_init(p);
+    p->layout = a.layout;
+    p->checksum = a.checksum;
+    p->route = make_route(k, &a);
+    uint32_t n_routes = p->route->n;
+    uint64_t handle = p->handle = n_routes ? claim_handle(k) : 0;
+    enum status st = handle ? post(k, (struct kvt_command){ .kind = KVT_DO_CONNECT, .p = p }) : ERR_FULL;
+    if (st == OK) {
+        *peer = handle;
+        return OK;
+    }
+    if (handle) atomic_store_explicit(&k->handles[handle % KVT_PEERS_MAX].handle, 0, memory_order_release);
+    kvt_route_free(p->route);
+    mem_free(p);
+    return n_routes ? err_set(err, st, "too many KV connections") : no_common(k, &a, err);
+}
+
+void kvt_disconnect(struct kvt *k, uint64_t peer)
+{
+    if (peer) post_surely(k, (struct kvt_command){ .kind = KVT_DO_DISCONNECT, .id = peer });
+}
+
+const char *kvt_peer_transport(struct kvt *k, uint64_t peer)
+{
+    struct kvt_handle *h = &k->handles[peer % KVT_PEERS_MAX];
+    const char *name = atomic_load_explicit(&h->transport, memory_order_acquire);
+    /* The name belongs to whoever holds the slot; a slot that changed hands has another handle by now. */
+    return peer && atomic_load_explicit(&h->handle, memory_order_acquire) == peer ? name : NULL;
+}
+
+/* ---- transfers ---- */
+
+enum status kvt_expect(struct kvt *k, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
+                       struct buf *out)
+{
+    return kvt_recv_claim(&k->core, id, blocks, n_blocks, n_skip, n_tokens, out);
+}
+
+void kvt_expect_cancel(struct kvt *k, uint64_t id)
+{
+    post_surely(k, (struct kvt_command){ .kind = KVT_DO_EXPECT_CANCEL, .id = id });
+}
+
+enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant, struct err *err)
+{
+    struct kvt_send *s = NULL;
+    TRY(kvt_send_create(&k->core, id, peer, grant, &s, err));
+    enum status st = post(k, (struct kvt_command){ .kind = KVT_DO_OPEN, .p = s });
+    if (st == OK) return OK;
+    kvt_send_free(&k->core, s);
+    return err_set(err, st, "the transfer thread is too far behind");
+}
+
+enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks)
+{
+    if (layer >= k->core.layout.n_layers || begin > end) return ERR_INVALID;
+    uint32_t n = kvt_plan_n_blocks(&k->core.layout, end);
+    if (n > KVT_GRANT_BLOCKS_MAX) return ERR_INVALID;
+    struct kvt_ready *r = mem_try_calloc(1, sizeof *r + sizeof r->blocks[0] * n);
+    if (!r) return ERR_NOMEM;
+    r->id = id;
+    r->layer = layer;
+    r->begin = begin;
+    r->end = end;
+    if (n) memcpy(r->blocks, blocks, sizeof *blocks * n);
+    enum status st = post(k, (struct kvt_command){ .kind = KVT_DO_READY, .p = r });
+    if (st != OK) mem_free(r);
+    return st;
+}
+
+void kvt_send_finish(struct kvt *k, uint64_t id)
+{
+    post_surely(k, (struct kvt_command){ .kind = KVT_DO_FINISH, .id = id, .stamp = clock_ns() });
+}
+
+void kvt_send_cancel(struct kvt *k, uint64_t id)
+{
+    post_surely(k, (struct kvt_command){ .kind = KVT_DO_SEND_CANCEL, .id = id });
+}

@@ -1,0 +1,78 @@
+/* session.c - what both sides of a transfer share: the core's life, events, messages out. States and invariants: session.h. */
+#include "kvtransfer/session.h"
+
+#include <string.h>
+
+#include "kvtransfer/stats.h"
+#include "shared/base/hash.h"
+#include "shared/base/mem.h"
+
+enum { STALL_MS_DEFAULT = 10000 };
+
+void kvt_core_init(struct kvt_core *c, const struct kvt_options *o)
+{
+    memset(c, 0, sizeof *c);
+    c->layout = o->layout;
+    c->pool = o->mem->ptr;
+    c->checksum = o->checksum;
+    c->stall_ms = o->stall_ms ? o->stall_ms : STALL_MS_DEFAULT;
+    c->n_transfers = o->n_transfers;
+    c->n_slots = 2 * o->n_transfers;
+    c->slots = MEM_ARRAY(struct kvt_recv, c->n_slots);
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        c->slots[i].session = i;
+        list_init(&c->slots[i].link);
+    }
+    uint64_t first;
+    random_bytes(&first, sizeof first);
+    atomic_init(&c->next_generation, first);
+    c->fenced = MEM_ARRAY(uint64_t, KVT_FENCED_RING);
+    c->copies = MEM_ARRAY(struct kvt_copy, kvt_plan_max_copies(&c->layout));
+    c->scratch = mem_calloc(1, kv_layout_piece_bytes(&c->layout));
+    c->stats = kvt_stats_create(o->metrics);
+    c->on_event = o->on_event;
+    c->arg = o->arg;
+}
+
+void kvt_core_release(struct kvt_core *c)
+{
+    size_t pos = 0;
+    struct str key;
+    void *send;
+    while (map_next(&c->sends, &pos, &key, &send)) {
+        list_remove(&((struct kvt_send *)send)->link);
+        kvt_send_free(c, send);
+    }
+    map_release(&c->sends);
+    for (uint32_t i = 0; i < c->n_slots; i++) {
+        mem_free(c->slots[i].blocks);
+        mem_free(c->slots[i].landed);
+    }
+    mem_free(c->slots);
+    mem_free(c->fenced);
+    mem_free(c->copies);
+    mem_free(c->scratch);
+    kvt_stats_free(c->stats);
+}
+
+void kvt_core_event(struct kvt_core *c, struct kvt_event ev)
+{
+    if (ev.kind == KVT_FENCED) c->fenced[c->n_fenced++ % KVT_FENCED_RING] = ev.id;
+    if (c->on_event) c->on_event(c->arg, &ev);
+}
+
+void kvt_peer_init(struct kvt_peer *p)
+{
+    memset(p, 0, sizeof *p);
+    list_init(&p->link);
+    list_init(&p->sends);
+    list_init(&p->recvs);
+}
+
+void kvt_peer_tell(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session, uint64_t generation, uint64_t bytes, enum status st)
+{
+    if (!p->up || p->lost) return;
+    struct kvt_message m = { .kind = kind, .session = session, .generation = generation, .bytes = bytes, .status = st };
+    enum status sent = p->ops->notify(p->conn, &m);
+    if (sent != OK && sent != ERR_PEER_LOST) p->condemned = true; /* it does not read what it is told */
+}

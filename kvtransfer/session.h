@@ -1,0 +1,157 @@
+/* session.h - one transfer on each side: its states, and what moves it from one to the next. The same for every transport.
+ *
+ *   sender                                               receiver
+ *   (kvt_send_open)                                      (kvt_expect)
+ *      │ OPEN ────────────────────────────────────────▶     OPEN
+ *   OPENING                                                 │ kvt_recv_open: generation agrees, nobody has it
+ *      │ kvt_send_opened  ◀──────────────────── OPENED ──   │
+ *   ACTIVE                                                BOUND to that connection
+ *      │ kvt_send_pump: put, NOTE(checksums) ... ─────▶     │ kvt_recv_note: in order, verified piece by piece
+ *      │ after kvt_send_finish: FINISH ───────────────▶     │ kvt_recv_finish: nothing missing → RECEIVED, slot FREE
+ *   FINISHING ◀──────────────────────────────── DONE ──
+ *      │ kvt_send_done → SENT, freed
+ *
+ *   Any failure of the sender:   abandon puts; STOPPING until none is unfinished; STOPPED ──▶; SEND_FAILED, freed
+ *   Any failure of the receiver: RECEIVE_FAILED; STOP ──▶; FENCING until one of these, then FENCED, slot FREE:
+ *        nobody was bound | the transport places bytes itself | STOPPED or BYE came | the transport's fence() is OK
+ *   A sender answers every STOP with STOPPED, also of sessions it does not know.
+ *
+ * Invariants
+ *  1 A put leaves only after OPENED: the receiver knows every connection that may write into a grant, so a grant that is
+ *    cancelled before OPEN needs no fence, and one that comes late is refused (generation).
+ *  2 Pieces of a layer are announced and verified in order of position, each once; verified <= landed.
+ *  3 A slot is FREE again only when no write of its writer can land in its blocks.
+ *  4 SENT and SEND_FAILED come only when no put of the session is unfinished.
+ *  5 Generations are never repeated by one kvt and begin at a random number: those of an earlier process do not match.
+ * Thread: transfer, except kvt_recv_claim (any). */
+#ifndef BATON_KVTRANSFER_SESSION_H
+#define BATON_KVTRANSFER_SESSION_H
+
+#include <stdatomic.h>
+
+#include "kvtransfer/kvtransfer.h"
+#include "kvtransfer/plan.h"
+#include "kvtransfer/transport.h"
+#include "shared/base/list.h"
+#include "shared/base/map.h"
+
+enum {
+    KVT_PUT_BYTES = 1 << 20,     /* of one put: large enough to forget per-put costs, small enough to stay in cache for its checksum */
+    KVT_FENCED_RING = 4096,      /* ids remembered, see kvt_core.fenced */
+    KVT_FENCE_TEARDOWN_MS = 1000 /* a writer that has not answered STOP by then loses its connection, where that is a fence */
+};
+
+enum kvt_recv_state { KVT_RECV_FREE, KVT_RECV_CLAIMED, KVT_RECV_OPEN, KVT_RECV_BOUND, KVT_RECV_FENCING };
+
+struct kvt_recv {
+    /* FREE → CLAIMED by compare-and-swap on any thread (acquire: the slot's last user is done with it); CLAIMED → OPEN is a release
+     * store, so that the transfer thread's acquire load sees the fields; everything after is the transfer thread's alone. */
+    _Atomic uint32_t state;
+    uint32_t         session; /* index of the slot */
+    uint64_t         id, generation;
+    int32_t         *blocks;
+    uint32_t         n_used, n_first, n_tokens; /* positions [n_first, n_used) are to come */
+    uint32_t        *landed, *verified;         /* per layer: positions below are in place / agreed */
+    uint64_t         n_left;                    /* pieces not verified yet, all layers */
+    struct kvt_peer *peer;                      /* BOUND, FENCING: the writer */
+    struct list      link;                      /* in peer->recvs */
+    uint64_t         bytes, t_begin_ns, t_moved_ms, t_fence_ms;
+    bool             moved; /* t_begin_ns is that of the first byte, not of the grant */
+};
+
+enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT_SEND_STOPPING };
+
+struct kvt_send {
+    enum kvt_send_state state;
+    uint64_t            id, peer_handle;
+    struct kvt_peer    *peer;
+    struct list         link; /* in peer->sends */
+    uint32_t            session;
+    uint64_t            generation;
+    uint32_t            n_used, n_first, n_tokens, n_grant;
+    int32_t            *dst_blocks, *src_blocks; /* by position, n_used each */
+    uint32_t           *tokens, *cursor;         /* per layer: tokens ready, next position to put */
+    uint32_t           *queue;                   /* layers with something to put, in order of arrival */
+    uint8_t            *queued;                  /* per layer */
+    uint32_t            q_head, q_len;
+    uint64_t            n_left;                  /* pieces not put yet, all layers */
+    uint32_t            n_unfinished;            /* puts without PUT_DONE */
+    bool                finish, note_waits;
+    struct kvt_message  note;                    /* to be sent when note_waits */
+    uint64_t            bytes, t_first_ns, t_finish_ns, t_moved_ms;
+    enum status         status; /* STOPPING: why */
+    char                text[160];
+};
+
+/* A connection as sessions see it. */
+struct kvt_peer {
+    struct list       link;
+    struct kvt_conn  *conn;      /* NULL between two attempts to connect */
+    const struct kvt_transport_ops *ops; /* of conn; stays when conn is gone */
+    uint64_t          handle;    /* of kvt_connect; 0: incoming */
+    struct kv_layout  layout;    /* theirs; outgoing only */
+    bool              checksum;  /* they want checksums */
+    bool              up, lost;  /* lost: DOWN was seen */
+    bool              condemned; /* to be disconnected (does not answer STOP, breaks the protocol) */
+    struct list       sends, recvs;
+    struct kvt_route *route;     /* progress.c: what is left to try while connecting */
+};
+
+struct kvt_stats; /* progress of counters, stats.h */
+
+/* What sessions share: one per kvt. */
+struct kvt_core {
+    struct kv_layout   layout;
+    char              *pool;
+    bool               checksum;
+    uint32_t           stall_ms, n_transfers, n_slots;
+    struct kvt_recv   *slots;          /* n_slots: twice n_transfers, so that quarantined ones do not stop new transfers */
+    _Atomic uint64_t   next_generation;
+    _Atomic uint32_t   n_recvs, n_sends; /* live; relaxed: limits, not order */
+    struct map         sends;            /* id → struct kvt_send */
+    uint64_t          *fenced;           /* ring of ids that had FENCED, so that a late cancel gives no second one */
+    size_t             n_fenced;
+    struct kvt_copy   *copies;
+    void              *scratch;
+    struct kvt_stats  *stats;
+    void (*on_event)(void *arg, const struct kvt_event *ev);
+    void              *arg;
+};
+
+void kvt_core_init(struct kvt_core *c, const struct kvt_options *o);
+void kvt_core_release(struct kvt_core *c);
+void kvt_core_event(struct kvt_core *c, struct kvt_event ev);
+void kvt_peer_init(struct kvt_peer *p);
+/* A message to the peer; a connection that cannot take it is condemned. */
+void kvt_peer_tell(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session, uint64_t generation, uint64_t bytes, enum status st);
+
+/* Receiver. claim: ERR_FULL, ERR_INVALID; the grant is complete when it returns. */
+enum status kvt_recv_claim(struct kvt_core *c, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
+                           struct buf *grant) MUST_CHECK;
+void kvt_recv_cancel(struct kvt_core *c, uint64_t id);
+/* OPEN, NOTE, FINISH, STOPPED, BYE. */
+void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m);
+int  kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap);
+void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t bytes);
+void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text);
+void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p);
+void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms);
+
+/* Sender. create: any thread; takes nothing; ERR_FULL, ERR_NOMEM, ERR_FORMAT (grant). */
+enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant, struct kvt_send **out, struct err *err) MUST_CHECK;
+void kvt_send_free(struct kvt_core *c, struct kvt_send *s);
+/* Takes s. `p` is NULL when there is no such connection. */
+void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p);
+void kvt_send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
+void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns);
+void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const char *text);
+/* OPENED, DONE, STOP. */
+void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m);
+void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag);
+/* The connection is gone or about to go: its sends end now. */
+void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text);
+/* Put at most one batch of each session of `p`; true when more can go at once. */
+bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p);
+void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms);
+
+#endif

@@ -1,0 +1,350 @@
+/* session_send.c - the sender's side of a transfer: ready layers to batches of puts and notes. Diagram and invariants: session.h.
+ *
+ * A session keeps, per layer, how many tokens are ready and which position goes next; layers with something to go stand in a queue in
+ * order of arrival. Each pump takes one batch, so that sessions and connections share the thread and the link. */
+#include "kvtransfer/session.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kvtransfer/stats.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+
+/* ---- life ---- */
+
+void kvt_send_free(struct kvt_core *c, struct kvt_send *s)
+{
+    if (!s) return;
+    atomic_fetch_sub_explicit(&c->n_sends, 1, memory_order_relaxed);
+    mem_free(s->dst_blocks);
+    mem_free(s->tokens);
+    mem_free(s->queued);
+    mem_free(s);
+}
+
+static enum status allocate(struct kvt_send *s, uint32_t n_layers)
+{
+    s->dst_blocks = mem_try_calloc(2 * (size_t)s->n_used + 1, sizeof *s->dst_blocks);
+    s->tokens = mem_try_calloc(3 * (size_t)n_layers, sizeof *s->tokens);
+    s->queued = mem_try_calloc(n_layers, sizeof *s->queued);
+    if (!s->dst_blocks || !s->tokens || !s->queued) return ERR_NOMEM;
+    s->src_blocks = s->dst_blocks + s->n_used;
+    s->cursor = s->tokens + n_layers;
+    s->queue = s->cursor + n_layers;
+    return OK;
+}
+
+enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant, struct kvt_send **out, struct err *err)
+{
+    struct kvt_grant_msg g;
+    TRY(kvt_grant_decode(grant, &g, err));
+    uint32_t n_used = kvt_plan_n_blocks(&c->layout, g.n_tokens);
+    if (n_used > g.n_blocks) return err_set(err, ERR_FORMAT, "a KV grant of %u blocks cannot hold %u tokens", g.n_blocks, g.n_tokens);
+    if (atomic_fetch_add_explicit(&c->n_sends, 1, memory_order_relaxed) >= c->n_transfers) {
+        atomic_fetch_sub_explicit(&c->n_sends, 1, memory_order_relaxed);
+        return err_set(err, ERR_FULL, "%u KV transfers are being sent, the limit", c->n_transfers);
+    }
+    struct kvt_send *s = mem_try_calloc(1, sizeof *s);
+    if (!s) {
+        atomic_fetch_sub_explicit(&c->n_sends, 1, memory_order_relaxed);
+        return err_set(err, ERR_NOMEM, "no memory for a KV transfer");
+    }
+    list_init(&s->link);
+    s->id = id;
+    s->peer_handle = peer;
+    s->session = g.session;
+    s->generation = g.generation;
+    s->n_tokens = g.n_tokens;
+    s->n_used = n_used;
+    s->n_first = g.n_skip < n_used ? g.n_skip : n_used;
+    uint32_t n_layers = c->layout.n_layers;
+    if (allocate(s, n_layers) != OK) {
+        kvt_send_free(c, s);
+        return err_set(err, ERR_NOMEM, "no memory for a KV transfer of %u blocks", n_used);
+    }
+    for (uint32_t i = 0; i < n_used; i++) {
+        s->dst_blocks[i] = kvt_grant_block(&g, i);
+        s->src_blocks[i] = -1;
+    }
+    uint64_t skipped = (uint64_t)s->n_first * c->layout.block_tokens;
+    for (uint32_t i = 0; i < n_layers; i++) {
+        s->tokens[i] = skipped < s->n_tokens ? (uint32_t)skipped : s->n_tokens;
+        s->cursor[i] = s->n_first;
+    }
+    s->n_left = (uint64_t)(n_used - s->n_first) * n_layers;
+    *out = s;
+    return OK;
+}
+
+/* ---- ends ---- */
+
+static void end(struct kvt_core *c, struct kvt_send *s, struct kvt_event ev)
+{
+    ev.id = s->id;
+    ev.transport = s->peer ? s->peer->ops->name : "";
+    if (ev.kind == KVT_SENT) kvt_stats_done(c->stats, ev.transport, KVT_SENT_OUT, ev.ns);
+    else kvt_stats_failed(c->stats, KVT_SENT_OUT, ev.status);
+    list_remove(&s->link);
+    map_del(&c->sends, map_key_u64(&s->id));
+    kvt_send_free(c, s);
+    kvt_core_event(c, ev);
+}
+
+/* STOPPING and no put unfinished: nothing of this session will be read or written any more. */
+static void end_stopped(struct kvt_core *c, struct kvt_send *s)
+{
+    struct kvt_event ev = { .kind = KVT_SEND_FAILED, .status = s->status, .bytes = s->bytes };
+    snprintf(ev.text, sizeof ev.text, "%s", s->text);
+    if (s->peer) kvt_peer_tell(s->peer, KVT_MSG_STOPPED, s->session, s->generation, 0, s->status);
+    end(c, s, ev);
+}
+
+void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const char *text)
+{
+    if (s->state == KVT_SEND_STOPPING) return;
+    s->state = KVT_SEND_STOPPING;
+    s->status = st;
+    s->note_waits = false;
+    snprintf(s->text, sizeof s->text, "%s", text);
+    if (s->n_unfinished) s->peer->ops->abandon(s->peer->conn, s->session, s->generation);
+    else end_stopped(c, s);
+}
+
+void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text)
+{
+    LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
+        s->n_unfinished = 0; /* the row reads nothing of a connection that is down */
+        if (s->state == KVT_SEND_STOPPING) end_stopped(c, s);
+        else kvt_send_fail(c, s, st, text);
+    }
+}
+
+/* ---- what the caller says ---- */
+
+/* Why a session cannot begin, or NULL. The receiver hears of none of these: it knows no such session, or knows it as another's. */
+static const char *refusal(const struct kvt_send *s, const struct kvt_peer *p, enum status *st)
+{
+    *st = ERR_PEER_LOST;
+    if (!p || !p->up || p->lost) return "there is no connection to the decode node";
+    *st = ERR_FORMAT;
+    for (uint32_t i = s->n_first; i < s->n_used; i++)
+        if (s->dst_blocks[i] < 0 || (uint32_t)s->dst_blocks[i] >= p->layout.n_blocks) return "the grant names blocks outside the receiver's pool";
+    *st = ERR_STALE;
+    LIST_FOREACH(it, &p->sends, struct kvt_send, link)
+        if (it->session == s->session && it->generation == s->generation) return "another transfer of this node has that grant";
+    return NULL;
+}
+
+void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p)
+{
+    if (map_get(&c->sends, map_key_u64(&s->id))) {
+        struct kvt_event ev = { .kind = KVT_SEND_FAILED, .id = s->id, .status = ERR_INVALID, .transport = "" };
+        snprintf(ev.text, sizeof ev.text, "a KV transfer of this id is being sent already");
+        kvt_send_free(c, s);
+        kvt_core_event(c, ev);
+        return;
+    }
+    map_put(&c->sends, map_key_u64(&s->id), s);
+    s->t_moved_ms = clock_ms();
+    enum status st;
+    const char *why = refusal(s, p, &st);
+    if (why) {
+        kvt_send_fail(c, s, st, why);
+        return;
+    }
+    s->peer = p;
+    list_push(&p->sends, &s->link);
+    kvt_peer_tell(p, KVT_MSG_OPEN, s->session, s->generation, 0, OK);
+}
+
+static void enqueue(struct kvt_core *c, struct kvt_send *s, uint32_t layer)
+{
+    if (s->queued[layer]) return;
+    s->queued[layer] = 1;
+    s->queue[(s->q_head + s->q_len++) % c->layout.n_layers] = layer;
+}
+
+void kvt_send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end_token, const int32_t *blocks)
+{
+    struct kvt_send *s = map_get(&c->sends, map_key_u64(&id));
+    if (!s || s->state == KVT_SEND_STOPPING) return; /* its end has been told, or is about to be */
+    if (s->finish || begin > s->tokens[layer]) {
+        kvt_send_fail(c, s, ERR_INVALID, s->finish ? "KV was offered after the end" : "tokens are missing between two ranges of a layer");
+        return;
+    }
+    if (end_token > s->n_tokens) end_token = s->n_tokens;
+    uint32_t n = kvt_plan_n_blocks(&c->layout, end_token);
+    for (uint32_t i = s->n_first; i < n; i++) {
+        if (blocks[i] < 0 || (uint32_t)blocks[i] >= c->layout.n_blocks) {
+            kvt_send_fail(c, s, ERR_INVALID, "a source block is outside the pool");
+            return;
+        }
+        s->src_blocks[i] = blocks[i];
+    }
+    if (end_token <= s->tokens[layer]) return;
+    s->tokens[layer] = end_token;
+    if (kvt_plan_complete(&c->layout, s->n_tokens, end_token) > s->cursor[layer]) {
+        if (s->q_len == 0) s->t_moved_ms = clock_ms(); /* idle until now: the stall deadline begins here */
+        enqueue(c, s, layer);
+    }
+}
+
+static void send_finish(struct kvt_send *s)
+{
+    s->state = KVT_SEND_FINISHING;
+    s->t_moved_ms = clock_ms();
+    kvt_peer_tell(s->peer, KVT_MSG_FINISH, s->session, s->generation, s->bytes, OK);
+}
+
+static void finish_if_complete(struct kvt_core *c, struct kvt_send *s)
+{
+    if (!s->finish || s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits) return;
+    if (s->n_left == 0) send_finish(s);
+    else kvt_send_fail(c, s, ERR_INVALID, "the transfer was finished before every token of every layer was there");
+}
+
+void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns)
+{
+    struct kvt_send *s = map_get(&c->sends, map_key_u64(&id));
+    if (!s || s->finish || s->state == KVT_SEND_STOPPING) return;
+    s->finish = true;
+    s->t_finish_ns = now_ns;
+    s->t_moved_ms = clock_ms();
+    finish_if_complete(c, s);
+}
+
+/* ---- moving ---- */
+
+static bool flush_note(struct kvt_send *s)
+{
+    if (s->note_waits && s->peer->ops->notify(s->peer->conn, &s->note) == OK) s->note_waits = false;
+    return !s->note_waits;
+}
+
+/* Checksums are made after the put was taken: the source is still in cache, and a put that was refused costs nothing. */
+static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_message *head)
+{
+    s->note = *head;
+    s->note.kind = KVT_MSG_NOTE;
+    s->note.bytes = 0;
+    for (uint32_t i = 0; i < head->n; i++) {
+        uint32_t position = head->first + i;
+        uint32_t n_valid = kvt_plan_tokens(&c->layout, s->n_tokens, position);
+        s->note.sums[i] = s->peer->checksum
+                              ? kvt_plan_checksum(&c->layout, c->pool, head->layer, s->src_blocks[position], n_valid, c->scratch)
+                              : 0;
+    }
+    s->note_waits = true;
+}
+
+/* Put the next batch of the first queued layer; true when it was taken. */
+static bool put_batch(struct kvt_core *c, struct kvt_send *s)
+{
+    uint32_t layer = s->queue[s->q_head];
+    uint32_t ready = kvt_plan_complete(&c->layout, s->n_tokens, s->tokens[layer]) - s->cursor[layer];
+    struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&c->layout, ready, KVT_PUT_BYTES) };
+    struct kvt_put put = { .copies = c->copies, .tag = s->id,
+                           .head = { .kind = KVT_MSG_DATA, .session = s->session, .generation = s->generation, .layer = layer,
+                                     .first = span.first, .n = span.n,
+                                     .bytes = kvt_plan_span_bytes(&c->layout, s->n_tokens, span) } };
+    put.n_copies = kvt_plan_copies(&c->layout, s->src_blocks, &s->peer->layout, s->dst_blocks, s->n_tokens, span, c->copies);
+    if (!s->t_first_ns) s->t_first_ns = clock_ns();
+    if (s->peer->ops->put(s->peer->conn, &put) != OK) return false;
+    s->n_unfinished++;
+    s->t_moved_ms = clock_ms();
+    s->cursor[layer] += span.n;
+    s->n_left -= span.n;
+    s->bytes += put.head.bytes;
+    if (span.n == ready) {
+        s->queued[layer] = 0;
+        s->q_head = (s->q_head + 1) % c->layout.n_layers;
+        s->q_len--;
+    }
+    make_note(c, s, &put.head);
+    kvt_stats_bytes(c->stats, s->peer->ops->name, KVT_SENT_OUT, put.head.bytes);
+    return true;
+}
+
+bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
+{
+    bool more = false;
+    if (!p->up || p->lost) return false;
+    LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
+        if (s->state != KVT_SEND_ACTIVE || !flush_note(s)) continue;
+        if (s->q_len && put_batch(c, s)) {
+            flush_note(s);
+            more = true;
+        }
+        finish_if_complete(c, s);
+    }
+    /* The next pump begins with another session. */
+    if (!list_empty(&p->sends)) {
+        struct list *first = p->sends.next;
+        list_remove(first);
+        list_push(&p->sends, first);
+    }
+    return more;
+}
+
+void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
+{
+    struct kvt_send *s = map_get(&c->sends, map_key_u64(&tag));
+    if (!s || s->peer != p || s->n_unfinished == 0) return;
+    s->n_unfinished--;
+    s->t_moved_ms = clock_ms();
+    if (s->state == KVT_SEND_STOPPING && s->n_unfinished == 0) end_stopped(c, s);
+}
+
+/* ---- what the receiver says ---- */
+
+static void on_done(struct kvt_core *c, struct kvt_send *s)
+{
+    if (s->state == KVT_SEND_STOPPING) return;
+    if (s->state != KVT_SEND_FINISHING || s->n_unfinished) {
+        kvt_send_fail(c, s, ERR_FORMAT, "the receiver acknowledged a transfer that had not ended");
+        return;
+    }
+    uint64_t now = clock_ns();
+    end(c, s, (struct kvt_event){ .kind = KVT_SENT, .bytes = s->bytes, .ns = s->t_first_ns ? now - s->t_first_ns : now - s->t_finish_ns,
+                                  .tail_ns = now - s->t_finish_ns });
+}
+
+static void on_stop(struct kvt_core *c, struct kvt_send *s, enum status st)
+{
+    char text[160];
+    snprintf(text, sizeof text, "the receiver ended the transfer: %s", status_text(st));
+    kvt_send_fail(c, s, st == OK ? ERR_PEER_REFUSED : st, text);
+}
+
+void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m)
+{
+    struct kvt_send *s = NULL;
+    LIST_FOREACH(it, &p->sends, struct kvt_send, link)
+        if (it->session == m->session && it->generation == m->generation) s = it;
+    if (m->kind == KVT_MSG_STOP && !s) kvt_peer_tell(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK); /* it ended already */
+    if (!s) return;
+    s->t_moved_ms = clock_ms();
+    if (m->kind == KVT_MSG_STOP) on_stop(c, s, m->status);
+    else if (m->kind == KVT_MSG_DONE) on_done(c, s);
+    else if (m->kind == KVT_MSG_OPENED && s->state == KVT_SEND_OPENING) {
+        s->state = KVT_SEND_ACTIVE;
+        finish_if_complete(c, s);
+    }
+}
+
+void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
+{
+    LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
+        /* Waiting for the caller's next layer is not a stall of the transfer. */
+        bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->n_unfinished;
+        if (!waits || now_ms <= s->t_moved_ms + c->stall_ms) continue;
+        if (s->state == KVT_SEND_STOPPING) {
+            p->condemned = true; /* an abandoned put that does not end: only the end of the connection ends it */
+            continue;
+        }
+        char text[128];
+        snprintf(text, sizeof text, "no KV left for %u ms", c->stall_ms);
+        kvt_send_fail(c, s, ERR_TIMEOUT, text);
+    }
+}

@@ -1,0 +1,112 @@
+/* tcp_address.c - resolving at start, numeric afterwards; see tcp_address.h. No state. */
+#include "kvtransfer/tcp_address.h"
+
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BACKLOG = 128, TEXT_MAX = 80 };
+
+static enum status resolve(const char *host, const char *service, int flags, struct addrinfo **out)
+{
+    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV };
+    return getaddrinfo(host, service, &hints, out) == 0 ? OK : ERR_NOT_FOUND;
+}
+
+static int listen_on(const struct addrinfo *a)
+{
+    int one = 1, fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return -1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one); /* a restart on the same port must not wait for TIME_WAIT */
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) return fd;
+    int code = errno;
+    close(fd);
+    errno = code;
+    return -1;
+}
+
+static uint16_t port_of(const struct sockaddr_storage *a)
+{
+    if (a->ss_family == AF_INET6) return ntohs(((const struct sockaddr_in6 *)a)->sin6_port);
+    return ntohs(((const struct sockaddr_in *)a)->sin_port);
+}
+
+enum status tcp_address_listen(const char *host, uint16_t port, int *fd, uint16_t *bound, struct err *err)
+{
+    if (!host) host = "127.0.0.1";
+    char service[8];
+    snprintf(service, sizeof service, "%u", port);
+    struct addrinfo *list;
+    if (resolve(host, service, AI_PASSIVE, &list) != OK) return err_set(err, ERR_CONFIG, "the address '%s' to receive KV on cannot be resolved", host);
+    *fd = listen_on(list);
+    int code = errno;
+    freeaddrinfo(list);
+    if (*fd < 0) return err_set(err, ERR_CONFIG, "cannot listen for KV on %s port %u: %s", host, port, strerror(code));
+    struct sockaddr_storage a = { 0 };
+    socklen_t n = sizeof a;
+    (void)getsockname(*fd, (struct sockaddr *)&a, &n);
+    *bound = port_of(&a);
+    return OK;
+}
+
+static bool is_wildcard(const struct sockaddr *a)
+{
+    if (a->sa_family == AF_INET) return ((const struct sockaddr_in *)a)->sin_addr.s_addr == htonl(INADDR_ANY);
+    return a->sa_family == AF_INET6 && IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)a)->sin6_addr);
+}
+
+static bool numeric(const struct sockaddr *a, char out[TEXT_MAX])
+{
+    socklen_t n = a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    return getnameinfo(a, n, out, TEXT_MAX, NULL, 0, NI_NUMERICHOST) == 0;
+}
+
+/* First IPv4 address of an interface that is up and not loopback; else loopback. */
+static void first_interface(char out[TEXT_MAX])
+{
+    struct ifaddrs *list = NULL;
+    snprintf(out, TEXT_MAX, "127.0.0.1");
+    if (getifaddrs(&list) != 0) return;
+    for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK)) continue;
+        if (numeric(i->ifa_addr, out)) break;
+    }
+    freeifaddrs(list);
+}
+
+enum status tcp_address_advertise(const char *advertise, const char *host, uint16_t port, struct buf *out, struct err *err)
+{
+    const char *name = advertise ? advertise : host ? host : "127.0.0.1";
+    struct addrinfo *list;
+    if (resolve(name, "0", 0, &list) != OK) return err_set(err, ERR_CONFIG, "the address '%s' to tell peers cannot be resolved", name);
+    char text[TEXT_MAX];
+    bool ok = true;
+    if (is_wildcard(list->ai_addr)) first_interface(text);
+    else ok = numeric(list->ai_addr, text);
+    freeaddrinfo(list);
+    if (!ok) return err_set(err, ERR_CONFIG, "the address '%s' to tell peers has no numeric form", name);
+    buf_printf(out, "%s %u", text, port);
+    return OK;
+}
+
+enum status tcp_address_parse(struct str text, struct sockaddr_storage *out, socklen_t *len)
+{
+    char host[TEXT_MAX], service[8];
+    size_t space = str_find_char(text, ' ');
+    if (space >= sizeof host || space >= text.n || text.n - space - 1 >= sizeof service || memchr(text.p, 0, text.n)) return ERR_FORMAT;
+    snprintf(host, sizeof host, "%.*s", (int)space, text.p);
+    snprintf(service, sizeof service, "%.*s", (int)(text.n - space - 1), text.p + space + 1);
+    int64_t port;
+    struct addrinfo *list;
+    if (str_to_i64(str_of(service), &port) != OK || port < 1 || port > UINT16_MAX) return ERR_FORMAT;
+    if (resolve(host, service, AI_NUMERICHOST, &list) != OK) return ERR_FORMAT;
+    memcpy(out, list->ai_addr, list->ai_addrlen);
+    *len = list->ai_addrlen;
+    freeaddrinfo(list);
+    return OK;
+}
