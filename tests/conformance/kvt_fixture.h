@@ -1,0 +1,187 @@
+/* kvt_fixture.h - nodes, pools and event logs for tests of the KV transfer. Included by one test program each. */
+#ifndef BATON_TESTS_CONFORMANCE_KVT_FIXTURE_H
+#define BATON_TESTS_CONFORMANCE_KVT_FIXTURE_H
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/device.h"
+#include "kvtransfer/kvtransfer.h"
+#include "kvtransfer/plan.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "shared/base/metrics.h"
+#include "tests/harness/test.h"
+
+enum { EVENTS_MAX = 4096 };
+
+struct node {
+    struct kvt      *kvt;
+    struct device   *device;
+    struct dev_mem   mem;
+    struct kv_layout layout;
+    pthread_mutex_t  lock;
+    struct kvt_event events[EVENTS_MAX];
+    size_t           n_events;
+};
+
+static void node_on_event(void *arg, const struct kvt_event *ev)
+{
+    struct node *n = arg;
+    pthread_mutex_lock(&n->lock);
+    if (n->n_events < EVENTS_MAX) n->events[n->n_events++] = *ev;
+    pthread_mutex_unlock(&n->lock);
+}
+
+static struct kv_layout small_layout(uint32_t n_blocks)
+{
+    return (struct kv_layout){ .model_fingerprint = 7, .dtype = DTYPE_BF16, .block_tokens = 16, .n_layers = 4, .n_kv_heads = 2, .head_dim = 32,
+                               .tp_size = 1, .n_blocks = n_blocks };
+}
+
+struct node_options {
+    struct kv_layout layout;
+    const char      *protocols;
+    uint16_t         port;
+    uint32_t         stall_ms;
+    bool             no_checksum;
+    struct metrics  *metrics;
+};
+
+static struct node *node_start(struct node_options o)
+{
+    struct node *n = calloc(1, sizeof *n);
+    struct err err = { 0 };
+    pthread_mutex_init(&n->lock, NULL);
+    n->layout = o.layout;
+    CHECK_OK(device_open("cpu", &n->device, &err));
+    CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&o.layout), DEVICE_MEM_SHARED, &n->mem, &err));
+    struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
+                              .checksum = !o.no_checksum, .n_transfers = 64, .stall_ms = o.stall_ms, .metrics = o.metrics,
+                              .on_event = node_on_event, .arg = n };
+    if (kvt_create(&ko, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
+    return n;
+}
+
+static void node_stop(struct node *n)
+{
+    kvt_free(n->kvt);
+    device_mem_free(n->device, &n->mem);
+    device_close(n->device);
+    free(n);
+}
+
+static size_t node_count(struct node *n, enum kvt_event_kind kind, uint64_t id)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&n->lock);
+    for (size_t i = 0; i < n->n_events; i++) {
+        uint64_t who = kind == KVT_CONNECTED || kind == KVT_PEER_LOST ? n->events[i].peer : n->events[i].id;
+        count += n->events[i].kind == kind && who == id;
+    }
+    pthread_mutex_unlock(&n->lock);
+    return count;
+}
+
+static void pause_ms(long ms)
+{
+    struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
+    nanosleep(&t, NULL);
+}
+
+/* The first event of that kind and id within timeout_ms; the test fails otherwise. */
+static struct kvt_event node_wait(struct node *n, enum kvt_event_kind kind, uint64_t id, int timeout_ms)
+{
+    for (uint64_t end = clock_ms() + (uint64_t)timeout_ms;;) {
+        pthread_mutex_lock(&n->lock);
+        for (size_t i = 0; i < n->n_events; i++) {
+            uint64_t who = kind == KVT_CONNECTED || kind == KVT_PEER_LOST ? n->events[i].peer : n->events[i].id;
+            if (n->events[i].kind != kind || who != id) continue;
+            struct kvt_event ev = n->events[i];
+            pthread_mutex_unlock(&n->lock);
+            return ev;
+        }
+        struct kvt_event last = n->n_events ? n->events[n->n_events - 1] : (struct kvt_event){ 0 };
+        pthread_mutex_unlock(&n->lock);
+        if (clock_ms() > end)
+            test_fail(__FILE__, __LINE__, "no event %d of %llu; last was %d of %llu, status %d, '%s'", kind, (unsigned long long)id, last.kind,
+                      (unsigned long long)last.id, last.status, last.text);
+        pause_ms(1);
+    }
+}
+
+/* Handshake over the (simulated) control plane; returns the peer handle after CONNECTED. */
+static uint64_t node_connect(struct node *from, struct node *to)
+{
+    struct buf hello = { 0 }, answer = { 0 };
+    struct err err = { 0 };
+    uint64_t peer = 0;
+    kvt_hello(from->kvt, &hello);
+    if (kvt_answer(to->kvt, buf_str(&hello), &answer, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_answer: %s", err.text);
+    if (kvt_connect(from->kvt, buf_str(&answer), &peer, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_connect: %s", err.text);
+    buf_release(&hello);
+    buf_release(&answer);
+    node_wait(from, KVT_CONNECTED, peer, 5000);
+    return peer;
+}
+
+/* n different block numbers of the pool in random order. */
+static void random_table(uint32_t n_blocks, uint32_t n, int32_t *out)
+{
+    int32_t *all = malloc(sizeof *all * n_blocks);
+    for (uint32_t i = 0; i < n_blocks; i++) all[i] = (int32_t)i;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t j = i + (uint32_t)rand() % (n_blocks - i);
+        int32_t swap = all[i];
+        all[i] = all[j];
+        all[j] = swap;
+        out[i] = all[i];
+    }
+    free(all);
+}
+
+/* The byte that transfer `seed` puts at byte `i` of its piece (layer, position). */
+static uint8_t pattern(uint64_t seed, uint32_t layer, uint32_t position, size_t i)
+{
+    return (uint8_t)((seed * 131 + layer * 17 + position * 7 + i * 3 + (i >> 8)) & 0xff);
+}
+
+static char *piece_of(struct node *n, uint32_t layer, int32_t block)
+{
+    return (char *)n->mem.ptr + kv_layout_offset(&n->layout, layer, (uint32_t)block);
+}
+
+static void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int32_t *blocks, uint32_t first, uint32_t end)
+{
+    for (uint32_t b = first; b < end; b++) {
+        uint8_t *p = (uint8_t *)piece_of(n, layer, blocks[b]);
+        for (size_t i = 0; i < kv_layout_piece_bytes(&n->layout); i++) p[i] = pattern(seed, layer, b, i);
+    }
+}
+
+/* Is byte i of the piece one of its first n_valid tokens? */
+static bool is_valid(const struct kv_layout *l, size_t i, uint32_t n_valid)
+{
+    size_t row = kv_layout_run_stride(l) / l->block_tokens;
+    return i % kv_layout_run_stride(l) < row * n_valid;
+}
+
+/* Blocks [first, n_used) of the table hold the pattern in their valid bytes, and `other` everywhere else. */
+static void check_blocks_hold(struct node *n, uint64_t seed, const int32_t *blocks, uint32_t first, uint32_t n_tokens, uint8_t other)
+{
+    for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
+        for (uint32_t b = first; b < kvt_plan_n_blocks(&n->layout, n_tokens); b++) {
+            const uint8_t *p = (const uint8_t *)piece_of(n, layer, blocks[b]);
+            uint32_t n_valid = kvt_plan_tokens(&n->layout, n_tokens, b);
+            for (size_t i = 0; i < kv_layout_piece_bytes(&n->layout); i++) {
+                uint8_t want = is_valid(&n->layout, i, n_valid) ? pattern(seed, layer, b, i) : other;
+                if (p[i] != want) test_fail(__FILE__, __LINE__, "layer %u position %u byte %zu is %u, expected %u", layer, b, i, p[i], want);
+            }
+        }
+}
+
+#endif

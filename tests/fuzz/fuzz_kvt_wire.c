@@ -1,0 +1,116 @@
+/* fuzz_kvt_wire.c - hostile bytes for the KV transfer: the first byte chooses a decoder, or a receiver that is told messages.
+ *
+ * Decoders: what is accepted must encode to the very same bytes. Receiver: after an honest OPEN, any messages and frames; nothing may be
+ * written outside the granted blocks (AddressSanitizer and the check below), every transfer ends at most once. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtransfer/session.h"
+#include "kvtransfer/wire.h"
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+
+static void same(const struct buf *again, struct str in)
+{
+    ASSERT(again->len == in.n);
+    ASSERT(memcmp(again->data, in.p, in.n) == 0);
+}
+
+static void decode(unsigned which, struct str in)
+{
+    struct buf again = { 0 };
+    struct kvt_hello_msg hello;
+    struct kvt_answer_msg answer;
+    struct kvt_grant_msg grant;
+    struct kvt_preamble preamble;
+    struct kvt_message message;
+    if (which == 0 && kvt_hello_decode(in, &hello, NULL) == OK) {
+        kvt_hello_encode(&hello, &again);
+        same(&again, in);
+    } else if (which == 1 && kvt_answer_decode(in, &answer, NULL) == OK) {
+        kvt_answer_encode(&answer, &again);
+        same(&again, in);
+    } else if (which == 2 && kvt_grant_decode(in, &grant, NULL) == OK) {
+        int32_t *blocks = MEM_ARRAY(int32_t, grant.n_blocks + 1);
+        for (uint32_t i = 0; i < grant.n_blocks; i++) blocks[i] = kvt_grant_block(&grant, i);
+        kvt_grant_encode(&grant, blocks, &again);
+        same(&again, in);
+        mem_free(blocks);
+    } else if (which == 3 && kvt_preamble_decode(in.p, in.n, &preamble) == OK) {
+        uint8_t bytes[KVT_PREAMBLE_BYTES];
+        kvt_preamble_encode(&preamble, bytes);
+        buf_add(&again, bytes, sizeof bytes);
+        same(&again, in);
+    } else if (which == 4 && kvt_message_decode(in.p, in.n, &message) == OK) {
+        uint8_t bytes[KVT_MESSAGE_MAX];
+        buf_add(&again, bytes, kvt_message_encode(&message, bytes));
+        same(&again, in);
+    }
+    buf_release(&again);
+}
+
+static enum status take(struct kvt_conn *c, const struct kvt_message *m) { (void)c, (void)m; return OK; }
+static enum status flush(struct kvt_transport *t) { (void)t; return OK; }
+static void count(void *arg, const struct kvt_event *ev)
+{
+    size_t *n = arg;
+    ASSERT(++n[ev->kind] == 1); /* one transfer: each kind at most once */
+    ASSERT(n[KVT_RECEIVED] + n[KVT_RECEIVE_FAILED] <= 1);
+}
+
+static void receive(struct str in, unsigned caps)
+{
+    enum { GRANTED = 2, UNTOUCHED = 0 };
+    const struct kvt_transport_ops ops = { .name = "fuzz", .caps = caps, .notify = take, .flush = flush };
+    struct kvt_transport t = { &ops };
+    struct kv_layout l = { .dtype = DTYPE_F32, .block_tokens = 4, .n_layers = 2, .n_kv_heads = 1, .head_dim = 2, .tp_size = 1, .n_blocks = 4 };
+    struct dev_mem mem = { .ptr = mem_calloc(1, kv_layout_pool_bytes(&l)), .bytes = kv_layout_pool_bytes(&l), .fd = -1 };
+    size_t n_events[KVT_SEND_FAILED + 1] = { 0 };
+    struct kvt_options o = { .layout = l, .mem = &mem, .n_transfers = 1, .on_event = count, .arg = n_events };
+    struct kvt_core core;
+    struct kvt_peer peer;
+    struct buf grant = { 0 };
+    struct kvt_grant_msg g;
+    kvt_core_init(&core, &o);
+    kvt_peer_init(&peer);
+    struct kvt_conn conn = { .t = &t, .incoming = true, .peer = &peer };
+    peer.conn = &conn;
+    peer.ops = &ops;
+    peer.up = true;
+    ASSERT(kvt_recv_claim(&core, 1, (int32_t[]){ 2, 3 }, 2, 0, 6, &grant) == OK);
+    ASSERT(kvt_grant_decode(buf_str(&grant), &g, NULL) == OK);
+    kvt_recv_message(&core, &peer, &(struct kvt_message){ .kind = KVT_MSG_OPEN, .session = g.session, .generation = g.generation });
+    for (; in.n >= KVT_MESSAGE_BYTES; in = str_sub(in, KVT_MESSAGE_BYTES, in.n)) {
+        struct kvt_message m = { 0 };
+        if (kvt_message_decode_head(in.p, &m) != OK) continue;
+        if (m.generation == 1) m.generation = g.generation; /* so that inputs can name the live one */
+        if (m.kind != KVT_MSG_DATA) {
+            kvt_recv_message(&core, &peer, &m);
+            continue;
+        }
+        struct iovec iov[4];
+        uint64_t offset = m.layer >> 8;
+        m.layer &= 0xff;
+        int n = kvt_recv_place(&core, &peer, &m, offset, iov, 4);
+        for (int i = 0; i < n; i++) memset(iov[i].iov_base, 1, iov[i].iov_len);
+        if (n) kvt_recv_placed(&core, &peer, &m, m.bytes);
+    }
+    for (uint32_t layer = 0; layer < 2; layer++)
+        for (size_t i = 0; i < GRANTED * kv_layout_piece_bytes(&l); i++)
+            ASSERT(((char *)mem.ptr)[kv_layout_offset(&l, layer, 0) + i] == UNTOUCHED); /* blocks 0 and 1 were not granted */
+    kvt_recv_peer_fenced(&core, &peer);
+    buf_release(&grant);
+    kvt_core_release(&core);
+    mem_free(mem.ptr);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0) return 0;
+    struct str in = { (const char *)data + 1, size - 1 };
+    if (data[0] % 7 < 5) decode(data[0] % 7, in);
+    else receive(in, data[0] % 7 == 5 ? 0 : KVT_CAP_RECEIVER_PLACES);
+    return 0;
+}

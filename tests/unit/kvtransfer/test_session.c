@@ -1,0 +1,322 @@
+/* test_session.c - the state machines alone: a row that only records, messages by hand, events counted. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtransfer/session.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "tests/harness/test.h"
+
+enum { TOKENS = 40, BLOCKS = 3 };
+
+static struct kvt_message said[64];
+static size_t n_said, n_puts, n_abandoned;
+static struct kvt_put last_put;
+static enum status put_status, notify_status;
+
+static enum status fake_put(struct kvt_conn *c, const struct kvt_put *p)
+{
+    (void)c;
+    if (put_status != OK) return put_status;
+    last_put = *p;
+    n_puts++;
+    return OK;
+}
+static void fake_abandon(struct kvt_conn *c, uint32_t s, uint64_t g) { (void)c, (void)s, (void)g, n_abandoned++; }
+static enum status fake_notify(struct kvt_conn *c, const struct kvt_message *m)
+{
+    (void)c;
+    if (notify_status == OK && n_said < COUNT_OF(said)) said[n_said++] = *m;
+    return notify_status;
+}
+static enum status fake_flush(struct kvt_transport *t) { (void)t; return OK; }
+
+static struct kvt_transport_ops ops = { .name = "fake", .put = fake_put, .abandon = fake_abandon, .notify = fake_notify, .flush = fake_flush };
+static struct kvt_transport transport = { &ops };
+static struct kvt_event events[64];
+static size_t n_events;
+
+static void on_event(void *arg, const struct kvt_event *ev) { (void)arg, events[n_events++] = *ev; }
+
+struct side {
+    struct kvt_core core;
+    struct kvt_conn conn;
+    struct kvt_peer peer;
+    struct dev_mem  mem;
+};
+
+static void side_init(struct side *s)
+{
+    struct kv_layout l = { .dtype = DTYPE_F32, .block_tokens = 16, .n_layers = 2, .n_kv_heads = 1, .head_dim = 8, .tp_size = 1, .n_blocks = 8 };
+    s->mem = (struct dev_mem){ .ptr = calloc(1, kv_layout_pool_bytes(&l)), .bytes = kv_layout_pool_bytes(&l), .fd = -1 };
+    struct kvt_options o = { .layout = l, .mem = &s->mem, .checksum = true, .n_transfers = 2, .stall_ms = 1000, .on_event = on_event };
+    kvt_core_init(&s->core, &o);
+    kvt_peer_init(&s->peer);
+    s->conn = (struct kvt_conn){ .t = &transport, .peer = &s->peer };
+    s->peer.conn = &s->conn;
+    s->peer.ops = &ops;
+    s->peer.layout = l;
+    s->peer.checksum = s->peer.up = true;
+}
+
+static void side_release(struct side *s)
+{
+    kvt_core_release(&s->core);
+    free(s->mem.ptr);
+}
+
+static struct kvt_grant_msg claim(struct side *s, uint64_t id, struct buf *grant)
+{
+    int32_t blocks[BLOCKS] = { 5, 2, 7 };
+    struct kvt_grant_msg g;
+    CHECK_OK(kvt_recv_claim(&s->core, id, blocks, BLOCKS, 0, TOKENS, grant));
+    CHECK_OK(kvt_grant_decode(buf_str(grant), &g, NULL));
+    return g;
+}
+
+static void tell(struct side *s, const struct kvt_grant_msg *g, enum kvt_message_kind kind, struct kvt_message m)
+{
+    m.kind = kind;
+    m.session = g->session;
+    m.generation = g->generation;
+    kvt_recv_message(&s->core, &s->peer, &m);
+}
+
+static void note(struct side *s, const struct kvt_grant_msg *g, uint32_t layer, uint32_t first, uint32_t n)
+{
+    const int32_t blocks[BLOCKS] = { 5, 2, 7 };
+    struct kvt_message m = { .layer = layer, .first = first, .n = n };
+    for (uint32_t i = 0; i < n && first + i < BLOCKS; i++)
+        m.sums[i] = kvt_plan_checksum(&s->core.layout, s->core.pool, layer, blocks[first + i], kvt_plan_tokens(&s->core.layout, TOKENS, first + i),
+                                      s->core.scratch);
+    tell(s, g, KVT_MSG_NOTE, m);
+}
+
+TEST(session_receives_when_every_piece_is_verified)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    side_init(&s);
+    struct kvt_grant_msg g = claim(&s, 1, &grant);
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    CHECK_EQ_INT(said[0].kind, KVT_MSG_OPENED);
+    note(&s, &g, 1, 0, 1);
+    note(&s, &g, 0, 0, 3);
+    note(&s, &g, 1, 1, 2);
+    CHECK_EQ_INT(n_events, 0);
+    tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
+    CHECK_EQ_INT(n_events, 1);
+    CHECK_EQ_INT(events[0].kind, KVT_RECEIVED);
+    CHECK_EQ_INT(said[1].kind, KVT_MSG_DONE);
+    tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 }); /* late: of a session that is over */
+    CHECK_EQ_INT(n_events, 1);
+    buf_release(&grant);
+    side_release(&s);
+}
+
+TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    side_init(&s);
+    struct kvt_grant_msg g = claim(&s, 1, &grant);
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    struct kvt_message bad = { .layer = 0, .first = 0, .n = 1, .sums = { 42 } };
+    tell(&s, &g, KVT_MSG_NOTE, bad);
+    CHECK_EQ_INT(n_events, 1);
+    CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
+    CHECK_STATUS(events[0].status, ERR_CHECKSUM);
+    CHECK_EQ_INT(said[1].kind, KVT_MSG_STOP);
+    note(&s, &g, 0, 0, 1);
+    kvt_recv_cancel(&s.core, 1);
+    CHECK_EQ_INT(n_events, 1); /* no FENCED before the writer says so */
+    tell(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
+    CHECK_EQ_INT(n_events, 2);
+    CHECK_EQ_INT(events[1].kind, KVT_FENCED);
+    kvt_recv_cancel(&s.core, 1);
+    CHECK_EQ_INT(n_events, 2);
+    buf_release(&grant);
+    side_release(&s);
+}
+
+TEST(session_refuses_pieces_out_of_order_missing_or_twice)
+{
+    const struct { uint32_t layer, first, n; } bad[] = { { 2, 0, 1 }, { 0, 1, 1 }, { 0, 0, 4 }, { 0, UINT32_MAX, 2 } };
+    for (size_t i = 0; i < COUNT_OF(bad) + 2; i++) {
+        struct side s;
+        struct buf grant = { 0 };
+        side_init(&s);
+        n_events = n_said = 0;
+        struct kvt_grant_msg g = claim(&s, 1, &grant);
+        tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+        if (i < COUNT_OF(bad)) {
+            note(&s, &g, bad[i].layer < 2 ? bad[i].layer : 0, 0, 0);
+            struct kvt_message m = { .layer = bad[i].layer, .first = bad[i].first, .n = bad[i].n };
+            tell(&s, &g, KVT_MSG_NOTE, m);
+        } else if (i == COUNT_OF(bad)) {
+            note(&s, &g, 0, 0, 2);
+            note(&s, &g, 0, 0, 2);
+        } else {
+            note(&s, &g, 0, 0, 3);
+            tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
+        }
+        CHECK_EQ_INT(n_events, 1);
+        CHECK_STATUS(events[0].status, ERR_FORMAT);
+        kvt_recv_peer_lost(&s.core, &s.peer, ERR_PEER_LOST, "gone");
+        CHECK_EQ_INT(n_events, 1);
+        kvt_recv_peer_fenced(&s.core, &s.peer);
+        CHECK_EQ_INT(events[1].kind, KVT_FENCED);
+        buf_release(&grant);
+        side_release(&s);
+    }
+}
+
+TEST(session_place_follows_the_session)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    struct iovec iov[8];
+    side_init(&s);
+    ops.caps = KVT_CAP_RECEIVER_PLACES;
+    struct kvt_grant_msg g = claim(&s, 1, &grant);
+    struct kvt_message head = { .kind = KVT_MSG_DATA, .session = g.session, .generation = g.generation, .n = 1,
+                                .bytes = kv_layout_piece_bytes(&s.core.layout) };
+    CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 0, iov, 8), 0); /* not opened */
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 0, iov, 8), 1);
+    CHECK(iov[0].iov_base == s.core.pool + kv_layout_offset(&s.core.layout, 0, 5));
+    kvt_recv_cancel(&s.core, 1); /* in the middle of the frame: FENCED at once, the rest goes nowhere */
+    CHECK_EQ_INT(n_events, 2);
+    CHECK_EQ_INT(events[1].kind, KVT_FENCED);
+    CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 100, iov, 8), 0);
+    g = claim(&s, 2, (buf_clear(&grant), &grant));
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    note(&s, &g, 0, 0, 1); /* announced, but nothing was placed */
+    CHECK_STATUS(events[2].status, ERR_FORMAT);
+    buf_release(&grant);
+    side_release(&s);
+}
+
+TEST(session_stalls_and_full)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t blocks[BLOCKS] = { 1, 2, 3 };
+    side_init(&s);
+    (void)claim(&s, 1, &grant);
+    (void)claim(&s, 2, (buf_clear(&grant), &grant));
+    CHECK_STATUS(kvt_recv_claim(&s.core, 3, blocks, BLOCKS, 0, TOKENS, &grant), ERR_FULL);
+    kvt_recv_tick(&s.core, clock_ms());
+    CHECK_EQ_INT(n_events, 0);
+    kvt_recv_tick(&s.core, clock_ms() + 1500);
+    CHECK_EQ_INT(n_events, 4);
+    CHECK_STATUS(events[0].status, ERR_TIMEOUT);
+    CHECK_OK(kvt_recv_claim(&s.core, 3, blocks, BLOCKS, 0, TOKENS, &grant));
+    buf_release(&grant);
+    side_release(&s);
+}
+
+static struct kvt_send *open_send(struct side *s, uint64_t id, struct buf *grant)
+{
+    struct kvt_send *send = NULL;
+    CHECK_OK(kvt_send_create(&s->core, id, 1, buf_str(grant), &send, NULL));
+    kvt_send_begin(&s->core, send, &s->peer);
+    return send;
+}
+
+static void answer(struct side *s, const struct kvt_send *send, enum kvt_message_kind kind, enum status st)
+{
+    struct kvt_message m = { .kind = kind, .session = send->session, .generation = send->generation, .status = st };
+    kvt_send_message(&s->core, &s->peer, &m);
+}
+
+TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t src[BLOCKS] = { 0, 1, 2 };
+    side_init(&s);
+    (void)claim(&s, 1, &grant);
+    struct kvt_send *send = open_send(&s, 9, &grant);
+    kvt_send_add(&s.core, 9, 0, 0, 20, src);
+    CHECK(!kvt_send_pump(&s.core, &s.peer));
+    CHECK_EQ_INT(n_puts, 0);
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    CHECK(kvt_send_pump(&s.core, &s.peer));
+    CHECK_EQ_INT(last_put.head.n, 1); /* 20 tokens: one full block */
+    CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_NOTE);
+    kvt_send_add(&s.core, 9, 0, 20, TOKENS, src);
+    put_status = ERR_BUSY;
+    CHECK(!kvt_send_pump(&s.core, &s.peer));
+    put_status = OK;
+    CHECK(kvt_send_pump(&s.core, &s.peer));
+    CHECK_EQ_INT(last_put.head.first, 1);
+    CHECK_EQ_INT(last_put.head.n, 2);
+    kvt_send_add(&s.core, 9, 1, 0, TOKENS, src);
+    kvt_send_end(&s.core, 9, clock_ns());
+    kvt_send_pump(&s.core, &s.peer);
+    CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_FINISH);
+    CHECK_EQ_INT(said[n_said - 1].bytes, kvt_plan_total_bytes(&s.core.layout, TOKENS, 0));
+    for (int i = 0; i < 3; i++) kvt_send_put_done(&s.core, &s.peer, 9);
+    answer(&s, send, KVT_MSG_DONE, OK);
+    CHECK_EQ_INT(n_events, 1);
+    CHECK_EQ_INT(events[0].kind, KVT_SENT);
+    buf_release(&grant);
+    side_release(&s);
+}
+
+TEST(session_send_failed_waits_for_unfinished_puts)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t src[BLOCKS] = { 0, 1, 2 };
+    side_init(&s);
+    (void)claim(&s, 1, &grant);
+    struct kvt_send *send = open_send(&s, 9, &grant);
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    kvt_send_add(&s.core, 9, 0, 0, TOKENS, src);
+    kvt_send_pump(&s.core, &s.peer);
+    answer(&s, send, KVT_MSG_STOP, ERR_CHECKSUM);
+    CHECK_EQ_INT(n_events, 0); /* the put still reads the source */
+    CHECK_EQ_INT(n_abandoned, 1);
+    kvt_send_put_done(&s.core, &s.peer, 9);
+    CHECK_EQ_INT(n_events, 1);
+    CHECK_STATUS(events[0].status, ERR_CHECKSUM);
+    CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_STOPPED);
+    kvt_send_add(&s.core, 9, 1, 0, TOKENS, src); /* late calls of the caller */
+    kvt_send_end(&s.core, 9, 0);
+    CHECK_EQ_INT(n_events, 1);
+    /* STOP of a session that is not known any more is answered all the same */
+    struct kvt_message stop = { .kind = KVT_MSG_STOP, .session = 1, .generation = 77 };
+    n_said = 0;
+    kvt_send_message(&s.core, &s.peer, &stop);
+    CHECK_EQ_INT(said[0].kind, KVT_MSG_STOPPED);
+    CHECK_EQ_INT(said[0].generation, 77);
+    buf_release(&grant);
+    side_release(&s);
+}
+
+TEST(session_send_refuses_gaps_and_an_early_done)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t src[BLOCKS] = { 0, 1, 2 };
+    side_init(&s);
+    (void)claim(&s, 1, &grant);
+    struct kvt_send *send = open_send(&s, 9, &grant);
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    kvt_send_add(&s.core, 9, 0, 16, TOKENS, src); /* tokens 0..16 never came */
+    CHECK_STATUS(events[0].status, ERR_INVALID);
+    send = open_send(&s, 10, &grant);
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    answer(&s, send, KVT_MSG_DONE, OK);
+    CHECK_EQ_INT(n_events, 2);
+    CHECK_STATUS(events[1].status, ERR_FORMAT);
+    buf_release(&grant);
+    side_release(&s);
+}
+
+TEST_MAIN(CASE(session_receives_when_every_piece_is_verified), CASE(session_fails_on_a_wrong_checksum_and_waits_for_the_writer),
+          CASE(session_refuses_pieces_out_of_order_missing_or_twice), CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
+          CASE(session_sends_nothing_before_opened_and_a_partial_block_last), CASE(session_send_failed_waits_for_unfinished_puts),
+          CASE(session_send_refuses_gaps_and_an_early_done))
