@@ -56,7 +56,7 @@ struct jinja_method {
 /* The `loop` variable. */
 struct jinja_loop {
     const struct jv *items;
-    size_t           n, i, depth;
+    size_t           n, i;
     struct jv        changed; /* last argument of loop.changed */
 };
 
@@ -70,7 +70,6 @@ struct jinja_run {
     uint64_t        steps;
     int             depth;   /* nested evaluations */
     int             calls;   /* nested macro calls */
-    size_t          loops;   /* nested for loops */
     int             line;
     enum jinja_flow flow;
     int64_t         now;
@@ -152,6 +151,8 @@ size_t      jinja_utf8_prev(struct str s, size_t end, int32_t *cp);
 size_t      jinja_utf8_len(struct str s);
 size_t      jinja_utf8_offset(struct str s, size_t index); /* byte offset of the code point; s.n past the end */
 bool        jinja_is_space(int32_t cp);
+/* Take a line off *rest; *n_end is the length of its end, of any kind Python knows (\n, \r\n, U+2028, ...); false at the end. */
+bool        jinja_next_line(struct str *rest, struct str *line, size_t *n_end);
 struct str  jinja_strip(struct str s, const struct str *chars, bool left, bool right); /* chars NULL: white space */
 enum status jv_replace(struct jinja_run *run, struct str s, struct str from, struct str to, int64_t count, struct jv *out) MUST_CHECK;
 enum jinja_case { JINJA_LOWER, JINJA_UPPER, JINJA_CAPITALIZE, JINJA_TITLE, JINJA_TITLE_FILTER };
