@@ -1,0 +1,172 @@
+/* test_chat.c - messages to prompts: templates of real models against what their own tokenizers render, the normalising of
+ * contents and tool calls, and continuing the last message. */
+#include "shared/text/chat.h"
+
+#include "shared/base/mem.h"
+#include "tests/harness/test.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char SMOLLM2[] =
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful AI assistant "
+    "named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' "
+    "+ '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+static const char CHATML[] =
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+static const char DIALOG[] =
+    "[{\"role\": \"system\", \"content\": \"S\"}, {\"role\": \"user\", \"content\": \"U1\"}, {\"role\": \"assistant\", \"content\": \"A1\"},"
+    " {\"role\": \"user\", \"content\": \"U2\"}]";
+
+static cJSON *json(const char *text)
+{
+    cJSON *doc = NULL;
+    CHECK_OK(json_parse(str_of(text), false, &doc, NULL));
+    return doc;
+}
+
+struct ask {
+    const char *template, *messages, *tools, *kwargs;
+    bool        prompt, open_end;
+};
+
+static enum status render(struct ask a, struct buf *out, struct err *err)
+{
+    struct chat *c = NULL;
+    cJSON       *messages = json(a.messages), *tools = a.tools ? json(a.tools) : NULL, *kwargs = a.kwargs ? json(a.kwargs) : NULL;
+    enum status  st = chat_create(str_of(a.template), "<s>", "</s>", NULL, NULL, &c, err);
+    if (st == OK) {
+        struct chat_input in = { messages, tools, kwargs, a.prompt, a.open_end };
+        st = chat_render(c, &in, 1721995200, out, err);
+    }
+    chat_free(c);
+    cJSON_Delete(messages);
+    cJSON_Delete(tools);
+    cJSON_Delete(kwargs);
+    return st;
+}
+
+static void check(struct ask a, const char *want)
+{
+    struct buf out = { 0 };
+    struct err err = { 0 };
+    if (render(a, &out, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    CHECK_EQ_STR(out.data, want);
+    buf_release(&out);
+}
+
+static void check_fails(struct ask a, enum status want, const char *text)
+{
+    struct buf  out = { 0 };
+    struct err  err = { 0 };
+    enum status st = render(a, &out, &err);
+    if (st != want || !strstr(err.text, text)) test_fail(__FILE__, __LINE__, "%s: %s", status_name(st), err.text);
+    buf_release(&out);
+}
+
+TEST(chat_renders_smollm2_as_its_tokenizer)
+{
+    static char line[1 << 16];
+    FILE       *f = fopen(test_data("text/chat_smollm2.jsonl"), "r");
+    int         n = 0;
+    CHECK(f != NULL);
+    for (; fgets(line, sizeof line, f); n++) {
+        cJSON *doc = json(line);
+        char  *messages = cJSON_PrintUnformatted(cJSON_GetObjectItem(doc, "messages"));
+        check((struct ask){ .template = SMOLLM2, .messages = messages, .prompt = true }, cJSON_GetObjectItem(doc, "rendered")->valuestring);
+        cJSON_free(messages);
+        cJSON_Delete(doc);
+    }
+    fclose(f);
+    CHECK_EQ_INT(n, 6);
+}
+
+TEST(chat_renders_chatml)
+{
+    static const char want[] = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n";
+    check((struct ask){ .template = CHATML, .messages = DIALOG, .prompt = true }, want);
+    check((struct ask){ .template = SMOLLM2, .messages = DIALOG, .prompt = true }, want);
+}
+
+TEST(chat_gives_templates_their_variables)
+{
+    static const char t[] = "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking }}{{ strftime_now('%Y') }}";
+    check((struct ask){ .template = t, .messages = DIALOG, .kwargs = "{\"enable_thinking\": false}" }, "<s></s>FalseTrueTrueFalseFalse2024");
+    check((struct ask){ .template = "{{ tools[0].function.name }}{{ eos_token }}", .messages = DIALOG, .tools = "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]", .kwargs = "{\"eos_token\": \"E\"}" }, "fE");
+    check_fails((struct ask){ .template = "x", .messages = DIALOG, .kwargs = "{\"messages\": []}" }, ERR_INVALID, "cannot set 'messages'");
+}
+
+TEST(chat_joins_text_parts)
+{
+    static const char parts[] = "[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"}, {\"type\": \"text\", \"text\": \"b\"}]}]";
+    static const char image[] = "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\", \"image_url\": {\"url\": \"x\"}}]}]";
+    check((struct ask){ .template = CHATML, .messages = parts }, "<|im_start|>user\na\nb<|im_end|>\n");
+    check_fails((struct ask){ .template = CHATML, .messages = image }, ERR_UNSUPPORTED, "image_url");
+}
+
+TEST(chat_keeps_parts_for_templates_that_read_them)
+{
+    static const char reads[] = "{% for m in messages %}{% for p in m['content'] %}<{{ p.text }}>{% endfor %}{% endfor %}";
+    static const char both[] = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endif %}{% endfor %}";
+    static const char parts[] = "[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"}, {\"type\": \"text\", \"text\": \"b\"}]}, {\"role\": \"user\", \"content\": \"c\"}]";
+    check((struct ask){ .template = reads, .messages = parts }, "<a><b><c>");
+    check((struct ask){ .template = both, .messages = parts }, "<a><b>c");
+}
+
+TEST(chat_keeps_absent_and_null_content)
+{
+    static const char t[] = "{% for m in messages %}{{ m.content is defined }}{{ m.content is none }} {% endfor %}";
+    check((struct ask){ .template = t, .messages = "[{\"role\": \"assistant\", \"content\": null}, {\"role\": \"assistant\"}]" }, "TrueTrue FalseFalse ");
+}
+
+TEST(chat_gives_tool_arguments_as_the_template_needs_them)
+{
+    static const char calls[] = "[{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": \"{\\\"x\\\": 1}\"}}], \"z\": 1}]";
+    static const char broken[] = "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": \"{oops\"}}]}]";
+    static const char empty[] = "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": \"\"}}]}]";
+    static const char object[] = "{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}";
+    static const char text[] = "{% for c in messages[0].tool_calls %}{{ '<' + c.function.arguments + '>' }}{% endfor %}";
+    check((struct ask){ .template = object, .messages = calls }, "{\"x\": 1}");
+    check((struct ask){ .template = text, .messages = calls }, "<{\"x\": 1}>");
+    check((struct ask){ .template = object, .messages = broken }, "\"{oops\"");
+    check((struct ask){ .template = object, .messages = empty }, "{}");
+    check((struct ask){ .template = "{{ messages[0] | tojson }}", .messages = calls },
+          "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"x\": 1}}}], \"z\": 1}");
+    check_fails((struct ask){ .template = "{{ messages[0].tool_calls[0].function.arguments.x + 'a' }}", .messages = calls }, ERR_FORMAT, "a int and a string");
+}
+
+TEST(chat_leaves_the_last_message_open)
+{
+    static const char m[] = "[{\"role\": \"user\", \"content\": \"U\"}, {\"role\": \"assistant\", \"content\": \"The answer \"}]";
+    static const char e[] = "[{\"role\": \"user\", \"content\": \"U\"}, {\"role\": \"assistant\", \"content\": \"\"}]";
+    check((struct ask){ .template = SMOLLM2, .messages = m, .open_end = true },
+          "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nThe answer ");
+    check((struct ask){ .template = CHATML, .messages = m, .open_end = true }, "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\nThe answer");
+    check((struct ask){ .template = "{% for m in messages %}[{{ m.content }}]{% endfor %}", .messages = e, .open_end = true }, "[U][");
+    check_fails((struct ask){ .template = CHATML, .messages = m, .open_end = true, .prompt = true }, ERR_INVALID, "exclude each other");
+    check_fails((struct ask){ .template = "x", .messages = m, .open_end = true }, ERR_INVALID, "does not print the last message");
+    check_fails((struct ask){ .template = CHATML, .messages = "[{\"role\": \"assistant\", \"content\": null}]", .open_end = true }, ERR_INVALID, "no content");
+}
+
+TEST(chat_appends_to_the_buffer)
+{
+    struct buf out = { 0 };
+    buf_add_c(&out, "before ");
+    CHECK_OK(render((struct ask){ .template = "{{ messages[0].content }}", .messages = DIALOG }, &out, NULL));
+    CHECK_EQ_STR(out.data, "before S");
+    buf_release(&out);
+}
+
+TEST(chat_refuses_bad_input)
+{
+    check_fails((struct ask){ .template = "x", .messages = "[]" }, ERR_INVALID, "at least one message");
+    check_fails((struct ask){ .template = "x", .messages = "[1]" }, ERR_INVALID, "messages[0]");
+    check_fails((struct ask){ .template = "{{ raise_exception('no system role') }}", .messages = DIALOG }, ERR_INVALID, "no system role");
+    check_fails((struct ask){ .template = "{{", .messages = DIALOG }, ERR_FORMAT, "line 1");
+}
+
+TEST_MAIN(CASE(chat_renders_smollm2_as_its_tokenizer), CASE(chat_renders_chatml), CASE(chat_gives_templates_their_variables), CASE(chat_joins_text_parts),
+          CASE(chat_keeps_parts_for_templates_that_read_them), CASE(chat_keeps_absent_and_null_content),
+          CASE(chat_gives_tool_arguments_as_the_template_needs_them), CASE(chat_leaves_the_last_message_open), CASE(chat_appends_to_the_buffer),
+          CASE(chat_refuses_bad_input))
