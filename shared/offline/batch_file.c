@@ -1,0 +1,107 @@
+/* batch_file.c - see batch_file.h. Thread: a worker, one at a time. */
+#include "shared/offline/batch_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "shared/base/mem.h"
+
+enum { READ_STEP = 1 << 16 };
+
+static enum status io_failed(struct err *err, const char *name)
+{
+    int cause = errno;
+    return err_set(err, cause == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", name, strerror(cause));
+}
+
+enum status batch_file_open(struct batch_file *f, const char *input, const char *output, struct err *err)
+{
+    struct buf partial = { 0 };
+    *f = (struct batch_file){ .in = STDIN_FILENO, .out = STDOUT_FILENO };
+    if (strcmp(input, "-") != 0) {
+        f->in = open(input, O_RDONLY | O_CLOEXEC);
+        if (f->in < 0) return io_failed(err, input);
+    }
+    if (strcmp(output, "-") == 0) return OK;
+    buf_printf(&partial, "%s.partial", output);
+    f->partial = buf_take(&partial);
+    f->output = mem_strdup(output);
+    f->out = open(f->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (f->out >= 0) return OK;
+    enum status st = io_failed(err, f->partial);
+    struct err ignored;
+    f->out = STDOUT_FILENO; /* nothing to close */
+    if (batch_file_close(f, false, &ignored) != OK) return st;
+    return st;
+}
+
+static enum status fill(struct batch_file *f, struct err *err)
+{
+    char *at = buf_reserve(&f->pending, READ_STEP);
+    ssize_t n;
+    do n = read(f->in, at, READ_STEP);
+    while (n < 0 && errno == EINTR);
+    if (n < 0) return io_failed(err, "the input");
+    f->eof = n == 0;
+    f->pending.len += (size_t)n;
+    f->pending.data[f->pending.len] = 0;
+    return OK;
+}
+
+/* Give out pending[0, n) and drop it with its line break. */
+static enum status take_line(struct batch_file *f, size_t n, size_t n_break, struct buf *line, struct err *err)
+{
+    bool skipped = f->skipping;
+    f->skipping = false;
+    f->searched = 0;
+    if (!skipped) buf_add(line, f->pending.data, n);
+    buf_consume(&f->pending, n + n_break);
+    if (line->len && line->data[line->len - 1] == '\r') line->data[--line->len] = 0;
+    return skipped ? err_set(err, ERR_TOO_LONG, "the line is longer than %d bytes", BATCH_LINE_MAX) : OK;
+}
+
+enum status batch_file_read(struct batch_file *f, struct buf *line, struct err *err)
+{
+    buf_clear(line);
+    for (;;) {
+        struct buf *p = &f->pending;
+        char *at = p->len > f->searched ? memchr(p->data + f->searched, '\n', p->len - f->searched) : NULL;
+        if (at) return take_line(f, (size_t)(at - p->data), 1, line, err);
+        f->searched = p->len;
+        if (f->eof && p->len == 0 && !f->skipping) return ERR_CANCELED;
+        if (f->eof) return take_line(f, p->len, 0, line, err);
+        if (p->len > BATCH_LINE_MAX) {
+            buf_clear(p);
+            f->searched = 0;
+            f->skipping = true;
+        }
+        TRY(fill(f, err));
+    }
+}
+
+enum status batch_file_write(struct batch_file *f, struct str text, struct err *err)
+{
+    while (text.n > 0) {
+        ssize_t n = write(f->out, text.p, text.n);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return io_failed(err, f->partial ? f->partial : "standard output");
+        text = str_sub(text, (size_t)n, SIZE_MAX);
+    }
+    return OK;
+}
+
+enum status batch_file_close(struct batch_file *f, bool complete, struct err *err)
+{
+    enum status st = OK;
+    if (f->in > STDERR_FILENO) close(f->in);
+    if (f->out > STDERR_FILENO && close(f->out) != 0) st = io_failed(err, f->partial);
+    if (st == OK && complete && f->output && rename(f->partial, f->output) != 0) st = io_failed(err, f->output);
+    mem_free(f->output);
+    mem_free(f->partial);
+    buf_release(&f->pending);
+    *f = (struct batch_file){ .in = -1, .out = -1 };
+    return st;
+}

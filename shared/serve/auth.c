@@ -1,0 +1,20 @@
+/* auth.c - see auth.h. */
+#include "shared/serve/auth.h"
+
+#include <strings.h>
+
+#include "shared/base/hash.h"
+
+bool auth_allows(const struct serve *s, struct str authorization)
+{
+    static const struct str scheme = { "bearer", 6 };
+    uint8_t hash[KEY_HASH_BYTES];
+    bool found = false;
+    if (s->o.n_api_keys == 0) return true;
+    struct str text = str_trim(authorization);
+    if (text.n <= scheme.n || strncasecmp(text.p, scheme.p, scheme.n) != 0 || text.p[scheme.n] != ' ') return false;
+    struct str key = str_trim(str_sub(text, scheme.n, SIZE_MAX));
+    sha256(key.p, key.n, hash);
+    for (size_t i = 0; i < s->o.n_api_keys; i++) found |= equal_constant_time(hash, s->keys[i], sizeof hash);
+    return found;
+}

@@ -1,0 +1,158 @@
+/* choice.c - see choice.h. Thread: loop. */
+#include "shared/serve/choice.h"
+
+#include <string.h>
+
+#include "shared/serve/call.h"
+
+void choice_init(struct choice *ch, struct call *c, uint32_t index)
+{
+    ch->call = c;
+    ch->index = index;
+    ch->sample = index % c->p.n;
+    ch->prompt = &c->prompts[index / c->p.n];
+    ch->held = -1;
+    ch->stop = -1;
+    ch->n_chars = c->p.echo ? ch->prompt->n_chars : 0;
+}
+
+void choice_release(struct choice *ch)
+{
+    if (ch->detok_ready) detok_release(&ch->detok);
+    buf_release(&ch->text);
+    buf_release(&ch->ids);
+    buf_release(&ch->logprobs);
+    buf_release(&ch->prompt_logprobs);
+}
+
+void choice_cancel(struct choice *ch)
+{
+    const struct serve_backend *b = &ch->call->serve->o.backend;
+    b->cancel(b->self, ch->backend_id);
+}
+
+const char *choice_finish_reason(const struct choice *ch)
+{
+    return ch->stop < 0 && ch->end.finish == FINISH_LENGTH ? "length" : "stop";
+}
+
+/* ---- text ---- */
+
+/* Before min_tokens a stop string does not count, and what looks like the beginning of one is not held back either. */
+static void open_stops(struct choice *ch)
+{
+    if (ch->n_tokens > ch->call->p.sampling.min_tokens) ch->detok.n_stops = ch->n_stops;
+}
+
+static void push_text(struct choice *ch, int32_t id)
+{
+    if (detok_push(&ch->detok, id, &ch->text)) ch->stop = ch->detok.stopped;
+}
+
+static void push_held(struct choice *ch)
+{
+    if (ch->held >= 0) push_text(ch, ch->held);
+    ch->held = -1;
+}
+
+/* Whether `id` may turn out to be the token that ends the sequence, and its text would show. */
+static bool may_end(const struct choice *ch, int32_t id)
+{
+    const struct openai_params *p = &ch->call->p;
+    const struct tokenizer *tok = ch->call->serve->o.tokenizer;
+    if (p->skip_special && tokenizer_is_special(tok, id)) return false;
+    for (uint32_t i = 0; i < p->sampling.n_stop_ids; i++)
+        if (p->sampling.stop_ids[i] == id) return true;
+    return tokenizer_is_special(tok, id);
+}
+
+static void take_token(struct choice *ch, const struct token_logprobs *t)
+{
+    const struct openai_params *p = &ch->call->p;
+    ch->n_tokens++;
+    if (p->return_token_ids) buf_add(&ch->ids, &t->id, sizeof t->id);
+    if (p->n_logprobs >= 0) openai_logprobs_store(&ch->logprobs, t, p->n_logprobs, ch->n_chars);
+    ch->n_chars += openai_token_chars(ch, t->id);
+    open_stops(ch);
+    push_held(ch);
+    if (ch->stop >= 0) return;
+    if (may_end(ch, t->id)) ch->held = t->id;
+    else push_text(ch, t->id);
+}
+
+static void finish_text(struct choice *ch)
+{
+    if (ch->stop >= 0) return;
+    bool is_end = ch->end.finish == FINISH_STOP && ch->held == ch->end.stop_token;
+    if (is_end && !ch->call->p.include_stop) ch->held = -1;
+    push_held(ch);
+    if (ch->stop >= 0) return;
+    detok_finish(&ch->detok, &ch->text);
+    ch->stop = ch->detok.stopped; /* a stop string may end with what was held back */
+}
+
+/* ---- sink ---- */
+
+static void on_token(void *arg, uint32_t index, const struct token_logprobs *t)
+{
+    struct choice *ch = arg;
+    struct call *c = ch->call;
+    (void)index; /* the backend delivers each once and in order */
+    if (c->stage != CALL_RUNNING || ch->stop >= 0) return;
+    take_token(ch, t);
+    if (ch->stop >= 0) choice_cancel(ch);
+    if (c->p.stream) stream_token(ch);
+}
+
+static void on_prompt_logprob(void *arg, uint32_t position, const struct token_logprobs *t)
+{
+    struct choice *ch = arg;
+    const struct openai_params *p = &ch->call->p;
+    (void)position;
+    if (ch->call->stage != CALL_RUNNING) return;
+    int32_t n_echo = p->echo ? p->n_logprobs : -1;
+    openai_logprobs_store(&ch->prompt_logprobs, t, n_echo > p->n_prompt_logprobs ? n_echo : p->n_prompt_logprobs, 0);
+}
+
+static void on_end(void *arg, const struct gen_end *end)
+{
+    struct choice *ch = arg;
+    ch->live = false;
+    ch->end = *end;
+    if (ch->call->stage == CALL_RUNNING && ch->detok_ready && (end->status == OK || ch->stop >= 0)) finish_text(ch);
+    call_on_choice_end(ch->call, ch);
+}
+
+static bool wants_prompt_logprobs(const struct choice *ch)
+{
+    const struct openai_params *p = &ch->call->p;
+    bool wanted = (p->echo && p->n_logprobs >= 0) || p->n_prompt_logprobs >= 0;
+    /* All samples of a prompt share its logprobs, but a streamed one cannot wait for another's. */
+    return wanted && (ch->sample == 0 || p->stream);
+}
+
+enum status choice_submit(struct choice *ch, struct err *err)
+{
+    struct call *c = ch->call;
+    struct openai_params *p = &c->p;
+    struct gen_sink sink = { .on_token = on_token, .on_prompt_logprob = on_prompt_logprob, .on_end = on_end, .arg = ch };
+    struct gen_request r = {
+        .name = c->name,
+        .tokens = ch->prompt->tokens,
+        .n_tokens = (uint32_t)ch->prompt->n_tokens,
+        .sampling = p->sampling,
+        .cache_salt = p->cache_salt,
+        .prompt_logprobs = wants_prompt_logprobs(ch),
+    };
+    uint32_t room = c->serve->o.max_model_len - r.n_tokens;
+    if (r.sampling.max_tokens > room) r.sampling.max_tokens = room;
+    /* A given seed names the answers of each prompt; a drawn one must not make equal prompts of a list answer alike. */
+    r.sampling.seed += p->seed_set ? ch->sample : ch->index;
+    if (!ch->detok_ready) {
+        detok_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops, p->include_stop);
+        ch->detok_ready = true;
+        ch->n_stops = ch->detok.n_stops;
+        if (p->sampling.min_tokens > 0) ch->detok.n_stops = 0;
+    }
+    return c->serve->o.backend.submit(c->serve->o.backend.self, &r, &sink, &ch->backend_id, err);
+}

@@ -1,0 +1,47 @@
+/* choice.h - one sequence of a call: its tokens on the way from the backend to the answer.
+ *
+ * Text leaves through detok (UTF-8 and stop strings whole). A token that may be the end token (a stop id, or a special token that
+ * would be shown) is held until the next event says whether it was, since an end token's text is not part of the answer.
+ * A matched stop string ends the choice here: the backend is told to cancel and its end is awaited for the trace.
+ * Thread: loop. */
+#ifndef BATON_SERVE_CHOICE_H
+#define BATON_SERVE_CHOICE_H
+
+#include "shared/serve/backend.h"
+#include "shared/text/detok.h"
+
+struct call;
+struct prompt;
+
+struct choice {
+    struct call   *call;
+    struct prompt *prompt;
+    uint32_t       index;         /* in the answer */
+    uint32_t       sample;        /* of its prompt, 0 .. n-1 */
+    uint64_t       backend_id;
+    bool           live;          /* the backend has it */
+    bool           detok_ready;
+    struct detok   detok;
+    size_t         n_stops;       /* stop strings that count once min_tokens are there */
+    int32_t        held;          /* token whose text waits, -1: none */
+    int32_t        stop;          /* matched stop string, -1: none */
+    uint32_t       n_tokens;      /* received and counted */
+    uint32_t       n_chars;       /* characters of all tokens so far: the next token's text_offset */
+    bool           sent;          /* a chunk of it went out */
+    struct buf     text;          /* streamed: of the chunk being made; else all of it */
+    struct buf     ids;           /* int32: likewise */
+    struct buf     logprobs;      /* records (openai_logprobs.c): likewise */
+    struct buf     prompt_logprobs; /* records of positions 1 .. */
+    struct gen_end end;
+};
+
+void        choice_init(struct choice *ch, struct call *c, uint32_t index);
+/* Give it to the backend. */
+enum status choice_submit(struct choice *ch, struct err *err) MUST_CHECK;
+/* Tell the backend to stop; its end still comes. */
+void        choice_cancel(struct choice *ch);
+void        choice_release(struct choice *ch);
+/* "stop" or "length". */
+const char *choice_finish_reason(const struct choice *ch);
+
+#endif

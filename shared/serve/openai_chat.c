@@ -1,0 +1,174 @@
+/* openai_chat.c - /v1/chat/completions: messages in, an assistant's message out. Thread: as openai.h says. */
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/clock.h"
+#include "shared/serve/call.h"
+
+/* ---- messages ---- */
+
+static enum status check_parts(const cJSON *parts, int i, struct err *err)
+{
+    const cJSON *p;
+    cJSON_ArrayForEach(p, parts) {
+        const cJSON *type = json_member(p, "type"), *text = json_member(p, "text");
+        if (cJSON_IsString(p)) continue;
+        if (!cJSON_IsObject(p) || !cJSON_IsString(type))
+            return err_field(err, ERR_INVALID, "messages", "messages[%d] has a content part that is not an object with a type", i);
+        if (strcmp(type->valuestring, "text") != 0)
+            return err_field(err, ERR_UNSUPPORTED, "messages", "messages[%d] has a content part of type '%.40s', but this model takes text only", i,
+                             type->valuestring);
+        if (!cJSON_IsString(text)) return err_field(err, ERR_INVALID, "messages", "messages[%d] has a content part of type text without a text", i);
+    }
+    return OK;
+}
+
+static enum status check_message(cJSON *m, int i, struct err *err)
+{
+    static const char *const roles[] = { "system", "developer", "user", "assistant", "tool" };
+    size_t r = 0;
+    if (!cJSON_IsObject(m)) return err_field(err, ERR_INVALID, "messages", "messages[%d] must be an object with role and content", i);
+    cJSON *role = cJSON_GetObjectItemCaseSensitive(m, "role");
+    if (!cJSON_IsString(role)) return err_field(err, ERR_INVALID, "messages", "messages[%d] has no role", i);
+    while (r < COUNT_OF(roles) && strcmp(role->valuestring, roles[r]) != 0) r++;
+    if (r == COUNT_OF(roles))
+        return err_field(err, ERR_INVALID, "messages", "messages[%d] has the role '%.40s', but roles are system, developer, user, assistant and tool", i,
+                         role->valuestring);
+    /* Templates know the older name of this role only. */
+    if (r == 1 && !cJSON_SetValuestring(role, "system")) return err_set(err, ERR_NOMEM, "not enough memory for the messages");
+    const cJSON *content = json_member(m, "content"), *calls = json_member(m, "tool_calls");
+    if (calls && !cJSON_IsArray(calls)) return err_field(err, ERR_INVALID, "messages", "messages[%d] has tool_calls that are not an array", i);
+    if (!content || cJSON_IsString(content)) return OK;
+    if (cJSON_IsArray(content)) return check_parts(content, i, err);
+    return err_field(err, ERR_INVALID, "messages", "messages[%d] has a content that is neither a string nor an array of parts nor null", i);
+}
+
+static enum status check_messages(cJSON *messages, struct err *err)
+{
+    int i = 0;
+    if (!messages) return err_field(err, ERR_INVALID, "messages", "the request has no messages");
+    if (!cJSON_IsArray(messages) || !messages->child) return err_field(err, ERR_INVALID, "messages", "messages must be an array of at least one message");
+    for (cJSON *m = messages->child; m; m = m->next) TRY(check_message(m, i++, err));
+    return OK;
+}
+
+/* Members that templates know as variables, beside those the client put into chat_template_kwargs. */
+static enum status make_kwargs(cJSON *doc, cJSON **out, struct err *err)
+{
+    static const char *const names[] = { "reasoning_effort", "documents", "enable_thinking" };
+    cJSON *kwargs = cJSON_GetObjectItemCaseSensitive(doc, "chat_template_kwargs");
+    if (kwargs && !cJSON_IsNull(kwargs) && !cJSON_IsObject(kwargs))
+        return err_field(err, ERR_INVALID, "chat_template_kwargs", "chat_template_kwargs must be an object");
+    if (!kwargs || cJSON_IsNull(kwargs)) {
+        cJSON_DeleteItemFromObjectCaseSensitive(doc, "chat_template_kwargs");
+        kwargs = cJSON_AddObjectToObject(doc, "chat_template_kwargs");
+    }
+    for (size_t i = 0; kwargs && i < COUNT_OF(names); i++) {
+        cJSON *v = cJSON_GetObjectItemCaseSensitive(doc, names[i]);
+        if (v && !cJSON_IsNull(v) && !cJSON_GetObjectItemCaseSensitive(kwargs, names[i])
+            && !cJSON_AddItemReferenceToObject(kwargs, names[i], v))
+            kwargs = NULL;
+    }
+    if (!kwargs) return err_set(err, ERR_NOMEM, "not enough memory for the template's variables");
+    *out = kwargs;
+    return OK;
+}
+
+enum status openai_render_chat(const struct serve *s, cJSON *doc, struct buf *out, struct err *err)
+{
+    struct chat_input in = { .add_generation_prompt = true };
+    cJSON *kwargs = NULL;
+    in.messages = cJSON_GetObjectItemCaseSensitive(doc, "messages");
+    TRY(check_messages(cJSON_GetObjectItemCaseSensitive(doc, "messages"), err));
+    TRY(json_get_bool(doc, "add_generation_prompt", &in.add_generation_prompt, err));
+    TRY(json_get_bool(doc, "continue_final_message", &in.continue_final_message, err));
+    if (in.continue_final_message && in.add_generation_prompt)
+        return err_field(err, ERR_INVALID, "continue_final_message", "continue_final_message needs add_generation_prompt to be false");
+    TRY(make_kwargs(doc, &kwargs, err));
+    in.kwargs = kwargs;
+    if (!s->o.chat) return err_field(err, ERR_UNSUPPORTED, "messages", "this model has no chat template; use /v1/completions");
+    enum status st = chat_render(s->o.chat, &in, clock_unix_s(), out, err);
+    if (st == OK || !err) return st;
+    if (!err->field[0]) snprintf(err->field, sizeof err->field, "messages");
+    return st == ERR_FORMAT || st == ERR_TOO_LONG ? ERR_INVALID : st;
+}
+
+static enum status chat_prepare(struct call *c, cJSON *doc, struct err *err)
+{
+    struct openai_part part = { .param = "messages", .place = "messages" };
+    struct buf text = { 0 };
+    TRY(openai_params_parse(c->serve, doc, true, &c->arena, &c->p, err));
+    part.ids = json_member(doc, "prompt_token_ids");
+    if (part.ids) part.param = "prompt_token_ids";
+    enum status st = part.ids ? OK : openai_render_chat(c->serve, doc, &text, err);
+    if (st == OK) {
+        part.text = buf_str(&text);
+        openai_alloc_prompts(c, 1);
+        st = openai_add_prompt(c, 0, &part, err);
+    }
+    buf_release(&text);
+    return st;
+}
+
+/* ---- answers ---- */
+
+static void write_logprobs(const struct choice *ch, struct buf *out)
+{
+    buf_add_c(out, ",\"logprobs\":");
+    if (ch->call->p.n_logprobs >= 0) openai_write_chat_logprobs(ch, out);
+    else buf_add_c(out, "null");
+}
+
+static void write_answer_ids(const struct choice *ch, bool with_prompt, struct buf *out)
+{
+    if (!ch->call->p.return_token_ids) return;
+    openai_write_ids(out, "token_ids", (const int32_t *)(const void *)ch->ids.data, ch->ids.len / sizeof(int32_t));
+    if (with_prompt) openai_write_ids(out, "prompt_token_ids", ch->prompt->tokens, ch->prompt->n_tokens);
+}
+
+static void chat_write_choice(const struct choice *ch, struct buf *out)
+{
+    buf_printf(out, "{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", ch->index);
+    json_add_string(out, buf_str(&ch->text));
+    buf_add_c(out, "}");
+    write_logprobs(ch, out);
+    openai_write_finish(ch, true, out);
+    write_answer_ids(ch, true, out);
+    buf_add_char(out, '}');
+}
+
+static void chat_write_chunk(const struct choice *ch, bool finish, struct buf *out)
+{
+    buf_printf(out, "{\"index\":%u,\"delta\":{", ch->index);
+    if (!ch->sent) buf_add_c(out, "\"role\":\"assistant\",");
+    if (!finish || !ch->sent || ch->text.len) {
+        buf_add_c(out, "\"content\":");
+        json_add_string(out, buf_str(&ch->text));
+    }
+    buf_add_char(out, '}');
+    if (finish && !ch->logprobs.len) buf_add_c(out, ",\"logprobs\":null");
+    else write_logprobs(ch, out);
+    openai_write_finish(ch, finish, out);
+    write_answer_ids(ch, !ch->sent, out);
+    buf_add_char(out, '}');
+}
+
+/* Where vLLM puts them for chat: beside the choices. */
+static void chat_write_top(const struct choice *ch, bool chunk, struct buf *out)
+{
+    const struct openai_params *p = &ch->call->p;
+    if (p->return_token_ids) openai_write_ids(out, "prompt_token_ids", ch->prompt->tokens, ch->prompt->n_tokens);
+    if (chunk || p->n_prompt_logprobs < 0) return;
+    buf_add_c(out, ",\"prompt_logprobs\":");
+    openai_write_prompt_logprobs(ch, out);
+}
+
+const struct openai_kind OPENAI_CHAT = {
+    .id_prefix = "chatcmpl-",
+    .object = "chat.completion",
+    .chunk_object = "chat.completion.chunk",
+    .prepare = chat_prepare,
+    .write_choice = chat_write_choice,
+    .write_chunk = chat_write_chunk,
+    .write_top = chat_write_top,
+};

@@ -1,0 +1,355 @@
+/* routes.c - see routes.h: the table of paths, and one HTTP exchange on its way through it.
+ *
+ * Checked in this order: path (404), key (401), method (405), content type and encoding (415). Every path needs a key when keys are
+ * set, except those marked open: probes and the version. Paths are taken with or without one slash at their end.
+ * An exchange's record lives from serve_http to http_on_end. Thread: loop. */
+#include "shared/serve/routes.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/base/thread.h"
+#include "shared/net/sse.h"
+#include "shared/serve/auth.h"
+#include "shared/serve/call.h"
+
+enum { GET = 1, POST = 2, OPEN = 4 /* no key */, ADMIN = 8 /* on the operator's port too */ };
+enum { CODE_CLASSES = 4 /* 2xx, 4xx, 5xx, gone */ };
+
+struct exchange {
+    struct serve         *serve;
+    struct http_exchange *x;
+    const struct route   *route;   /* NULL: unknown path */
+    uint64_t              call;    /* 0: none */
+    uint64_t              t_start_ns;
+    int                   status;  /* of the answer; 0: none yet */
+    char                  name[REQUEST_NAME_MAX + 1];
+};
+
+struct route {
+    const char *path;
+    unsigned    flags;
+    void      (*handle)(struct exchange *e);
+    const struct openai_kind *kind; /* instead of handle */
+    const char *label;              /* in metrics, when another path's */
+};
+
+struct route_meters {
+    struct counter   *codes[CODE_CLASSES];
+    struct histogram *seconds;
+};
+
+/* ---- answers ---- */
+
+static void answer(struct exchange *e, int status, const char *type, const char *headers, struct str body)
+{
+    char all[REQUEST_NAME_MAX + 256];
+    snprintf(all, sizeof all, "x-request-id: %s\r\n%s", e->name, headers ? headers : "");
+    e->status = status;
+    http_reply(e->x, status, type, all, body);
+}
+
+static void answer_json(struct exchange *e, const struct buf *body)
+{
+    answer(e, 200, "application/json", NULL, buf_str(body));
+}
+
+static void answer_error(struct exchange *e, int status, const char *code, const char *headers, const char *message)
+{
+    struct buf body = { 0 };
+    openai_write_error(&body, status, code, message, NULL);
+    answer(e, status, "application/json", headers, buf_str(&body));
+    buf_release(&body);
+}
+
+/* ---- the operator's paths ---- */
+
+static void get_live(struct exchange *e) { answer(e, 200, "application/json", NULL, STR("")); }
+
+static void get_ready(struct exchange *e)
+{
+    const struct serve_backend *b = &e->serve->o.backend;
+    struct backend_stats stats = { 0 };
+    b->stats(b->self, &stats);
+    if (stats.ready && !e->serve->closed) answer(e, 200, "application/json", NULL, STR(""));
+    else answer_error(e, 503, "unavailable", "Retry-After: 1\r\n", stats.why[0] ? stats.why : "the node is not ready");
+}
+
+static void get_load(struct exchange *e)
+{
+    const struct serve_backend *b = &e->serve->o.backend;
+    struct backend_stats stats = { 0 };
+    struct buf body = { 0 };
+    b->stats(b->self, &stats);
+    buf_printf(&body, "{\"server_load\":%u,\"running\":%u,\"waiting\":%u}", stats.n_running + stats.n_waiting, stats.n_running, stats.n_waiting);
+    answer_json(e, &body);
+    buf_release(&body);
+}
+
+static void add_description(const struct serve *s, struct buf *out)
+{
+    size_t before = out->len;
+    if (!s->o.describe) return;
+    buf_add_char(out, ',');
+    s->o.describe(s->o.describe_arg, out);
+    if (out->len == before + 1) out->data[--out->len] = 0; /* it had nothing to say */
+}
+
+static void get_version(struct exchange *e)
+{
+    struct buf body = { 0 };
+    buf_add_c(&body, "{\"version\":");
+    json_add_string(&body, str_of(e->serve->o.version));
+    add_description(e->serve, &body);
+    buf_add_char(&body, '}');
+    answer_json(e, &body);
+    buf_release(&body);
+}
+
+static void get_cluster(struct exchange *e)
+{
+    const struct serve_backend *b = &e->serve->o.backend;
+    struct buf body = { 0 };
+    buf_add_c(&body, "{\"nodes\":");
+    b->nodes(b->self, &body);
+    add_description(e->serve, &body);
+    buf_add_char(&body, '}');
+    answer_json(e, &body);
+    buf_release(&body);
+}
+
+static void get_metrics(struct exchange *e)
+{
+    struct buf body = { 0 };
+    metrics_write(e->serve->o.metrics, &body);
+    answer(e, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, buf_str(&body));
+    buf_release(&body);
+}
+
+static void get_models(struct exchange *e)
+{
+    struct buf body = { 0 };
+    openai_write_models(e->serve, &body);
+    answer_json(e, &body);
+    buf_release(&body);
+}
+
+/* The rest of the path is the name, which may have slashes in it. */
+static void get_model(struct exchange *e)
+{
+    struct buf body = { 0 }, name = { 0 };
+    buf_add_str(&name, str_sub(http_path(e->x), strlen(e->route->path), SIZE_MAX));
+    if (openai_write_model(e->serve, name.data ? name.data : "", &body)) {
+        answer_json(e, &body);
+    } else {
+        buf_printf(&body, "The model `%.200s` does not exist.", name.data ? name.data : "");
+        answer_error(e, 404, "model_not_found", NULL, body.data);
+    }
+    buf_release(&body);
+    buf_release(&name);
+}
+
+/* ---- the table ---- */
+
+/* A path that ends in a slash stands for all below it. The doubled ones are what OpenAI's clients ask for when their base URL was
+ * given as ".../v1/chat/completions". */
+static const struct route ROUTES[] = {
+    { "/v1/chat/completions", POST, .kind = &OPENAI_CHAT },
+    { "/v1/completions", POST, .kind = &OPENAI_COMPLETIONS },
+    { "/v1/chat/completions/chat/completions", POST, .kind = &OPENAI_CHAT, .label = "/v1/chat/completions" },
+    { "/v1/chat/completions/completions", POST, .kind = &OPENAI_COMPLETIONS, .label = "/v1/completions" },
+    { "/tokenize", POST, .kind = &OPENAI_TOKENIZE },
+    { "/detokenize", POST, .kind = &OPENAI_DETOKENIZE },
+    { "/v1/tokenize", POST, .kind = &OPENAI_TOKENIZE, .label = "/tokenize" },
+    { "/v1/detokenize", POST, .kind = &OPENAI_DETOKENIZE, .label = "/detokenize" },
+    { "/v1/models", GET, get_models, .kind = NULL },
+    { "/v1/models/", GET, get_model, .label = "/v1/models" },
+    { "/v1/chat/completions/models", GET, get_models, .label = "/v1/models" },
+    { "/health", GET | OPEN | ADMIN, get_ready, .kind = NULL },
+    { "/ready", GET | OPEN | ADMIN, get_ready, .label = "/health" },
+    { "/readyz", GET | OPEN | ADMIN, get_ready, .label = "/health" },
+    { "/ping", GET | POST | OPEN | ADMIN, get_ready, .label = "/health" },
+    { "/v2/health/ready", GET | OPEN | ADMIN, get_ready, .label = "/health" },
+    { "/live", GET | OPEN | ADMIN, get_live, .kind = NULL },
+    { "/livez", GET | OPEN | ADMIN, get_live, .label = "/live" },
+    { "/v2/health/live", GET | OPEN | ADMIN, get_live, .label = "/live" },
+    { "/version", GET | OPEN | ADMIN, get_version, .kind = NULL },
+    { "/metrics", GET | ADMIN, get_metrics, .kind = NULL },
+    { "/load", GET, get_load, .kind = NULL },
+    { "/cluster", GET, get_cluster, .kind = NULL },
+};
+
+enum { N_ROUTES = sizeof ROUTES / sizeof *ROUTES };
+
+static const struct route *find_route(struct str path)
+{
+    for (size_t i = 0; i < N_ROUTES; i++)
+        if (str_eq_c(path, ROUTES[i].path)) return ROUTES[i].handle == get_model ? find_route(STR("/v1/models")) : &ROUTES[i];
+    for (size_t i = 0; i < N_ROUTES; i++)
+        if (str_ends(str_of(ROUTES[i].path), "/") && str_starts(path, ROUTES[i].path)) return &ROUTES[i];
+    if (path.n > 1 && path.p[path.n - 1] == '/') return find_route(str_sub(path, 0, path.n - 1));
+    return NULL;
+}
+
+const struct openai_kind *routes_kind(const char *path)
+{
+    const struct route *r = find_route(str_of(path));
+    return r ? r->kind : NULL;
+}
+
+/* One more set of meters than routes: the last is for unknown paths. */
+void routes_register(struct serve *s)
+{
+    static const char *const classes[CODE_CLASSES] = { "2xx", "4xx", "5xx", "gone" };
+    struct metrics *m = s->o.metrics;
+    char labels[128];
+    s->meters = MEM_ARRAY(struct route_meters, N_ROUTES + 1);
+    for (size_t i = 0; i <= N_ROUTES; i++) {
+        const char *path = i == N_ROUTES ? "other" : ROUTES[i].label ? ROUTES[i].label : ROUTES[i].path;
+        for (size_t k = 0; k < CODE_CLASSES; k++) {
+            snprintf(labels, sizeof labels, "path=\"%s\",code=\"%s\"", path, classes[k]);
+            s->meters[i].codes[k] = metrics_counter(m, "baton_http_responses_total", labels, "Answers by path and class of status; gone: the client left first.");
+        }
+        snprintf(labels, sizeof labels, "path=\"%s\"", path);
+        s->meters[i].seconds = metrics_histogram(m, "baton_http_response_seconds", labels, "Request read to answer written.", METRICS_SECONDS, METRICS_SECONDS_N);
+    }
+    s->m_in_flight = metrics_gauge(m, "baton_http_in_flight", "", "HTTP requests being answered.");
+    s->m_gone = metrics_counter(m, "baton_http_client_disconnects_total", "", "API requests whose client left before their end.");
+}
+
+/* ---- API calls ---- */
+
+static void on_reply(void *arg, int status, const char *headers, struct str body)
+{
+    struct exchange *e = arg;
+    e->status = status;
+    http_reply(e->x, status, "application/json", headers, body);
+}
+
+static void on_begin(void *arg, const char *headers)
+{
+    struct exchange *e = arg;
+    e->status = 200;
+    sse_begin(e->x, headers);
+}
+
+static enum status on_chunk(void *arg, struct str json)
+{
+    struct exchange *e = arg;
+    return sse_event(e->x, json);
+}
+
+static void on_stream_end(void *arg)
+{
+    struct exchange *e = arg;
+    http_stream_end(e->x);
+}
+
+static bool is_json(struct str type)
+{
+    struct str rest = type, media;
+    if (!str_split(&rest, ';', &media)) return true; /* absent */
+    media = str_trim(media);
+    if (media.n == 0) return true;
+    bool plain = media.n == 16 && strncasecmp(media.p, "application/json", 16) == 0;
+    return plain || (media.n > 5 && strncasecmp(media.p + media.n - 5, "+json", 5) == 0);
+}
+
+static void start_call(struct exchange *e)
+{
+    struct str encoding = http_header(e->x, "content-encoding"), trace = http_header(e->x, "x-baton-trace");
+    if (!is_json(http_header(e->x, "content-type"))) {
+        answer_error(e, 415, "unsupported_media_type", NULL, "the request body must be JSON: send Content-Type: application/json");
+        return;
+    }
+    if (encoding.n && !(encoding.n == 8 && strncasecmp(encoding.p, "identity", 8) == 0)) {
+        answer_error(e, 415, "unsupported_media_type", NULL, "compressed request bodies are not supported");
+        return;
+    }
+    struct call_options o = {
+        .kind = e->route->kind,
+        .body = http_body(e->x),
+        .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
+        .spare_name = e->name,
+        .trace = str_eq_c(trace, "1"),
+        .reply = { .reply = on_reply, .begin = on_begin, .chunk = on_chunk, .end = on_stream_end, .arg = e },
+    };
+    e->call = call_start(e->serve, &o);
+}
+
+/* ---- an exchange ---- */
+
+static void on_end(void *arg, bool gone)
+{
+    struct exchange *e = arg;
+    struct serve *s = e->serve;
+    struct route_meters *m = &s->meters[e->route ? (size_t)(e->route - ROUTES) : (size_t)N_ROUTES];
+    uint64_t ns = clock_ns() - e->t_start_ns;
+    size_t class_ = gone ? 3 : e->status >= 500 ? 2 : e->status >= 400 ? 1 : 0;
+    if (gone && e->call) counter_add(s->m_gone, 1);
+    if (gone && e->call) serve_cancel(s, e->call);
+    counter_add(m->codes[class_], 1);
+    histogram_observe(m->seconds, (double)ns * 1e-9);
+    s->n_exchanges--;
+    gauge_set(s->m_in_flight, s->n_exchanges);
+    log_debug("http request", "req=%s peer=%s path=%s status=%d ms=%.1f", e->name, http_peer(e->x), e->route ? e->route->path : "?", gone ? 499 : e->status,
+              (double)ns * 1e-6);
+    mem_free(e);
+    serve_unref(s);
+}
+
+static bool allows_method(const struct route *r, const char *method)
+{
+    if (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0) return r->flags & GET;
+    return strcmp(method, "POST") == 0 && (r->flags & POST);
+}
+
+static void dispatch(struct exchange *e, bool admin)
+{
+    struct serve *s = e->serve;
+    const struct route *r = e->route;
+    /* Unknown paths need a key too: a stranger learns nothing about what exists. */
+    if (!admin && !(r && (r->flags & OPEN)) && !auth_allows(s, http_header(e->x, "authorization"))) {
+        answer_error(e, 401, "invalid_api_key", "WWW-Authenticate: Bearer\r\n", "a valid API key is needed: send Authorization: Bearer KEY");
+        return;
+    }
+    if (!r) {
+        answer_error(e, 404, "not_found", NULL, "this path does not exist");
+        return;
+    }
+    if (!allows_method(r, http_method(e->x))) {
+        const char *allow = !(r->flags & POST) ? "Allow: GET, HEAD\r\n" : r->flags & GET ? "Allow: GET, HEAD, POST\r\n" : "Allow: POST\r\n";
+        answer_error(e, 405, "method_not_allowed", allow, "this path does not take that method");
+        return;
+    }
+    if (r->kind) start_call(e);
+    else r->handle(e);
+}
+
+static void open_exchange(struct serve *s, struct http_exchange *x, bool admin)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    struct exchange *e = MEM_NEW(struct exchange);
+    struct str name = http_header(x, "x-request-id");
+    e->serve = s;
+    e->x = x;
+    e->t_start_ns = clock_ns();
+    e->route = find_route(http_path(x));
+    if (admin && e->route && !(e->route->flags & ADMIN)) e->route = NULL;
+    if (serve_name_is_good(name)) snprintf(e->name, sizeof e->name, "%.*s", STR_ARG(name));
+    else serve_make_name(e->name);
+    serve_ref(s);
+    s->n_exchanges++;
+    gauge_set(s->m_in_flight, s->n_exchanges);
+    http_set_data(x, e);
+    http_on_end(x, on_end, e);
+    dispatch(e, admin);
+}
+
+void serve_http(struct serve *s, struct http_exchange *x) { open_exchange(s, x, false); }
+
+void serve_http_admin(struct serve *s, struct http_exchange *x) { open_exchange(s, x, true); }

@@ -1,0 +1,117 @@
+/* serve.c - see serve.h: the face as an object, and the table of its calls. Thread: loop. */
+#include "shared/serve/serve.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/hash.h"
+#include "shared/base/mem.h"
+#include "shared/base/sampling.h"
+#include "shared/base/thread.h"
+#include "shared/serve/call.h"
+#include "shared/serve/routes.h"
+
+enum { DEFAULT_MAX_N = 128, DEFAULT_MAX_PROMPTS = 2048, DEFAULT_MAX_LOGPROBS = 20 };
+
+static enum status check_options(const struct serve_options *o, struct err *err)
+{
+    if (!o->loop || !o->tokenizer || !o->metrics || !o->backend.submit || !o->backend.cancel || !o->backend.stats || !o->backend.nodes)
+        return err_set(err, ERR_CONFIG, "the HTTP face needs a loop, a tokenizer, metrics and a backend");
+    if (o->n_names == 0 || o->n_names > SERVE_NAMES_MAX)
+        return err_field(err, ERR_CONFIG, "served-model-name", "%zu served model names, but 1 to %d are possible", o->n_names, SERVE_NAMES_MAX);
+    if (o->n_api_keys > SERVE_KEYS_MAX)
+        return err_field(err, ERR_CONFIG, "api-key", "%zu API keys, but at most %d are possible", o->n_api_keys, SERVE_KEYS_MAX);
+    for (size_t i = 0; i < o->n_api_keys; i++)
+        if (!o->api_keys[i] || !o->api_keys[i][0]) return err_field(err, ERR_CONFIG, "api-key", "an API key is empty");
+    if (o->max_logprobs > SAMPLER_LOGPROBS_MAX)
+        return err_field(err, ERR_CONFIG, "max-logprobs", "max-logprobs is %u, but at most %d are possible", o->max_logprobs, SAMPLER_LOGPROBS_MAX);
+    if (o->max_model_len == 0 || o->n_vocab == 0) return err_set(err, ERR_CONFIG, "the context length and the vocabulary must not be empty");
+    return OK;
+}
+
+enum status serve_create(const struct serve_options *o, struct serve **out, struct err *err)
+{
+    TRY(check_options(o, err));
+    struct serve *s = MEM_NEW(struct serve);
+    s->o = *o;
+    s->n_refs = 1;
+    s->created = clock_unix_s();
+    s->max_n = o->max_n ? o->max_n : DEFAULT_MAX_N;
+    s->max_prompts = o->max_prompts ? o->max_prompts : DEFAULT_MAX_PROMPTS;
+    s->max_logprobs = o->max_logprobs ? o->max_logprobs : DEFAULT_MAX_LOGPROBS;
+    for (size_t i = 0; i < o->n_names; i++) s->o.names[i] = s->names[i] = mem_strdup(o->names[i]);
+    for (size_t i = 0; i < o->n_api_keys; i++) {
+        sha256(o->api_keys[i], strlen(o->api_keys[i]), s->keys[i]);
+        s->o.api_keys[i] = NULL; /* only the hashes are kept */
+    }
+    s->o.version = mem_strdup(o->version ? o->version : "");
+    routes_register(s);
+    *out = s;
+    return OK;
+}
+
+void serve_ref(struct serve *s) { s->n_refs++; }
+
+void serve_unref(struct serve *s)
+{
+    if (--s->n_refs > 0) return;
+    for (size_t i = 0; i < s->o.n_names; i++) mem_free(s->names[i]);
+    map_release(&s->calls);
+    mem_free(s->meters);
+    mem_free((void *)s->o.version);
+    mem_free(s);
+}
+
+void serve_free(struct serve *s)
+{
+    if (!s) return;
+    ASSERT_THREAD(THREAD_LOOP);
+    size_t pos = 0;
+    struct str key;
+    void *call;
+    s->closed = true;
+    while (map_next(&s->calls, &pos, &key, &call)) call_cancel(call);
+    serve_unref(s);
+}
+
+bool serve_has_model(const struct serve *s, const char *name)
+{
+    for (size_t i = 0; i < s->o.n_names; i++)
+        if (strcmp(s->names[i], name) == 0) return true;
+    return strcmp(name, "default") == 0;
+}
+
+void serve_make_name(char out[REQUEST_NAME_MAX + 1])
+{
+    uint8_t bytes[12];
+    random_bytes(bytes, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+}
+
+bool serve_name_is_good(struct str name)
+{
+    if (name.n == 0 || name.n > REQUEST_NAME_MAX) return false;
+    for (size_t i = 0; i < name.n; i++) {
+        char c = name.p[i];
+        bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+        if (!letter && c != '.' && c != '_' && c != '-') return false;
+    }
+    return true;
+}
+
+uint64_t serve_call(struct serve *s, const char *path, struct str body, const char *request_id, const struct serve_reply *reply)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    struct call_options o = { .kind = routes_kind(path), .body = body, .name = request_id, .reply = *reply };
+    return call_start(s, &o);
+}
+
+void serve_cancel(struct serve *s, uint64_t id)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    struct call *c = map_get(&s->calls, map_key_u64(&id));
+    if (c) call_cancel(c);
+}
+
+uint32_t serve_n_calls(const struct serve *s) { return (uint32_t)s->calls.len; }

@@ -1,0 +1,40 @@
+/* serve_state.h - inside of the face: what all its files see of `struct serve`. For shared/serve only. Thread: loop, except
+ * where a file says that worker threads read what does not change after serve_create (tokenizer, template, names, limits). */
+#ifndef BATON_SERVE_SERVE_STATE_H
+#define BATON_SERVE_SERVE_STATE_H
+
+#include "shared/base/map.h"
+#include "shared/serve/serve.h"
+
+enum {
+    REQUEST_NAME_MAX = 128, /* characters of an x-request-id */
+    KEY_HASH_BYTES = 32     /* SHA-256 */
+};
+
+struct serve {
+    struct serve_options o;                 /* pointers inside are copies where serve.h does not say borrowed */
+    char                *names[SERVE_NAMES_MAX];
+    uint8_t              keys[SERVE_KEYS_MAX][KEY_HASH_BYTES];
+    uint32_t             max_n, max_prompts, max_logprobs;
+    struct map           calls;             /* id → struct call */
+    uint64_t             last_id;
+    uint32_t             n_refs;            /* calls and HTTP exchanges that point here */
+    bool                 closed;            /* serve_free was called; the last reference frees */
+    struct route_meters *meters;            /* routes.c */
+    struct gauge        *m_in_flight;
+    struct counter      *m_gone;
+    uint32_t             n_exchanges;
+    int64_t              created;           /* Unix time, for the model list */
+};
+
+void serve_ref(struct serve *s);
+void serve_unref(struct serve *s);
+
+/* Whether `name` is one this node serves; "default", which FastDeploy's clients send, always is. */
+bool serve_has_model(const struct serve *s, const char *name);
+/* A fresh request name: 24 hexadecimal digits. */
+void serve_make_name(char out[REQUEST_NAME_MAX + 1]);
+/* What may be echoed in a header: [A-Za-z0-9._-]{1,128}. */
+bool serve_name_is_good(struct str name);
+
+#endif
