@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-#define NODE "serve launch generate"
-#define NET  "serve launch"
+#define NODE "serve launch generate doctor"
+#define NET  "serve launch doctor"
 
 #define ACCEPT(n, a, e, t, g, h, why) \
     { .name = n, .aliases = a, .env = e, .type = t, .group = g, .commands = NODE, .help = h, .effect = EFFECT_ACCEPTED, .note = why }
@@ -52,9 +52,9 @@ const struct option OPTIONS[] = {
 
     /* ---- HTTP ---- */
     { .name = "host", .env = "BATON_HOST", .type = OPT_STRING, .def = "0.0.0.0", .group = "HTTP", .commands = NET, .help = "Address the API listens on." },
-    { .name = "port", .env = "BATON_PORT", .type = OPT_INT, .min = 0, .max = 65535, .def = "8000", .group = "HTTP", .commands = "serve status",
+    { .name = "port", .env = "BATON_PORT", .type = OPT_INT, .min = 0, .max = 65535, .def = "8000", .group = "HTTP", .commands = "serve status doctor",
       .help = "Port of the API; 0 takes any free one." },
-    { .name = "metrics-port", .env = "BATON_METRICS_PORT", .type = OPT_INT, .min = 0, .max = 65535, .def = "0", .group = "HTTP", .commands = "serve",
+    { .name = "metrics-port", .env = "BATON_METRICS_PORT", .type = OPT_INT, .min = 0, .max = 65535, .def = "0", .group = "HTTP", .commands = "serve doctor",
       .help = "Extra port for /metrics and health; 0: only the API's own port has them." },
     { .name = "api-key", .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY", .type = OPT_LIST, .group = "HTTP", .commands = NET,
       .help = "Keys that clients must present as bearer tokens; prefer the environment, command lines are visible to others." },
@@ -65,11 +65,11 @@ const struct option OPTIONS[] = {
 
     /* ---- Cluster ---- */
     { .name = "splitwise-role", .aliases = "disaggregation-mode role", .env = "BATON_ROLE", .type = OPT_ENUM, .choices = "mixed|prefill|decode", .def = "mixed",
-      .group = "Cluster", .commands = "serve", .help = "Which work the scheduler may place on this node." },
-    { .name = "kv-transfer-config", .type = OPT_JSON, .group = "Cluster", .commands = "serve",
+      .group = "Cluster", .commands = "serve doctor", .help = "Which work the scheduler may place on this node." },
+    { .name = "kv-transfer-config", .type = OPT_JSON, .group = "Cluster", .commands = "serve doctor",
       .help = "vLLM's way to give the role: kv_role kv_producer is prefill, kv_consumer is decode, kv_both is mixed." },
     { .name = "innode-prefill-ports", .aliases = "inner-prefill-ports", .env = "BATON_INNODE_PREFILL_PORTS", .type = OPT_LIST, .group = "Cluster",
-      .commands = "serve", .help = "Control port (--engine-worker-queue-port) of a prefill node on this host that holds the cluster view." },
+      .commands = "serve doctor", .help = "Control port (--engine-worker-queue-port) of a prefill node on this host that holds the cluster view." },
     { .name = "engine-worker-queue-port", .aliases = "control-port", .env = "BATON_CONTROL_PORT", .type = OPT_LIST, .group = "Cluster", .commands = NET,
       .help = "Control port: other nodes register here when this node holds the cluster view. Of a list, the entry of this rank." },
     { .name = "pd-comm-port", .aliases = "cluster-port", .env = "BATON_CLUSTER_PORT", .type = OPT_LIST, .group = "Cluster", .commands = NET,
@@ -81,14 +81,14 @@ const struct option OPTIONS[] = {
       .help = "Ways KV may take, by preference: ipc (shared memory, same host), tcp. What is not named is never used." },
     { .name = "kv-checksum", .env = "BATON_KV_CHECKSUM", .type = OPT_BOOL, .def = "true", .group = "Cluster", .commands = NET,
       .help = "Verify a checksum of every KV block before decode uses it." },
-    { .name = "advertise-host", .aliases = "ips", .env = "BATON_ADVERTISE_HOST", .type = OPT_STRING, .group = "Cluster", .commands = "serve",
+    { .name = "advertise-host", .aliases = "ips", .env = "BATON_ADVERTISE_HOST", .type = OPT_STRING, .group = "Cluster", .commands = "serve doctor",
       .help = "Address at which other nodes reach this one; default: the one that faces the scheduler." },
     { .name = "cluster-secret-file", .env = "BATON_CLUSTER_SECRET_FILE", .type = OPT_STRING, .group = "Cluster", .commands = NET,
       .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one node-to-node ports stay on loopback." },
-    { .name = "router", .env = "BATON_DIRECTORY", .type = OPT_STRING, .group = "Cluster", .commands = "serve",
+    { .name = "router", .env = "BATON_DIRECTORY", .type = OPT_STRING, .group = "Cluster", .commands = "serve doctor",
       .help = "host:port of the process that holds the cluster view (a launcher or a node's control port)." },
     { .name = "local-data-parallel-id", .aliases = "data-parallel-rank", .env = "BATON_RANK", .type = OPT_INT, .min = 0, .max = 65535, .def = "0",
-      .group = "Cluster", .commands = "serve", .help = "Rank of this process: which entry of the port lists is its own." },
+      .group = "Cluster", .commands = "serve doctor", .help = "Rank of this process: which entry of the port lists is its own." },
 
     /* ---- Scheduler ---- */
     { .name = "scheduler-name", .env = "BATON_SCHEDULER_NAME", .type = OPT_ENUM, .choices = "local|splitwise|global|dp", .def = "local", .group = "Scheduler",
@@ -110,16 +110,16 @@ const struct option OPTIONS[] = {
       .help = "Seconds a request waits for a node that could serve it to appear before it gets 503." },
 
     /* ---- launch ---- */
-    { .name = "prefill", .env = "BATON_PREFILL", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch", .help = "Prefill nodes to start." },
-    { .name = "decode", .env = "BATON_DECODE", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch", .help = "Decode nodes to start." },
-    { .name = "num-servers", .aliases = "mixed", .env = "BATON_NUM_SERVERS", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch",
+    { .name = "prefill", .env = "BATON_PREFILL", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch doctor", .help = "Prefill nodes to start." },
+    { .name = "decode", .env = "BATON_DECODE", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch doctor", .help = "Decode nodes to start." },
+    { .name = "num-servers", .aliases = "mixed", .env = "BATON_NUM_SERVERS", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch doctor",
       .help = "Mixed nodes to start." },
-    { .name = "ports", .env = "BATON_PORTS", .type = OPT_LIST, .group = "Launch", .commands = "launch",
+    { .name = "ports", .env = "BATON_PORTS", .type = OPT_LIST, .group = "Launch", .commands = "launch doctor",
       .help = "API ports: prefill nodes first, then decode, then mixed. Missing ones are free ports." },
-    { .name = "metrics-ports", .env = "BATON_METRICS_PORTS", .type = OPT_LIST, .group = "Launch", .commands = "launch", .help = "Metrics ports in the same order." },
-    { .name = "restart", .env = "BATON_RESTART", .type = OPT_BOOL, .def = "true", .group = "Launch", .commands = "launch",
+    { .name = "metrics-ports", .env = "BATON_METRICS_PORTS", .type = OPT_LIST, .group = "Launch", .commands = "launch doctor", .help = "Metrics ports in the same order." },
+    { .name = "restart", .env = "BATON_RESTART", .type = OPT_BOOL, .def = "true", .group = "Launch", .commands = "launch doctor",
       .help = "Start a node again when its process dies." },
-    { .name = "args", .type = OPT_BOOL, .group = "Launch", .commands = "launch",
+    { .name = "args", .type = OPT_BOOL, .group = "Launch", .commands = "launch doctor",
       .help = "FastDeploy's separator before the options of the servers; options may come before or after it." },
 
     /* ---- generate ---- */

@@ -1,0 +1,46 @@
+/* cmd_doctor.c - `baton doctor`: checks this host with the options of a node that is about to be started. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "deploy/cli/commands.h"
+#include "deploy/doctor/doctor.h"
+#include "shared/base/mem.h"
+
+static const char INTRO[] =
+    "usage: baton doctor [the options of `baton serve` or `baton launch`] [--json]\n\n"
+    "Check this host before the first request: CPU, memory, limits, ports, Redis, the model. Nothing is started or changed.\n"
+    "Exit status 0: a node with these options would serve; 1: something fails.\n";
+
+int cmd_doctor(int argc, char **argv)
+{
+    bool done;
+    const char *words[1];
+    int n_words = 1;
+    struct err err = { 0 };
+    struct config *c = command_config("doctor", INTRO, argc, argv, words, &n_words, &done);
+    if (!c) return done ? 0 : 2;
+    if (n_words == 1 && config_set(c, "model", words[0], &err) != OK) {
+        fprintf(stderr, "baton doctor: %s\n", err.text);
+        config_free(c);
+        return 2;
+    }
+    struct doctor *d = MEM_NEW(struct doctor);
+    struct buf out = { 0 };
+    d->c = c;
+    doctor_check_cpu(d);
+    doctor_check_memory(d);
+    doctor_check_system(d);
+    doctor_check_ports(d);
+    doctor_check_cluster(d);
+    doctor_check_redis(d);
+    doctor_check_model(d);
+    if (config_bool(c, "json")) doctor_print_json(d, &out);
+    else doctor_print_text(d, isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), &out);
+    fwrite(out.data, 1, out.len, stdout);
+    int exit_status = doctor_count(d, DOCTOR_FAIL) ? 1 : 0;
+    buf_release(&out);
+    mem_free(d);
+    config_free(c);
+    return exit_status;
+}

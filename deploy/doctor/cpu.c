@@ -1,0 +1,60 @@
+/* cpu.c - what computes here: instruction sets, the kernel row they allow, and how many CPUs this process may use. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "deploy/doctor/doctor.h"
+#include "kernels/kernels.h"
+
+static void check_row(struct doctor *d)
+{
+    char features[128];
+    struct err err = { 0 };
+    struct kernel_ctx *ctx = NULL;
+    kernel_cpu_features(features, sizeof features);
+    if (kernel_ctx_create(config_string(d->c, "cpu-isa"), 1, &ctx, &err) != OK) {
+        doctor_fix(doctor_add(d, "CPU", DOCTOR_FAIL, "%s", err.text), "use --cpu-isa auto");
+        return;
+    }
+    bool plain = str_eq_c(str_of(ctx->ops->name), "ref");
+    struct doctor_line *line = doctor_add(d, "CPU", plain ? DOCTOR_WARN : DOCTOR_OK, "kernel row %s; this CPU has %s", ctx->ops->name, features);
+    if (plain) doctor_fix(line, "the plain row is for comparison; a CPU with AVX2 and FMA is many times faster");
+    kernel_ctx_free(ctx);
+}
+
+/* cgroup v2's cpu.max is "quota period" or "max period"; 0 when there is no quota. */
+static double cpu_quota(void)
+{
+    char text[64] = "";
+    FILE *f = fopen("/sys/fs/cgroup/cpu.max", "r");
+    if (!f) return 0;
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = 0;
+    char *end;
+    double quota = strtod(text, &end), period = strtod(end, NULL);
+    return strncmp(text, "max", 3) == 0 || period <= 0 ? 0 : quota / period;
+}
+
+static void check_count(struct doctor *d)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int64_t threads = config_int(d->c, "compute-threads");
+    double quota = cpu_quota();
+    if (threads == 0) threads = n;
+    if (quota > 0 && (double)threads > quota + 0.5)
+        doctor_fix(doctor_add(d, "CPUs", DOCTOR_WARN, "%lld compute threads, but a cgroup quota of %.2f CPUs: they would stop each other", (long long)threads, quota),
+                   "use --compute-threads %d", quota < 1 ? 1 : (int)quota);
+    else if (threads > n)
+        doctor_fix(doctor_add(d, "CPUs", DOCTOR_WARN, "%lld compute threads on %d CPUs", (long long)threads, n), "use --compute-threads %d", n);
+    else
+        doctor_add(d, "CPUs", DOCTOR_OK, "%d usable, %lld compute threads", n, (long long)threads);
+}
+
+void doctor_check_cpu(struct doctor *d)
+{
+    check_row(d);
+    check_count(d);
+}

@@ -1,0 +1,103 @@
+/* memory.c - memory that is free, that a cgroup allows, and that may be locked. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "deploy/doctor/doctor.h"
+
+static const double GIB = 1 << 30;
+
+/* A file that holds one number; false when it is absent or says "max". */
+static bool read_number(const char *path, uint64_t *out)
+{
+    char text[64];
+    FILE *f = fopen(path, "r");
+    if (!f) return false;
+    bool ok = fgets(text, sizeof text, f) && text[0] >= '0' && text[0] <= '9';
+    fclose(f);
+    if (ok) *out = strtoull(text, NULL, 10);
+    return ok;
+}
+
+static uint64_t mem_available(void)
+{
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *f = fopen("/proc/meminfo", "r");
+    if (!f) return 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) break;
+    fclose(f);
+    return (uint64_t)kib * 1024;
+}
+
+/* Limit and use of this process's cgroup: version 2 first, then version 1, whose "no limit" is a huge number. */
+static bool cgroup_memory(uint64_t *limit, uint64_t *used)
+{
+    static const char *const files[][2] = {
+        { "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current" },
+        { "/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes" },
+    };
+    for (size_t i = 0; i < 2; i++)
+        if (read_number(files[i][0], limit) && read_number(files[i][1], used)) return *limit < (uint64_t)1 << 60;
+    return false;
+}
+
+uint64_t doctor_free_memory(uint64_t *limit)
+{
+    uint64_t available = mem_available(), used = 0;
+    *limit = 0;
+    if (!cgroup_memory(limit, &used)) {
+        *limit = 0;
+        return available;
+    }
+    uint64_t left = *limit > used ? *limit - used : 0;
+    return left < available ? left : available;
+}
+
+static void check_free(struct doctor *d)
+{
+    uint64_t limit, left = doctor_free_memory(&limit), available = mem_available();
+    double wanted = config_is_set(d->c, "kv-cache-memory") ? config_float(d->c, "kv-cache-memory") : 0;
+    char cgroup[64] = "no cgroup limit";
+    if (limit) snprintf(cgroup, sizeof cgroup, "cgroup limit %.1f GiB", (double)limit / GIB);
+    if (wanted * GIB > (double)left) {
+        doctor_fix(doctor_add(d, "memory", DOCTOR_FAIL, "%.1f GiB may be used (%s), but --kv-cache-memory is %.1f GiB", (double)left / GIB, cgroup, wanted),
+                   "lower --kv-cache-memory");
+        return;
+    }
+    struct doctor_line *line = doctor_add(d, "memory", DOCTOR_OK, "%.1f GiB may be used, %s", (double)left / GIB, cgroup);
+    if (limit && left < available / 2 && wanted == 0) { /* the default is a share of the host's free memory */
+        line->result = DOCTOR_WARN;
+        doctor_fix(line, "the host has %.1f GiB free, of which the default KV cache takes a fifth; set --kv-cache-memory", (double)available / GIB);
+    }
+}
+
+static bool wants_rdma(const struct config *c)
+{
+    const char *p;
+    for (size_t i = 0; (p = config_list(c, "cache-transfer-protocol", i, NULL)); i++)
+        if (str_eq_c(str_trim(str_of(p)), "rdma")) return true;
+    return false;
+}
+
+static void check_locked(struct doctor *d)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) return;
+    if (r.rlim_cur == RLIM_INFINITY) {
+        doctor_add(d, "locked memory", DOCTOR_OK, "unlimited");
+        return;
+    }
+    bool rdma = wants_rdma(d->c);
+    struct doctor_line *line = doctor_add(d, "locked memory", rdma ? DOCTOR_WARN : DOCTOR_OK, "%.1f MiB%s", (double)r.rlim_cur / (1 << 20),
+                                          rdma ? "; rdma registers the KV cache, which locks it" : "; ipc and tcp lock nothing");
+    if (rdma) doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit)");
+}
+
+void doctor_check_memory(struct doctor *d)
+{
+    check_free(d);
+    check_locked(d);
+}

@@ -1,0 +1,74 @@
+/* model.c - the model of --model: where it is, what it is, and how much its KV cache takes. Reads no weights. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "deploy/doctor/doctor.h"
+#include "shared/model/config_gguf.h"
+#include "shared/model/config_hf.h"
+#include "shared/model/model_files.h"
+#include "shared/model/model_rows.h"
+
+static const double MIB = 1 << 20;
+
+static enum status read_config(const char *path, struct model_config *out, struct err *err)
+{
+    struct model_generation generation;
+    struct gguf *g = NULL;
+    if (!str_ends(str_of(path), ".gguf")) return config_hf_load(path, out, &generation, err);
+    TRY(gguf_open(path, &g, err));
+    enum status st = config_gguf_parse(g, out, &generation, err);
+    gguf_close(g);
+    return st;
+}
+
+static void check_kv(struct doctor *d, const struct model_config *m)
+{
+    struct kv_layout l = { .dtype = DTYPE_F32, .block_tokens = (uint32_t)config_int(d->c, "block-size"), .n_layers = m->n_layers, .n_kv_heads = m->n_kv_heads,
+                           .head_dim = m->head_dim, .tp_size = 1, .n_blocks = 1 };
+    struct err err = { 0 };
+    uint64_t limit, left = doctor_free_memory(&limit);
+    if (kv_layout_check(&l, &err) != OK) {
+        doctor_add(d, "KV cache", DOCTOR_FAIL, "%s", err.text);
+        return;
+    }
+    uint64_t context = (uint64_t)config_int(d->c, "max-model-len"), seqs = (uint64_t)config_int(d->c, "max-num-seqs");
+    if (!config_is_set(d->c, "max-model-len") && m->max_position && m->max_position < context) context = m->max_position;
+    uint64_t per_context = (context + l.block_tokens - 1) / l.block_tokens;
+    double block = (double)kv_layout_block_bytes(&l), one = block * (double)per_context, all = one * (double)seqs;
+    struct doctor_line *line = doctor_add(d, "KV cache", DOCTOR_OK, "%.2f MiB per block of %u tokens; %.0f MiB for one context of %llu, %.0f MiB for %llu of them",
+                                          block / MIB, l.block_tokens, one / MIB, (unsigned long long)context, all / MIB, (unsigned long long)seqs);
+    if (one > (double)left) {
+        line->result = DOCTOR_FAIL;
+        doctor_fix(line, "%.0f MiB may be used; lower --max-model-len", (double)left / MIB);
+    } else if (all > (double)left) {
+        line->result = DOCTOR_WARN;
+        doctor_fix(line, "%.0f MiB may be used, so long contexts will wait for each other; lower --max-num-seqs or --max-model-len", (double)left / MIB);
+    }
+}
+
+void doctor_check_model(struct doctor *d)
+{
+    const char *name = config_string(d->c, "model");
+    struct model_config m = { 0 };
+    struct err err = { 0 };
+    struct buf path = { 0 };
+    struct stat info;
+    if (!name) return;
+    if (model_find(name, &path, &err) != OK) {
+        doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s", err.text), "put the folder or file there, or give its path");
+        buf_release(&path);
+        return;
+    }
+    enum status st = read_config(path.data, &m, &err);
+    if (st == OK && !model_row_find(m.arch, &err)) st = ERR_UNSUPPORTED;
+    if (st != OK) {
+        doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s: %s", path.data, err.text), "give a checkpoint of a supported architecture");
+    } else {
+        bool file = stat(path.data, &info) == 0 && S_ISREG(info.st_mode);
+        struct doctor_line *line = doctor_add(d, "model", DOCTOR_OK, "%s: %s, %u layers, %u of context", path.data, m.arch, m.n_layers, m.max_position);
+        if (file) snprintf(line->text + strlen(line->text), sizeof line->text - strlen(line->text), ", file of %.0f MiB", (double)info.st_size / MIB);
+        check_kv(d, &m);
+    }
+    buf_release(&path);
+}
