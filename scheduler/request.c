@@ -200,6 +200,10 @@ void request_loss(struct scheduler *s, struct request *r, enum request_loss loss
 {
     enum request_action action = retry_action(r->state, loss);
     if (action == ACTION_IGNORE) return;
+    if (r->ends != FINISH_NONE) { /* only the word that it is over got lost */
+        request_end(s, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1, "");
+        return;
+    }
     log_info("request loss", "req=%s state=%s st=%s attempt=%u action=%d why=\"%s\"", r->name, request_state_name(r->state),
              status_name(st), r->attempt, action, text);
     if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) action = ACTION_FAIL;
@@ -327,7 +331,8 @@ static void place(struct scheduler *s, struct request *r)
         no_node(s, r, st);
         return;
     }
-    r->next_prefill = node_of(chosen.prefill);
+    if (r->sampling.max_tokens > 0) r->next_prefill = node_of(chosen.prefill);
+    else r->next_prefill = (struct request_node){ 0 }; /* an echo: there is nothing to decode, so nothing to transfer */
     r->next_decode = node_of(chosen.decode);
     struct placement placement = {
         .request = r->id,
@@ -502,5 +507,6 @@ void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uin
     r->t_last = clock_ns();
     if (!r->t_first) r->t_first = r->t_last;
     append_token(r, t->id);
+    r->ends = t->ends;
     r->sink.on_token(r->sink.arg, index, t);
 }

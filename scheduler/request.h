@@ -55,6 +55,7 @@ struct request {
     bool                   placing;        /* the directory's answer is awaited: it points here, so an ended request
                                             * stays (scheduler.orphans) until it came */
     struct request_node    next_prefill, next_decode; /* chosen, while placing */
+    enum finish_reason     ends;           /* the last delivered token said that it is the last: a loss after it changes nothing */
     uint64_t               avoid[REQUEST_AVOID_MAX];
     uint32_t               n_avoid;
     uint64_t               wait_until_ms;  /* PLACING: not before; others: this attempt is stuck after */

@@ -134,6 +134,7 @@ static int generate_with(struct config *c)
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
         config_notes(c, say_note, NULL);
+        if (!config_is_set(c, "log-level")) log_set_level(LOG_WARN);
         make_alone(&o);
         exit_status = 1;
         st = node_create(&o, &g.node, &err);
@@ -156,7 +157,6 @@ int cmd_generate(int argc, char **argv)
     if (!c) return done ? 0 : 2;
     bool input = config_is_set(c, "input"), prompt = config_is_set(c, "prompt");
     int exit_status = 2;
-    if (!config_is_set(c, "log-level")) log_set_level(LOG_WARN);
     if (input == prompt) fprintf(stderr, "baton generate: give either --input FILE or --prompt TEXT\n");
     else exit_status = generate_with(c);
     config_free(c);

@@ -59,9 +59,18 @@ static size_t n_running(const struct launcher *l)
 
 /* ---- stop ---- */
 
+static void finish_rest(void *arg)
+{
+    struct launcher *l = arg;
+    directory_close(l->directory);
+    l->directory = NULL;
+    loop_stop(l->loop);
+}
+
 static void finish(struct launcher *l)
 {
-    for (size_t i = 0; i < l->plan.n; i++) {
+    struct directory_server *holder = l->holder;
+    for (size_t i = 0; l->children && i < l->plan.n; i++) {
         loop_timer_free(l->children[i].restart);
         l->children[i].restart = NULL;
     }
@@ -70,11 +79,9 @@ static void finish(struct launcher *l)
     l->poll = l->kill = NULL;
     http_client_free(l->client);
     l->client = NULL;
-    if (l->holder) directory_serve_stop(l->holder, NULL, NULL);
     l->holder = NULL;
-    directory_close(l->directory);
-    l->directory = NULL;
-    loop_stop(l->loop);
+    if (holder) directory_serve_stop(holder, finish_rest, l);
+    else finish_rest(l);
 }
 
 static void signal_all(struct launcher *l, int signum)

@@ -60,7 +60,7 @@ struct node {
     struct prefill_worker   *prefill;
     struct scheduler        *scheduler;
     struct serve            *serve;
-    struct loop_timer       *drain;
+    struct loop_timer       *drain, *stopper;
     uint64_t                 t_start_ms, t_drain_ms;
     int                      exit_status, n_signals;
     void                   (*on_ready)(void *arg);
@@ -215,14 +215,14 @@ static void reply_not_ready(struct http_exchange *x, bool loading)
 static void on_http(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
-    if (n->serve && n->state != NODE_STOPPING) serve_http(n->serve, x);
+    if (n->serve) serve_http(n->serve, x);
     else reply_not_ready(x, n->state == NODE_LOADING);
 }
 
 static void on_admin(void *arg, struct http_exchange *x)
 {
     struct node *n = arg;
-    if (n->serve && n->state != NODE_STOPPING) serve_http_admin(n->serve, x);
+    if (n->serve) serve_http_admin(n->serve, x);
     else reply_not_ready(x, n->state == NODE_LOADING);
 }
 
@@ -416,23 +416,9 @@ static void on_loaded(void *arg)
 
 /* ---- stop ---- */
 
-static void finish_stop(void *arg)
+static void finish_rest(void *arg)
 {
     struct node *n = arg;
-    if (n->http || n->admin) return; /* the other one's turn comes */
-    if (n->scheduler) scheduler_stop(n->scheduler);
-    serve_free(n->serve);
-    n->serve = NULL;
-    if (n->engine) engine_free(n->engine);
-    n->engine = NULL;
-    kvt_free(n->kvt);
-    n->kvt = NULL;
-    decode_free(n->decode);
-    n->decode = NULL;
-    prefill_free(n->prefill);
-    n->prefill = NULL;
-    if (n->holder) directory_serve_stop(n->holder, NULL, NULL);
-    n->holder = NULL;
     directory_close(n->directory);
     n->directory = NULL;
     scheduler_free(n->scheduler);
@@ -442,6 +428,26 @@ static void finish_stop(void *arg)
     loop_timer_free(n->drain);
     n->drain = NULL;
     loop_stop(n->loop);
+}
+
+static void finish_stop(struct node *n)
+{
+    struct directory_server *holder = n->holder;
+    if (n->http || n->admin) return; /* the other one's turn comes */
+    n->holder = NULL;
+    if (n->scheduler) scheduler_stop(n->scheduler);
+    serve_free(n->serve);
+    n->serve = NULL;
+    engine_free(n->engine);
+    n->engine = NULL;
+    kvt_free(n->kvt);
+    n->kvt = NULL;
+    decode_free(n->decode);
+    n->decode = NULL;
+    prefill_free(n->prefill);
+    n->prefill = NULL;
+    if (holder) directory_serve_stop(holder, finish_rest, n);
+    else finish_rest(n);
 }
 
 static void http_stopped(void *arg)
@@ -458,15 +464,24 @@ static void admin_stopped(void *arg)
     finish_stop(n);
 }
 
+static void begin_stop(void *arg)
+{
+    struct node *n = arg;
+    struct http_server *http = n->http, *admin = n->admin;
+    loop_timer_free(n->stopper);
+    n->stopper = NULL;
+    if (!http && !admin) finish_stop(n);
+    if (http) http_server_stop(http, 0, http_stopped, n);
+    if (admin) http_server_stop(admin, 0, admin_stopped, n);
+}
+
+/* Callers may be deep inside a part that is about to be freed: the taking down starts with the next turn of the loop. */
 void node_stop(struct node *n, int exit_status)
 {
     if (n->state == NODE_STOPPING) return;
     n->state = NODE_STOPPING;
     n->exit_status = exit_status;
-    struct http_server *http = n->http, *admin = n->admin;
-    if (!http && !admin) finish_stop(n);
-    if (http) http_server_stop(http, 0, http_stopped, n);
-    if (admin) http_server_stop(admin, 0, admin_stopped, n);
+    n->stopper = loop_timer_start(n->loop, 0, 0, begin_stop, n);
 }
 
 /* Nothing is left to do, or the time is up. */

@@ -30,17 +30,18 @@ struct sampling_params {
     const uint64_t *allowed;                /* bit per vocabulary id, or NULL: the slot for structured output */
 };
 
+enum finish_reason { FINISH_NONE, FINISH_STOP /* end token, stop id or stop string */, FINISH_LENGTH, FINISH_PREFILLED, FINISH_ERROR };
+
 struct token_logprobs {
     int32_t  id;                            /* the token */
     float    logprob;                       /* of the untouched logits */
     int32_t  rank;                          /* 1-based */
+    enum finish_reason ends;                /* on the last token of a sequence: why; otherwise FINISH_NONE */
     uint32_t n_top;
     struct {
         int32_t id;
         float   logprob;
     } top[SAMPLER_LOGPROBS_MAX];            /* best first */
 };
-
-enum finish_reason { FINISH_NONE, FINISH_STOP /* end token, stop id or stop string */, FINISH_LENGTH, FINISH_PREFILLED, FINISH_ERROR };
 
 #endif

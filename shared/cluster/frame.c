@@ -94,7 +94,7 @@ void token_record_add(struct buf *out, uint64_t request, uint32_t attempt, uint3
     put_u32(p + 16, bits_of(t->logprob));
     put_u32(p + 20, t->n_top);
     put_u32(p + 24, attempt);
-    put_u32(p + 28, 0);
+    put_u32(p + 28, t->ends);
     put_u64(p + 32, request);
     for (uint32_t i = 0; i < t->n_top; i++) {
         put_u32(p + TOKEN_RECORD_BYTES + 8 * i, (uint32_t)t->top[i].id);
@@ -111,8 +111,9 @@ enum status token_record_next(struct str *rest, uint64_t *request, uint32_t *att
     if (rest->n < TOKEN_RECORD_BYTES) return ERR_FORMAT;
     uint32_t bytes = get_u32(p), n_top = get_u32(p + 20);
     if (n_top > SAMPLER_LOGPROBS_MAX || bytes != TOKEN_RECORD_BYTES + 8 * n_top || bytes > rest->n) return ERR_FORMAT;
-    if (get_u32(p + 28) != 0) return ERR_FORMAT;
+    if (get_u32(p + 28) > FINISH_LENGTH) return ERR_FORMAT;
     *t = (struct token_logprobs){ .id = (int32_t)get_u32(p + 8), .rank = (int32_t)get_u32(p + 12), .logprob = get_f32(p + 16), .n_top = n_top };
+    t->ends = (enum finish_reason)get_u32(p + 28);
     for (uint32_t i = 0; i < n_top; i++) {
         t->top[i].id = (int32_t)get_u32(p + TOKEN_RECORD_BYTES + 8 * i);
         t->top[i].logprob = get_f32(p + TOKEN_RECORD_BYTES + 8 * i + 4);

@@ -5,7 +5,7 @@
  *  24  u64 incarnation of the node the sender means to reach (0 only in LINK_HELLO)
  *
  * Bodies are protobuf (proto/node.proto), except TOKENS: token records one after the other.
- * Token record: u32 bytes of this record, u32 index, i32 id, i32 rank, f32 logprob, u32 n_top, u32 attempt, u32 zero,
+ * Token record: u32 bytes of this record, u32 index, i32 id, i32 rank, f32 logprob, u32 n_top, u32 attempt, u32 ends,
  * u64 request id, then n_top times { i32 id, f32 logprob }.
  * Everything is checked before use; a frame that does not check ends the connection. Thread: any (pure functions). */
 #ifndef BATON_CLUSTER_FRAME_H

@@ -88,11 +88,13 @@ void engine_take_token(struct engine *e, struct seq *s, const struct token_logpr
     s->tokens[s->n_tokens++] = lp->id;
     if (!s->t_first_ns) s->t_first_ns = clock_ns();
     counter_add(e->meters.generated, 1);
-    engine_emit(e, &ev);
     /* The node that decodes decides what the first token means. */
+    bool stops = !s->prefill_only && is_stop(e, s, lp->id);
+    bool full = !s->prefill_only && !seq_wants_token(s);
+    ev.lp.ends = stops ? FINISH_STOP : full ? FINISH_LENGTH : FINISH_NONE;
+    engine_emit(e, &ev);
     if (s->prefill_only) engine_finish(e, s, OK, FINISH_PREFILLED, -1);
-    else if (is_stop(e, s, lp->id)) engine_finish(e, s, OK, FINISH_STOP, lp->id);
-    else if (!seq_wants_token(s)) engine_finish(e, s, OK, FINISH_LENGTH, -1);
+    else if (ev.lp.ends != FINISH_NONE) engine_finish(e, s, OK, ev.lp.ends, stops ? lp->id : -1);
 }
 
 static void sample(struct engine *e, struct seq *s, const float *logits, float lse)
