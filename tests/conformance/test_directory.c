@@ -1,0 +1,773 @@
+/* test_directory.c - every row of the directory table passes the same cases; then what only a holder elsewhere can do: vanish,
+ * come back empty, refuse. The row http talks to a holder in this process, redis to a server started here on a free port. */
+#include <fcntl.h>
+#include <hiredis/hiredis.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "scheduler/directory_serve.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "tests/harness/test.h"
+
+enum { NODES = 32, LEASE_LONG_MS = 20000, LEASE_SHORT_MS = 400, WAIT_MS = 8000, CASE_S = 60 };
+
+struct rig {
+    const char              *row;
+    struct loop             *loop;
+    struct directory        *a, *b; /* two entries; the same one for local */
+    struct directory        *held;  /* http: the holder's own */
+    struct directory_server *server;
+    uint16_t                 port;
+    pid_t                    redis;
+    uint32_t                 lease_ms;
+    int                      n_up, n_down; /* of a */
+};
+
+struct answer {
+    int                n_calls;
+    bool               inside; /* set while the asking call is under way: no callback may come then */
+    enum status        st;
+    uint64_t           fence;
+    size_t             n;
+    struct node_record nodes[NODES];
+    char               topics[512];
+};
+
+/* ---- the loop ---- */
+
+static void on_wake(void *arg) { (void)arg; }
+
+static void turn(struct rig *r)
+{
+    struct loop_timer *t = loop_timer_start(r->loop, 5, 0, on_wake, NULL);
+    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
+    loop_timer_free(t);
+}
+
+static void run_for(struct rig *r, uint64_t ms)
+{
+    for (uint64_t end = clock_ms() + ms; clock_ms() < end;) turn(r);
+}
+
+#define WAIT_FOR(r, cond)                                              \
+    do {                                                               \
+        uint64_t end_ = clock_ms() + WAIT_MS;                          \
+        while (!(cond) && clock_ms() < end_) turn(r);                  \
+        if (!(cond)) test_fail(__FILE__, __LINE__, "%s did not come true", #cond); \
+    } while (0)
+
+/* ---- redis ---- */
+
+static uint16_t free_port(void)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    socklen_t n = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)&a, &n) == 0);
+    close(fd);
+    return ntohs(a.sin_port);
+}
+
+static redisContext *redis_dial(const struct rig *r)
+{
+    for (uint64_t end = clock_ms() + WAIT_MS; clock_ms() < end; usleep(20000)) {
+        redisContext *c = redisConnect("127.0.0.1", r->port);
+        redisReply *pong = c && !c->err ? redisCommand(c, "PING") : NULL;
+        bool up = pong && pong->type == REDIS_REPLY_STATUS;
+        if (pong) freeReplyObject(pong);
+        if (up) return c;
+        if (c) redisFree(c);
+    }
+    test_fail(__FILE__, __LINE__, "redis-server did not come up");
+}
+
+static void redis_run(struct rig *r)
+{
+    char port[8];
+    const char *dir = test_tmpdir();
+    snprintf(port, sizeof port, "%u", r->port);
+    r->redis = fork();
+    CHECK(r->redis >= 0);
+    if (r->redis == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        int null = open("/dev/null", O_WRONLY);
+        dup2(null, STDOUT_FILENO);
+        execlp("redis-server", "redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", dir, NULL);
+        _exit(127);
+    }
+    redisFree(redis_dial(r));
+}
+
+static void redis_kill(struct rig *r)
+{
+    if (r->redis <= 0) return;
+    kill(r->redis, SIGKILL);
+    waitpid(r->redis, NULL, 0);
+    r->redis = 0;
+}
+
+static bool has_redis(void)
+{
+    const char *path = getenv("PATH");
+    struct str rest = str_of(path), dir;
+    while (path && str_split(&rest, ':', &dir)) {
+        char file[4096];
+        snprintf(file, sizeof file, "%.*s/redis-server", STR_ARG(dir));
+        if (access(file, X_OK) == 0) return true;
+    }
+    return false;
+}
+
+/* ---- the rig ---- */
+
+static void on_up(void *arg) { ((struct rig *)arg)->n_up++; }
+
+static void on_down(void *arg, const char *why)
+{
+    CHECK(why && why[0]);
+    ((struct rig *)arg)->n_down++;
+}
+
+static struct directory *open_entry(struct rig *r, const char *topic, const char *secret, bool counted)
+{
+    struct directory *d = NULL;
+    struct err err = { 0 };
+    struct directory_options o = {
+        .loop = r->loop, .topic = topic, .renew_ms = 100, .lease_ms = r->lease_ms, .http_host = "127.0.0.1", .http_port = r->port,
+        .secret = str_of(secret), .redis_host = "127.0.0.1", .redis_port = r->port, .arg = r,
+    };
+    if (counted) {
+        o.on_up = on_up;
+        o.on_down = on_down;
+    }
+    if (directory_open(r->row, &o, &d, &err) != OK) test_fail(__FILE__, __LINE__, "open: %s", err.text);
+    return d;
+}
+
+static void holder_start(struct rig *r, uint16_t port)
+{
+    struct directory_options o = { .loop = r->loop, .topic = "default", .lease_ms = r->lease_ms };
+    struct err err = { 0 };
+    CHECK_OK(directory_open("local", &o, &r->held, &err));
+    if (directory_serve_start(r->loop, r->held, "127.0.0.1", port, STR("s3cret"), &r->server, &err) != OK)
+        test_fail(__FILE__, __LINE__, "serve: %s", err.text);
+    r->port = directory_serve_port(r->server);
+}
+
+static void on_stopped(void *arg) { *(bool *)arg = true; }
+
+static void holder_stop(struct rig *r)
+{
+    bool stopped = false;
+    if (!r->server) return;
+    directory_serve_stop(r->server, on_stopped, &stopped);
+    directory_close(r->held);
+    WAIT_FOR(r, stopped);
+    r->server = NULL;
+    r->held = NULL;
+}
+
+static void rig_open(struct rig *r, const char *row, uint32_t lease_ms)
+{
+    *r = (struct rig){ .row = row, .lease_ms = lease_ms };
+    bool is_redis = strcmp(row, "redis") == 0, is_local = strcmp(row, "local") == 0;
+    if (is_redis && !has_redis()) SKIP("redis-server is not installed; the row redis is NOT tested");
+    CHECK_OK(loop_create(&r->loop, NULL));
+    if (is_redis) {
+        r->port = free_port();
+        redis_run(r);
+    } else if (!is_local) {
+        holder_start(r, 0);
+    }
+    r->a = open_entry(r, "default", "s3cret", true);
+    r->b = is_local ? r->a : open_entry(r, "default", "s3cret", false);
+    WAIT_FOR(r, r->n_up == 1);
+    run_for(r, 50); /* b as well */
+}
+
+static void rig_close(struct rig *r)
+{
+    if (r->b != r->a) directory_close(r->b);
+    directory_close(r->a);
+    holder_stop(r);
+    redis_kill(r);
+    loop_free(r->loop);
+}
+
+/* ---- calls ---- */
+
+static struct node_record record(uint64_t node, enum node_role role)
+{
+    struct node_record n = {
+        .node = node, .role = role, .topic = "default", .host = "10.0.0.7", .cluster_port = 7001, .http_port = 8000,
+        .model = 0xfedcba9876543210u, .max_seqs = 4, .n_blocks = 100, .block_tokens = 64, .max_model_len = 32768,
+        .n_running = 3, .n_waiting = 2, .n_blocks_free = 90, .waiting_tokens = 1234, .progress = 77, .has_work = true,
+    };
+    snprintf(n.name, sizeof n.name, "%s-\"%u\"", node_role_name(role), (unsigned)(node & 0xff));
+    return n;
+}
+
+static void publish(struct directory *d, uint64_t node, enum node_role role)
+{
+    struct node_record n = record(node, role);
+    directory_publish(d, &n);
+}
+
+static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *s)
+{
+    struct answer *a = arg;
+    CHECK(!a->inside);
+    a->n_calls++;
+    a->st = st;
+    if (st != OK) return;
+    CHECK(s->n <= NODES);
+    a->n = s->n;
+    if (s->n) memcpy(a->nodes, s->nodes, s->n * sizeof *s->nodes);
+    snprintf(a->topics, sizeof a->topics, "%s", s->topics);
+}
+
+static enum status look(struct rig *r, struct directory *d, struct answer *a)
+{
+    *a = (struct answer){ .inside = true };
+    enum status st = directory_snapshot(d, on_snapshot, a);
+    a->inside = false;
+    if (st != OK) return st;
+    WAIT_FOR(r, a->n_calls == 1);
+    return a->st;
+}
+
+static const struct node_record *find(const struct answer *a, uint64_t node)
+{
+    for (size_t i = 0; i < a->n; i++)
+        if (a->nodes[i].node == node) return &a->nodes[i];
+    return NULL;
+}
+
+/* Look until the view has n nodes: renewals over several connections may arrive after a snapshot asked later. */
+static void look_for(struct rig *r, struct directory *d, struct answer *a, size_t n)
+{
+    for (uint64_t end = clock_ms() + WAIT_MS; clock_ms() < end; turn(r))
+        if (look(r, d, a) == OK && a->n == n) return;
+    test_fail(__FILE__, __LINE__, "the view has %zu nodes, not %zu", a->n, n);
+}
+
+static void look_for_seqs(struct rig *r, uint64_t node, uint32_t seqs)
+{
+    struct answer a = { 0 };
+    for (uint64_t end = clock_ms() + WAIT_MS; clock_ms() < end; turn(r))
+        if (look(r, r->a, &a) == OK && find(&a, node) && find(&a, node)->placed_seqs == seqs) return;
+    test_fail(__FILE__, __LINE__, "%u sequences are placed, not %u", find(&a, node) ? find(&a, node)->placed_seqs : 9999, seqs);
+}
+
+static void on_reserve(void *arg, enum status st, uint64_t fence)
+{
+    struct answer *a = arg;
+    CHECK(!a->inside);
+    a->n_calls++;
+    a->st = st;
+    a->fence = fence;
+}
+
+static struct placement placement(uint64_t request, uint64_t prefill, uint64_t decode)
+{
+    return (struct placement){ .request = request, .prefill = prefill, .decode = decode, .tokens = 1000, .blocks = 16, .ttl_ms = 60000 };
+}
+
+static enum status reserve(struct rig *r, struct directory *d, struct placement p, struct answer *a)
+{
+    *a = (struct answer){ .inside = true };
+    enum status st = directory_reserve(d, &p, on_reserve, a);
+    a->inside = false;
+    if (st != OK) return st;
+    WAIT_FOR(r, a->n_calls == 1);
+    return a->st;
+}
+
+/* ---- cases for every row ---- */
+
+static void case_published_nodes_are_seen(struct rig *r)
+{
+    struct answer a;
+    struct node_record want = record(0xffffffffffffff01u, ROLE_PREFILL);
+    publish(r->a, want.node, ROLE_PREFILL);
+    publish(r->b, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 2);
+    const struct node_record *got = find(&a, want.node);
+    CHECK(got);
+    CHECK_EQ_STR(got->name, want.name);
+    CHECK_EQ_STR(got->host, want.host);
+    CHECK(got->model == want.model);
+    CHECK_EQ_INT(got->role, ROLE_PREFILL);
+    CHECK_EQ_INT(got->cluster_port, 7001);
+    CHECK_EQ_INT(got->waiting_tokens, 1234);
+    CHECK(got->has_work);
+    CHECK_EQ_INT(got->placed_seqs, 0);
+    CHECK_EQ_STR(a.topics, "default (1 prefill, 1 decode)");
+    want.n_running = 9;
+    directory_publish(r->a, &want);
+    run_for(r, 100);
+    look_for(r, r->b, &a, 2);
+    CHECK_EQ_INT(find(&a, want.node)->n_running, 9);
+}
+
+static void case_topics_are_apart(struct rig *r)
+{
+    struct answer a, b;
+    struct directory *other = strcmp(r->row, "local") == 0 ? r->a : open_entry(r, "test", "s3cret", false);
+    struct node_record n = record(3, ROLE_PREFILL);
+    run_for(r, 100);
+    snprintf(n.topic, sizeof n.topic, "test");
+    publish(r->a, 1, ROLE_MIXED);
+    directory_publish(other, &n);
+    if (other != r->a) look_for(r, other, &b, 1);
+    run_for(r, 100);
+    look_for(r, r->a, &a, 1);
+    CHECK_EQ_INT(a.nodes[0].node, 1);
+    CHECK_EQ_STR(a.topics, "default (1 mixed), test (1 prefill, 0 decode)");
+    if (other == r->a) return;
+    CHECK_EQ_INT(b.nodes[0].node, 3);
+    directory_close(other);
+}
+
+static void case_leases_end(struct rig *r)
+{
+    struct answer a;
+    publish(r->a, 1, ROLE_MIXED);
+    publish(r->b, 2, ROLE_MIXED);
+    look_for(r, r->a, &a, 2);
+    for (int i = 0; i < 8; i++) { /* one goes on renewing */
+        publish(r->a, 1, ROLE_MIXED);
+        run_for(r, LEASE_SHORT_MS / 4);
+    }
+    CHECK_OK(look(r, r->a, &a));
+    CHECK_EQ_INT(a.n, 1);
+    CHECK_EQ_INT(a.nodes[0].node, 1);
+    struct answer b;
+    CHECK_STATUS(reserve(r, r->a, placement(7, 0, 2), &b), ERR_NOT_FOUND);
+    run_for(r, LEASE_SHORT_MS + 100);
+    CHECK_OK(look(r, r->a, &a));
+    CHECK_EQ_INT(a.n, 0);
+}
+
+static void case_leave_removes_at_once(struct rig *r)
+{
+    struct answer a;
+    publish(r->a, 1, ROLE_PREFILL);
+    publish(r->b, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 2);
+    publish(r->a, 1, ROLE_PREFILL); /* a renewal on its way must not bring it back */
+    directory_leave(r->a, 1);
+    directory_leave(r->a, 99);
+    look_for(r, r->a, &a, 1);
+    run_for(r, 100);
+    look_for(r, r->a, &a, 1);
+    CHECK_EQ_INT(a.nodes[0].node, 2);
+    CHECK_STATUS(reserve(r, r->b, placement(5, 1, 2), &a), ERR_NOT_FOUND);
+}
+
+static void case_reserve_counts_both_nodes(struct rig *r)
+{
+    struct answer a;
+    publish(r->a, 1, ROLE_PREFILL);
+    publish(r->a, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 2);
+    CHECK_OK(reserve(r, r->a, placement(10, 1, 2), &a));
+    uint64_t first = a.fence;
+    CHECK(first > 0);
+    CHECK_OK(reserve(r, r->b, placement(11, 0, 2), &a));
+    CHECK(a.fence > first);
+    CHECK_OK(look(r, r->b, &a));
+    CHECK_EQ_INT(find(&a, 1)->placed_tokens, 1000);
+    CHECK_EQ_INT(find(&a, 1)->placed_seqs, 0);
+    CHECK_EQ_INT(find(&a, 2)->placed_tokens, 1000); /* of the one without a prefill node */
+    CHECK_EQ_INT(find(&a, 2)->placed_seqs, 2);
+    CHECK_EQ_INT(find(&a, 2)->placed_blocks, 32);
+    publish(r->a, 2, ROLE_DECODE); /* a renewal leaves the placed load alone */
+    run_for(r, 100);
+    CHECK_OK(look(r, r->a, &a));
+    CHECK_EQ_INT(find(&a, 2)->placed_seqs, 2);
+}
+
+static void case_full_nodes_are_refused(struct rig *r)
+{
+    struct answer a;
+    publish(r->a, 1, ROLE_PREFILL);
+    publish(r->a, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 2);
+    struct placement large = placement(20, 1, 2);
+    large.blocks = 101;
+    CHECK_STATUS(reserve(r, r->a, large, &a), ERR_BUSY);
+    large.blocks = 100;
+    CHECK_OK(reserve(r, r->a, large, &a));
+    CHECK_STATUS(reserve(r, r->b, placement(21, 1, 2), &a), ERR_BUSY);
+    directory_release(r->a, 20);
+    look_for_seqs(r, 2, 0);
+    for (uint64_t i = 0; i < 4; i++) CHECK_OK(reserve(r, i & 1 ? r->b : r->a, placement(30 + i, 1, 2), &a));
+    CHECK_STATUS(reserve(r, r->b, placement(40, 1, 2), &a), ERR_BUSY);
+    CHECK_STATUS(reserve(r, r->b, placement(41, 77, 2), &a), ERR_NOT_FOUND);
+    CHECK_STATUS(reserve(r, r->b, placement(42, 1, 77), &a), ERR_NOT_FOUND);
+    CHECK_OK(look(r, r->a, &a));
+    CHECK_EQ_INT(find(&a, 1)->placed_tokens, 4000); /* a refusal counts on neither node */
+    CHECK_EQ_INT(find(&a, 2)->placed_seqs, 4);
+}
+
+static void case_last_place_is_given_once(struct rig *r)
+{
+    enum { TRIES = 40, PLACES = 10 };
+    static struct answer answers[TRIES];
+    struct answer a;
+    struct node_record n = record(2, ROLE_DECODE);
+    n.max_seqs = PLACES;
+    n.n_blocks = 1000;
+    directory_publish(r->a, &n);
+    publish(r->a, 1, ROLE_PREFILL);
+    look_for(r, r->a, &a, 2);
+    for (uint64_t i = 0; i < TRIES; i++) {
+        struct placement p = placement(100 + i, 1, 2);
+        CHECK_OK(directory_reserve(i & 1 ? r->b : r->a, &p, on_reserve, &answers[i]));
+    }
+    int n_ok = 0, n_busy = 0;
+    for (int i = 0; i < TRIES; i++) {
+        WAIT_FOR(r, answers[i].n_calls == 1);
+        n_ok += answers[i].st == OK;
+        n_busy += answers[i].st == ERR_BUSY;
+        for (int k = 0; k < i; k++) CHECK(answers[i].st != OK || answers[k].fence != answers[i].fence);
+    }
+    CHECK_EQ_INT(n_ok, PLACES);
+    CHECK_EQ_INT(n_busy, TRIES - PLACES);
+    look_for_seqs(r, 2, PLACES);
+}
+
+static void case_release_may_come_twice(struct rig *r)
+{
+    struct answer a;
+    publish(r->a, 1, ROLE_PREFILL);
+    publish(r->a, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 2);
+    CHECK_OK(reserve(r, r->a, placement(10, 1, 2), &a));
+    CHECK_OK(reserve(r, r->a, placement(11, 1, 2), &a));
+    directory_release(r->a, 10);
+    directory_release(r->a, 10);
+    directory_release(r->a, 12345);
+    look_for_seqs(r, 2, 1);
+    run_for(r, 100);
+    CHECK_OK(look(r, r->a, &a));
+    CHECK_EQ_INT(find(&a, 2)->placed_seqs, 1);
+    CHECK_EQ_INT(find(&a, 2)->placed_blocks, 16);
+    CHECK_EQ_INT(find(&a, 1)->placed_tokens, 1000);
+    directory_release(r->a, 11);
+    look_for_seqs(r, 2, 0);
+    CHECK_OK(look(r, r->a, &a));
+    CHECK_EQ_INT(find(&a, 1)->placed_tokens, 0);
+}
+
+/* A request that moves releases and reserves again in the same turn of the loop; the two must not get crossed. */
+static void case_moving_requests_count_once(struct rig *r)
+{
+    struct answer a;
+    publish(r->a, 1, ROLE_PREFILL);
+    publish(r->a, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 2);
+    CHECK_OK(reserve(r, r->a, placement(10, 1, 2), &a));
+    for (int i = 0; i < 50; i++) {
+        directory_release(r->a, 10);
+        CHECK_OK(reserve(r, r->a, placement(10, 1, 2), &a));
+    }
+    look_for_seqs(r, 2, 1);
+    run_for(r, 100);
+    look_for_seqs(r, 2, 1);
+    directory_release(r->a, 10);
+    look_for_seqs(r, 2, 0);
+}
+
+static void case_reservations_end_by_ttl(struct rig *r)
+{
+    struct answer a;
+    publish(r->a, 1, ROLE_PREFILL);
+    publish(r->a, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 2);
+    struct placement p = placement(10, 1, 2);
+    p.ttl_ms = 300;
+    CHECK_OK(reserve(r, r->a, p, &a));
+    CHECK_OK(reserve(r, r->a, placement(11, 1, 2), &a));
+    look_for_seqs(r, 2, 2);
+    run_for(r, 400);
+    CHECK_OK(look(r, r->a, &a));
+    CHECK_EQ_INT(find(&a, 2)->placed_seqs, 1);
+    CHECK_EQ_INT(find(&a, 1)->placed_tokens, 1000);
+    directory_release(r->a, 10);
+    run_for(r, 50);
+    look_for_seqs(r, 2, 1);
+}
+
+static void case_close_ends_all_callbacks(struct rig *r)
+{
+    struct answer a = { 0 }, b = { 0 };
+    struct directory *d = open_entry(r, "default", "s3cret", false);
+    run_for(r, 100);
+    struct placement p = placement(10, 1, 2);
+    CHECK_OK(directory_snapshot(d, on_snapshot, &a));
+    CHECK_OK(directory_reserve(d, &p, on_reserve, &b));
+    publish(d, 1, ROLE_MIXED);
+    directory_close(d);
+    run_for(r, 200);
+    CHECK_EQ_INT(a.n_calls, 0);
+    CHECK_EQ_INT(b.n_calls, 0);
+    directory_close(open_entry(r, "default", "s3cret", false)); /* before it was reached */
+    run_for(r, 50);
+}
+
+static void close_inside(void *arg, enum status st, const struct directory_snapshot *s)
+{
+    struct directory **d = arg;
+    CHECK_OK(st);
+    CHECK_EQ_STR(s->topics, "default (1 mixed)");
+    directory_close(*d);
+    *d = NULL;
+}
+
+static void case_close_inside_a_callback(struct rig *r)
+{
+    struct answer a = { 0 };
+    publish(r->a, 1, ROLE_MIXED);
+    look_for(r, r->a, &a, 1);
+    struct directory *d = r->a == r->b ? r->a : open_entry(r, "default", "s3cret", false);
+    run_for(r, 100);
+    CHECK_OK(directory_snapshot(d, close_inside, &d));
+    struct answer late = { 0 };
+    CHECK_OK(directory_snapshot(d, on_snapshot, &late));
+    WAIT_FOR(r, d == NULL);
+    run_for(r, 100);
+    if (r->a == r->b) r->a = r->b = NULL;
+    CHECK_EQ_INT(late.n_calls, 0);
+}
+
+/* ---- cases for rows whose holder is elsewhere ---- */
+
+static void case_a_dead_entry_holds_nothing(struct rig *r)
+{
+    struct answer a;
+    struct directory *dead = open_entry(r, "default", "s3cret", false);
+    publish(r->a, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 1);
+    CHECK_OK(reserve(r, dead, placement(10, 0, 2), &a));
+    CHECK_OK(reserve(r, r->a, placement(11, 0, 2), &a));
+    look_for_seqs(r, 2, 2);
+    directory_close(dead); /* as a crash: nothing is released */
+    for (int i = 0; i < 8; i++) {
+        publish(r->a, 2, ROLE_DECODE);
+        run_for(r, LEASE_SHORT_MS / 4);
+    }
+    CHECK_OK(look(r, r->a, &a));
+    CHECK_EQ_INT(find(&a, 2)->placed_seqs, 1);
+    CHECK_EQ_INT(find(&a, 2)->placed_tokens, 1000);
+}
+
+static void lose_and_find(struct rig *r, void (*lose)(struct rig *), void (*find_again)(struct rig *))
+{
+    struct answer a;
+    publish(r->a, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 1);
+    CHECK_OK(reserve(r, r->a, placement(10, 0, 2), &a));
+    uint64_t fence = a.fence;
+    CHECK_EQ_INT(r->n_down, 0);
+    lose(r);
+    for (int i = 0; i < 3; i++) {
+        publish(r->a, 2, ROLE_DECODE);
+        CHECK_STATUS(look(r, r->a, &a), ERR_UNAVAILABLE);
+        CHECK_STATUS(reserve(r, r->a, placement(11, 0, 2), &a), ERR_UNAVAILABLE);
+    }
+    WAIT_FOR(r, r->n_down == 1);
+    directory_release(r->a, 10); /* owed from now on */
+    run_for(r, 300);
+    CHECK_EQ_INT(r->n_down, 1);
+    CHECK_EQ_INT(r->n_up, 1);
+    find_again(r);
+    WAIT_FOR(r, r->n_up == 2);
+    CHECK_EQ_INT(r->n_down, 1);
+    publish(r->a, 2, ROLE_DECODE);
+    look_for(r, r->a, &a, 1);
+    look_for_seqs(r, 2, 0);
+    CHECK_OK(reserve(r, r->a, placement(12, 0, 2), &a));
+    CHECK(a.fence > fence);
+}
+
+static void redis_lose(struct rig *r)
+{
+    redis_kill(r);
+    WAIT_FOR(r, r->n_down == 1);
+}
+
+TEST(killed_redis_comes_back)
+{
+    struct rig r;
+    rig_open(&r, "redis", LEASE_LONG_MS);
+    lose_and_find(&r, redis_lose, redis_run);
+    rig_close(&r);
+}
+
+static void holder_again(struct rig *r) { holder_start(r, r->port); }
+
+TEST(restarted_holder_is_filled_again)
+{
+    struct rig r;
+    rig_open(&r, "http", LEASE_LONG_MS);
+    lose_and_find(&r, holder_stop, holder_again);
+    rig_close(&r);
+}
+
+TEST(flushed_redis_is_filled_again)
+{
+    struct rig r;
+    struct answer a;
+    rig_open(&r, "redis", LEASE_LONG_MS);
+    publish(r.a, 2, ROLE_DECODE);
+    look_for(&r, r.a, &a, 1);
+    for (uint64_t i = 0; i < 3; i++) CHECK_OK(reserve(&r, r.a, placement(10 + i, 0, 2), &a));
+    uint64_t fence = a.fence;
+    redisContext *c = redis_dial(&r);
+    freeReplyObject(redisCommand(c, "FLUSHALL"));
+    freeReplyObject(redisCommand(c, "SCRIPT FLUSH"));
+    redisFree(c);
+    CHECK_OK(look(&r, r.b, &a));
+    CHECK_EQ_INT(a.n, 0);
+    CHECK_EQ_STR(a.topics, "");
+    publish(r.a, 2, ROLE_DECODE);
+    look_for(&r, r.a, &a, 1);
+    CHECK_EQ_INT(a.nodes[0].placed_seqs, 0);
+    directory_release(r.a, 10); /* of before the flush: takes nothing from anybody */
+    CHECK_OK(reserve(&r, r.b, placement(20, 0, 2), &a));
+    CHECK(a.fence > fence); /* b has not seen the old fence; a's renewal brought it */
+    look_for_seqs(&r, 2, 1);
+    CHECK_EQ_INT(r.n_down, 0);
+    rig_close(&r);
+}
+
+TEST(paused_redis_gets_the_releases_later)
+{
+    struct rig r;
+    struct answer a;
+    rig_open(&r, "redis", LEASE_LONG_MS);
+    publish(r.a, 2, ROLE_DECODE);
+    look_for(&r, r.a, &a, 1);
+    CHECK_OK(reserve(&r, r.a, placement(10, 0, 2), &a));
+    kill(r.redis, SIGSTOP);
+    directory_release(r.a, 10);
+    CHECK_STATUS(reserve(&r, r.a, placement(11, 0, 2), &a), ERR_UNAVAILABLE); /* counted or not: it is taken back as well */
+    WAIT_FOR(&r, r.n_down == 1);
+    kill(r.redis, SIGCONT);
+    WAIT_FOR(&r, r.n_up == 2);
+    look_for_seqs(&r, 2, 0);
+    rig_close(&r);
+}
+
+TEST(every_key_of_redis_is_bounded_in_time)
+{
+    struct rig r;
+    struct answer a;
+    rig_open(&r, "redis", LEASE_SHORT_MS);
+    publish(r.a, 1, ROLE_PREFILL);
+    publish(r.a, 2, ROLE_DECODE);
+    look_for(&r, r.a, &a, 2);
+    CHECK_OK(reserve(&r, r.a, placement(10, 1, 2), &a));
+    CHECK_OK(look(&r, r.a, &a));
+    redisContext *c = redis_dial(&r);
+    redisReply *keys = redisCommand(c, "KEYS *");
+    CHECK_EQ_INT(keys->elements, 11); /* nodes, 2 node:, 2 load:, res, res_end, owners, owned:, fence, baton:topics */
+    for (size_t i = 0; i < keys->elements; i++) {
+        const char *key = keys->element[i]->str;
+        redisReply *ttl = redisCommand(c, "PTTL %s", key);
+        CHECK(strncmp(key, "baton:{default}:", 16) == 0 || strcmp(key, "baton:topics") == 0);
+        if ((ttl->integer < 0) != (strcmp(key, "baton:{default}:fence") == 0)) test_fail(__FILE__, __LINE__, "%s has a PTTL of %lld", key, ttl->integer);
+        freeReplyObject(ttl);
+    }
+    freeReplyObject(keys);
+    redisFree(c);
+    rig_close(&r);
+}
+
+TEST(strangers_are_refused)
+{
+    struct rig r;
+    struct answer a;
+    rig_open(&r, "http", LEASE_LONG_MS);
+    struct directory *stranger = open_entry(&r, "default", "guessed", true), *nobody = open_entry(&r, "default", "", false);
+    WAIT_FOR(&r, r.n_down == 1);
+    publish(stranger, 1, ROLE_MIXED);
+    publish(nobody, 2, ROLE_MIXED);
+    CHECK_STATUS(look(&r, stranger, &a), ERR_UNAVAILABLE);
+    CHECK_STATUS(look(&r, nobody, &a), ERR_UNAVAILABLE);
+    CHECK_OK(look(&r, r.a, &a));
+    CHECK_EQ_INT(a.n, 0);
+    CHECK_EQ_INT(r.n_up, 1);
+    directory_close(stranger);
+    directory_close(nobody);
+    rig_close(&r);
+}
+
+TEST(open_says_what_is_wrong)
+{
+    struct loop *l;
+    struct directory *d = NULL;
+    struct err err = { 0 };
+    CHECK_OK(loop_create(&l, NULL));
+    struct directory_options o = { .loop = l, .topic = "default" };
+    CHECK_STATUS(directory_open("zookeeper", &o, &d, &err), ERR_CONFIG);
+    CHECK(strstr(err.text, "local, http or redis"));
+    CHECK_STATUS(directory_open("http", &o, &d, &err), ERR_CONFIG);
+    CHECK_STATUS(directory_open("redis", &o, &d, &err), ERR_CONFIG);
+    o.topic = "a}b";
+    CHECK_STATUS(directory_open("local", &o, &d, &err), ERR_CONFIG);
+    o.topic = NULL;
+    CHECK_STATUS(directory_open("local", &o, &d, &err), ERR_CONFIG);
+    CHECK(d == NULL);
+    directory_close(NULL);
+    loop_free(l);
+}
+
+static void run(const char *row, uint32_t lease_ms, void (*fn)(struct rig *))
+{
+    struct rig r;
+    rig_open(&r, row, lease_ms);
+    fn(&r);
+    rig_close(&r);
+}
+
+#define REMOTE_ROWS(name, lease)                                  \
+    TEST(name##_http) { run("http", lease, case_##name); }        \
+    TEST(name##_redis) { run("redis", lease, case_##name); }
+#define ALL_ROWS(name, lease)                                     \
+    TEST(name##_local) { run("local", lease, case_##name); }      \
+    REMOTE_ROWS(name, lease)
+#define REMOTE_CASES(name) CASE_T(name##_http, CASE_S), CASE_T(name##_redis, CASE_S)
+#define ALL_CASES(name)    CASE_T(name##_local, CASE_S), REMOTE_CASES(name)
+
+ALL_ROWS(published_nodes_are_seen, LEASE_LONG_MS)
+ALL_ROWS(topics_are_apart, LEASE_LONG_MS)
+ALL_ROWS(leases_end, LEASE_SHORT_MS)
+ALL_ROWS(leave_removes_at_once, LEASE_LONG_MS)
+ALL_ROWS(reserve_counts_both_nodes, LEASE_LONG_MS)
+ALL_ROWS(full_nodes_are_refused, LEASE_LONG_MS)
+ALL_ROWS(last_place_is_given_once, LEASE_LONG_MS)
+ALL_ROWS(release_may_come_twice, LEASE_LONG_MS)
+ALL_ROWS(moving_requests_count_once, LEASE_LONG_MS)
+ALL_ROWS(reservations_end_by_ttl, LEASE_LONG_MS)
+ALL_ROWS(close_ends_all_callbacks, LEASE_LONG_MS)
+ALL_ROWS(close_inside_a_callback, LEASE_LONG_MS)
+REMOTE_ROWS(a_dead_entry_holds_nothing, LEASE_SHORT_MS)
+
+TEST_MAIN(ALL_CASES(published_nodes_are_seen), ALL_CASES(topics_are_apart), ALL_CASES(leases_end), ALL_CASES(leave_removes_at_once),
+          ALL_CASES(reserve_counts_both_nodes), ALL_CASES(full_nodes_are_refused), ALL_CASES(last_place_is_given_once),
+          ALL_CASES(release_may_come_twice), ALL_CASES(moving_requests_count_once), ALL_CASES(reservations_end_by_ttl),
+          ALL_CASES(close_ends_all_callbacks), ALL_CASES(close_inside_a_callback), REMOTE_CASES(a_dead_entry_holds_nothing),
+          CASE_T(killed_redis_comes_back, CASE_S), CASE_T(restarted_holder_is_filled_again, CASE_S),
+          CASE_T(flushed_redis_is_filled_again, CASE_S), CASE_T(paused_redis_gets_the_releases_later, CASE_S),
+          CASE_T(every_key_of_redis_is_bounded_in_time, CASE_S), CASE(strangers_are_refused), CASE(open_says_what_is_wrong))

@@ -1,0 +1,32 @@
+/* fuzz_node_record.c - any bytes through node_record_read: what it takes must be within its bounds and read back equal. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "scheduler/directory.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static bool same_text(const char a[NODE_NAME_MAX], const char b[NODE_NAME_MAX])
+{
+    return memchr(a, 0, NODE_NAME_MAX) && memchr(b, 0, NODE_NAME_MAX) && strcmp(a, b) == 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct node_record a, b;
+    struct err err = { 0 };
+    struct buf text = { 0 };
+    if (node_record_read((struct str){ (const char *)data, size }, &a, &err) != OK) {
+        if (err.code == OK || err.text[0] == 0) abort();
+        return 0;
+    }
+    if (a.node == 0 || a.role > ROLE_DECODE) abort();
+    node_record_write(&a, &text);
+    if (node_record_read(buf_str(&text), &b, &err) != OK) abort();
+    buf_release(&text);
+    if (!same_text(a.name, b.name) || !same_text(a.topic, b.topic) || !same_text(a.host, b.host)) abort();
+    if (a.node != b.node || a.model != b.model || a.role != b.role || a.cluster_port != b.cluster_port) abort();
+    if (a.waiting_tokens != b.waiting_tokens || a.placed_tokens != b.placed_tokens || a.progress != b.progress) abort();
+    if (a.placed_blocks != b.placed_blocks || a.max_seqs != b.max_seqs || a.draining != b.draining) abort();
+    return 0;
+}

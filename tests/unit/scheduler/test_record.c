@@ -1,0 +1,161 @@
+/* test_record.c - node records as JSON, ids, proofs and the text of topics. */
+#include <string.h>
+
+#include "scheduler/directory_wire.h"
+#include "shared/base/mem.h"
+#include "tests/harness/test.h"
+
+static const struct node_record FULL = {
+    .node = 0xfedcba9876543211u, .name = "a \"b\"\\", .topic = "default", .role = ROLE_DECODE, .host = "fe80::1", .cluster_port = 65535,
+    .http_port = 1, .model = UINT64_MAX, .max_seqs = 1 << 20, .n_blocks = 1 << 30, .block_tokens = 64, .max_model_len = 131072,
+    .draining = true, .n_running = 5, .n_waiting = 6, .n_blocks_free = 7, .waiting_tokens = 1ull << 53, .progress = (1ull << 53) - 1,
+    .has_work = true, .placed_tokens = 99, .placed_seqs = 3, .placed_blocks = 1 << 30,
+};
+
+static enum status read_text(const char *json, struct node_record *out, struct err *err)
+{
+    *err = (struct err){ 0 };
+    return node_record_read(str_of(json), out, err);
+}
+
+TEST(a_record_reads_back_equal)
+{
+    struct buf b = { 0 };
+    struct node_record r;
+    struct err err = { 0 };
+    node_record_write(&FULL, &b);
+    if (node_record_read(buf_str(&b), &r, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", err.text, b.data);
+    CHECK(r.node == FULL.node);
+    CHECK(r.model == UINT64_MAX); /* a double would have rounded it */
+    CHECK_EQ_STR(r.name, FULL.name);
+    CHECK_EQ_STR(r.topic, FULL.topic);
+    CHECK_EQ_STR(r.host, FULL.host);
+    CHECK_EQ_INT(r.role, FULL.role);
+    CHECK_EQ_INT(r.cluster_port, 65535);
+    CHECK_EQ_INT(r.http_port, 1);
+    CHECK_EQ_INT(r.max_seqs, FULL.max_seqs);
+    CHECK_EQ_INT(r.n_blocks, FULL.n_blocks);
+    CHECK_EQ_INT(r.block_tokens, 64);
+    CHECK_EQ_INT(r.max_model_len, 131072);
+    CHECK(r.draining && r.has_work);
+    CHECK_EQ_INT(r.n_running, 5);
+    CHECK_EQ_INT(r.n_waiting, 6);
+    CHECK_EQ_INT(r.n_blocks_free, 7);
+    CHECK_EQ_INT(r.waiting_tokens, 1ll << 53);
+    CHECK_EQ_INT(r.progress, (1ll << 53) - 1);
+    CHECK_EQ_INT(r.placed_tokens, 99);
+    CHECK_EQ_INT(r.placed_seqs, 3);
+    CHECK_EQ_INT(r.placed_blocks, 1 << 30);
+    buf_release(&b);
+}
+
+TEST(quantities_above_what_json_keeps_are_cut)
+{
+    struct node_record r = FULL;
+    struct buf b = { 0 };
+    struct err err;
+    r.waiting_tokens = UINT64_MAX;
+    node_record_write(&r, &b);
+    CHECK_OK(node_record_read(buf_str(&b), &r, &err));
+    CHECK_EQ_INT(r.waiting_tokens, 1ll << 53);
+    buf_release(&b);
+}
+
+TEST(every_field_is_checked)
+{
+    static const struct {
+        const char *json, *field;
+    } bad[] = {
+        { "{\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
+        { "{\"node\":\"0000000000000000\",\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
+        { "{\"node\":\"1\",\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
+        { "{\"node\":\"00000000000000001\",\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
+        { "{\"node\":\"000000000000000 1\",\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
+        { "{\"node\":17,\"topic\":\"t\",\"role\":\"mixed\"}", "node" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"model\":\"zz00000000000000\"}", "model" },
+        { "{\"node\":\"0000000000000001\",\"role\":\"mixed\"}", "topic" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"\",\"role\":\"mixed\"}", "topic" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"a b\",\"role\":\"mixed\"}", "topic" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"{x}\",\"role\":\"mixed\"}", "topic" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\"}", "role" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"MIXED\"}", "role" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"cluster_port\":65536}", "cluster_port" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"max_seqs\":-1}", "max_seqs" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"n_blocks\":1e10}", "n_blocks" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"progress\":1e17}", "progress" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"n_running\":1.5}", "n_running" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"draining\":1}", "draining" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"host\":\"a\\nb\"}", "host" },
+        { "{\"node\":\"0000000000000001\",\"topic\":\"t\",\"role\":\"mixed\",\"name\":"
+          "\"0123456789012345678901234567890123456789012345678901234567890123\"}", "name" },
+    };
+    struct node_record r = { .node = 42 };
+    struct err err;
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        if (read_text(bad[i].json, &r, &err) != ERR_INVALID) test_fail(__FILE__, __LINE__, "taken: %s", bad[i].json);
+        CHECK_EQ_STR(err.field, bad[i].field);
+        CHECK(err.text[0]);
+    }
+    CHECK_STATUS(read_text("[1]", &r, &err), ERR_FORMAT);
+    CHECK_STATUS(read_text("", &r, &err), ERR_FORMAT);
+    CHECK_STATUS(read_text("{\"node\":", &r, &err), ERR_FORMAT);
+    CHECK_EQ_INT(r.node, 42); /* outputs only on success */
+}
+
+TEST(unknown_members_are_ignored)
+{
+    struct node_record r;
+    struct err err;
+    CHECK_OK(read_text("{\"node\":\"00000000000000AB\",\"topic\":\"t\",\"role\":\"prefill\",\"colour\":[1,2],\"max_seqs\":null}", &r, &err));
+    CHECK_EQ_INT(r.node, 0xab);
+    CHECK_EQ_INT(r.max_seqs, 0);
+    CHECK_EQ_INT(r.role, ROLE_PREFILL);
+}
+
+TEST(a_proof_depends_on_every_part)
+{
+    char a[DIRECTORY_PROOF_MAX], b[DIRECTORY_PROOF_MAX];
+    directory_prove(STR("s"), "POST", STR("/p"), STR("body"), a);
+    CHECK_EQ_INT(strlen(a), 6 + 64);
+    CHECK(strncmp(a, "Baton ", 6) == 0);
+    directory_prove(STR("s"), "POST", STR("/p"), STR("body"), b);
+    CHECK_EQ_STR(a, b);
+    directory_prove(STR("t"), "POST", STR("/p"), STR("body"), b);
+    CHECK(strcmp(a, b) != 0);
+    directory_prove(STR("s"), "GET", STR("/p"), STR("body"), b);
+    CHECK(strcmp(a, b) != 0);
+    directory_prove(STR("s"), "POST", STR("/q"), STR("body"), b);
+    CHECK(strcmp(a, b) != 0);
+    directory_prove(STR("s"), "POST", STR("/p"), STR("bodY"), b);
+    CHECK(strcmp(a, b) != 0);
+}
+
+TEST(topics_are_listed_with_their_roles)
+{
+    struct directory_topic t[DIRECTORY_TOPICS_MAX];
+    char text[512], small[40];
+    size_t n = 0;
+    directory_topics_write(t, n, text, sizeof text);
+    CHECK_EQ_STR(text, "");
+    directory_topics_add(t, &n, "test", ROLE_PREFILL, 1);
+    directory_topics_add(t, &n, "default", ROLE_MIXED, 1);
+    directory_topics_add(t, &n, "both", ROLE_DECODE, 2);
+    directory_topics_add(t, &n, "both", ROLE_MIXED, 1);
+    directory_topics_write(t, n, text, sizeof text);
+    CHECK_EQ_STR(text, "both (0 prefill, 2 decode, 1 mixed), default (1 mixed), test (1 prefill, 0 decode)");
+    directory_topics_write(t, n, small, sizeof small);
+    CHECK_EQ_STR(small, "...");
+    for (int i = 0; i < 30; i++) {
+        char name[NODE_NAME_MAX];
+        memset(name, 'a' + i % 26, sizeof name - 1);
+        name[sizeof name - 1] = 0;
+        directory_topics_add(t, &n, name, ROLE_MIXED, 1);
+    }
+    CHECK_EQ_INT(n, DIRECTORY_TOPICS_MAX);
+    directory_topics_write(t, n, text, sizeof text);
+    CHECK(strlen(text) < sizeof text);
+    CHECK(str_ends(str_of(text), ", ..."));
+}
+
+TEST_MAIN(CASE(a_record_reads_back_equal), CASE(quantities_above_what_json_keeps_are_cut), CASE(every_field_is_checked),
+          CASE(unknown_members_are_ignored), CASE(a_proof_depends_on_every_part), CASE(topics_are_listed_with_their_roles))
