@@ -1,0 +1,265 @@
+/* test_place.c - which pair of nodes a request gets: candidates, room, load, affinity, spread. */
+#include <string.h>
+
+#include "scheduler/place.h"
+#include "shared/base/mem.h"
+#include "shared/base/rng.h"
+#include "tests/harness/test.h"
+
+enum { BLOCK = 64 };
+
+static struct node_record node(uint64_t id, enum node_role role)
+{
+    return (struct node_record){
+        .node = id, .role = role, .model = 7, .max_seqs = 8, .n_blocks = 100, .block_tokens = BLOCK, .max_model_len = 4096,
+    };
+}
+
+static struct place_request request(uint32_t n_tokens)
+{
+    return (struct place_request){ .n_tokens = n_tokens, .n_total = n_tokens + 100, .model = 7, .random = 0x123456789abcdef0u };
+}
+
+static uint64_t random_bits(uint64_t i)
+{
+    uint32_t r[4];
+    rng_philox(1, 0, i, r);
+    return (uint64_t)r[0] << 32 | r[1];
+}
+
+TEST(no_nodes_is_unavailable)
+{
+    struct place_request r = request(10);
+    struct place_result out;
+    struct node_record n = node(1, ROLE_PREFILL);
+    CHECK_STATUS(place_choose(NULL, 0, &r, &out), ERR_UNAVAILABLE);
+    CHECK_STATUS(place_choose(&n, 1, &r, &out), ERR_UNAVAILABLE); /* nobody decodes */
+}
+
+TEST(a_pair_is_split)
+{
+    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_DECODE) };
+    struct place_request r = request(2 * BLOCK);
+    struct place_result out;
+    CHECK_OK(place_choose(n, 2, &r, &out));
+    CHECK(out.prefill == &n[0]);
+    CHECK(out.decode == &n[1]);
+    CHECK_EQ_INT(out.blocks, 3); /* the prompt and the first token after it */
+}
+
+TEST(decode_nodes_alone_do_both)
+{
+    struct node_record n = node(2, ROLE_DECODE);
+    struct place_request r = request(10);
+    struct place_result out;
+    CHECK_OK(place_choose(&n, 1, &r, &out));
+    CHECK(out.prefill == NULL);
+    CHECK(out.decode == &n);
+    CHECK_EQ_INT(out.blocks, 1);
+}
+
+TEST(a_mixed_node_keeps_its_own_prompts)
+{
+    struct node_record n = node(3, ROLE_MIXED);
+    struct place_request r = request(10);
+    struct place_result out;
+    CHECK_OK(place_choose(&n, 1, &r, &out));
+    CHECK(out.prefill == NULL);
+    CHECK(out.decode == &n);
+}
+
+TEST(a_full_mixed_node_can_still_prefill)
+{
+    struct node_record n[] = { node(3, ROLE_MIXED), node(4, ROLE_DECODE) };
+    struct place_request r = request(10);
+    struct place_result out;
+    n[0].placed_seqs = n[0].max_seqs;
+    CHECK_OK(place_choose(n, 2, &r, &out));
+    CHECK(out.prefill == &n[0]);
+    CHECK(out.decode == &n[1]);
+}
+
+TEST(unfit_nodes_are_passed_over)
+{
+    struct node_record n[] = { node(1, ROLE_DECODE), node(2, ROLE_DECODE), node(3, ROLE_DECODE), node(4, ROLE_DECODE), node(5, ROLE_DECODE) };
+    uint64_t avoid[] = { 3, 99 };
+    struct place_request r = request(65);
+    struct place_result out;
+    n[0].draining = true;
+    n[1].model = 8;
+    r.avoid = avoid; /* 3 */
+    r.n_avoid = 2;
+    n[3].n_blocks = 1; /* could never hold it */
+    for (uint64_t i = 0; i < 50; i++) {
+        r.random = random_bits(i);
+        CHECK_OK(place_choose(n, 5, &r, &out));
+        CHECK(out.decode == &n[4]);
+    }
+    n[4].max_model_len = 65; /* no room for one more token */
+    CHECK_STATUS(place_choose(n, 5, &r, &out), ERR_UNAVAILABLE);
+    r.model = 0; /* any model will do */
+    CHECK_OK(place_choose(n, 5, &r, &out));
+    CHECK(out.decode == &n[1]);
+}
+
+TEST(full_is_busy_and_too_small_is_unavailable)
+{
+    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_DECODE) };
+    struct place_request r = request(BLOCK);
+    struct place_result out;
+    n[1].placed_seqs = 8;
+    CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_BUSY);
+    n[1].placed_seqs = 7;
+    CHECK_OK(place_choose(n, 2, &r, &out));
+    n[1].placed_blocks = 99; /* the prompt needs two of one left */
+    CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_BUSY);
+    n[1].placed_blocks = 98;
+    CHECK_OK(place_choose(n, 2, &r, &out));
+    r.n_tokens = 4096;
+    CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_UNAVAILABLE);
+}
+
+TEST(the_least_loaded_decode_node_wins)
+{
+    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_DECODE), node(3, ROLE_DECODE), node(4, ROLE_DECODE) };
+    struct place_request r = request(10);
+    struct place_result out;
+    n[1].placed_seqs = 3;
+    n[2].n_running = 2; /* reported: placed by nobody this directory knows */
+    n[2].n_waiting = 2;
+    n[3].placed_seqs = 2;
+    for (uint64_t i = 0; i < 50; i++) {
+        r.random = random_bits(i);
+        CHECK_OK(place_choose(n, 4, &r, &out));
+        CHECK(out.decode == &n[3]);
+    }
+}
+
+TEST(prefill_load_counts_beyond_the_slack)
+{
+    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_PREFILL), node(3, ROLE_DECODE) };
+    struct place_request r = request(400); /* slack 100 */
+    struct place_result out;
+    int n_first = 0;
+    n[0].placed_tokens = 101;
+    for (uint64_t i = 0; i < 50; i++) {
+        r.random = random_bits(i);
+        CHECK_OK(place_choose(n, 3, &r, &out));
+        CHECK(out.prefill == &n[1]);
+    }
+    n[0].placed_tokens = 0;
+    n[0].waiting_tokens = 100; /* as good as equal */
+    for (uint64_t i = 0; i < 200; i++) {
+        r.random = random_bits(i);
+        CHECK_OK(place_choose(n, 3, &r, &out));
+        n_first += out.prefill == &n[0];
+    }
+    CHECK(n_first > 50 && n_first < 150);
+}
+
+TEST(equal_prompts_go_to_one_prefill_node)
+{
+    enum { N = 64 };
+    struct node_record n[N + 1];
+    struct place_request r = request(1000);
+    struct place_result out;
+    const struct node_record *first = NULL;
+    for (uint64_t i = 0; i < N; i++) n[i] = node(100 + i, ROLE_PREFILL);
+    n[N] = node(1, ROLE_DECODE);
+    r.first_block = (struct hash128){ 11, 22 };
+    for (uint64_t i = 0; i < 200; i++) { /* more nodes than the sample: the named one is among the candidates always */
+        r.random = random_bits(i);
+        CHECK_OK(place_choose(n, N + 1, &r, &out));
+        if (!first) first = out.prefill;
+        CHECK(out.prefill == first);
+    }
+    /* Another view, in which the named node is gone, keeps all other prompts where they are. */
+    ptrdiff_t at = first - n;
+    n[at].draining = true;
+    CHECK_OK(place_choose(n, N + 1, &r, &out));
+    CHECK(out.prefill != &n[at]);
+    int n_same = 0;
+    for (uint64_t i = 0; i < 100; i++) {
+        struct place_result with, without;
+        r.first_block = (struct hash128){ random_bits(1000 + i), 5 };
+        n[at].draining = false;
+        CHECK_OK(place_choose(n, N + 1, &r, &with));
+        n[at].draining = true;
+        CHECK_OK(place_choose(n, N + 1, &r, &without));
+        CHECK(with.prefill == without.prefill || with.prefill == &n[at]);
+        n_same += with.prefill == without.prefill;
+    }
+    CHECK(n_same > 80);
+}
+
+TEST(affinity_gives_way_to_load)
+{
+    struct node_record n[] = { node(1, ROLE_PREFILL), node(2, ROLE_PREFILL), node(3, ROLE_DECODE) };
+    struct place_request r = request(1000);
+    struct place_result out;
+    r.first_block = (struct hash128){ 1, 2 };
+    CHECK_OK(place_choose(n, 3, &r, &out));
+    size_t named = (size_t)(out.prefill - n);
+    n[named].placed_tokens = 250; /* within the slack of a quarter of the prompt */
+    CHECK_OK(place_choose(n, 3, &r, &out));
+    CHECK(out.prefill == &n[named]);
+    n[named].placed_tokens = 251;
+    CHECK_OK(place_choose(n, 3, &r, &out));
+    CHECK(out.prefill == &n[1 - named]);
+}
+
+TEST(a_thousand_placements_are_balanced)
+{
+    enum { P = 4, D = 40, PLACEMENTS = 1000 };
+    struct node_record n[P + D];
+    for (uint64_t i = 0; i < P; i++) n[i] = node(1 + i, ROLE_PREFILL);
+    for (uint64_t i = P; i < P + D; i++) {
+        n[i] = node(1 + i, ROLE_DECODE);
+        n[i].max_seqs = 1000;
+        n[i].n_blocks = 100000;
+    }
+    for (uint64_t i = 0; i < PLACEMENTS; i++) {
+        struct place_request r = request(100 + (uint32_t)(random_bits(i) % 900));
+        struct place_result out;
+        r.random = random_bits(100000 + i);
+        CHECK_OK(place_choose(n, P + D, &r, &out));
+        CHECK(out.prefill);
+        n[out.prefill - n].placed_tokens += r.n_tokens;
+        n[out.decode - n].placed_seqs++;
+        n[out.decode - n].placed_blocks += out.blocks;
+    }
+    uint64_t most = 0, least = UINT64_MAX;
+    for (size_t i = 0; i < P; i++) {
+        if (n[i].placed_tokens > most) most = n[i].placed_tokens;
+        if (n[i].placed_tokens < least) least = n[i].placed_tokens;
+    }
+    CHECK(most - least < 2000); /* of about 137,000 each */
+    for (size_t i = P; i < P + D; i++) /* 25 each; sampled 16 of 40 */
+        if (n[i].placed_seqs < 20 || n[i].placed_seqs > 30) test_fail(__FILE__, __LINE__, "node %zu has %u", i, n[i].placed_seqs);
+}
+
+/* Entries that all hold one old view must not choose the same node. */
+TEST(equal_views_do_not_herd)
+{
+    enum { D = 40, PLACEMENTS = 1000 };
+    struct node_record n[D];
+    int hits[D] = { 0 }, n_used = 0;
+    for (uint64_t i = 0; i < D; i++) n[i] = node(1 + i, ROLE_DECODE);
+    for (uint64_t i = 0; i < PLACEMENTS; i++) {
+        struct place_request r = request(10);
+        struct place_result out;
+        r.random = random_bits(i);
+        CHECK_OK(place_choose(n, D, &r, &out));
+        hits[out.decode - n]++;
+    }
+    for (int i = 0; i < D; i++) {
+        n_used += hits[i] > 0;
+        CHECK(hits[i] < 3 * PLACEMENTS / D);
+    }
+    CHECK_EQ_INT(n_used, D); /* the sample leaves nobody out */
+}
+
+TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split), CASE(decode_nodes_alone_do_both), CASE(a_mixed_node_keeps_its_own_prompts),
+          CASE(a_full_mixed_node_can_still_prefill), CASE(unfit_nodes_are_passed_over), CASE(full_is_busy_and_too_small_is_unavailable),
+          CASE(the_least_loaded_decode_node_wins), CASE(prefill_load_counts_beyond_the_slack), CASE(equal_prompts_go_to_one_prefill_node),
+          CASE(affinity_gives_way_to_load), CASE(a_thousand_placements_are_balanced), CASE(equal_views_do_not_herd))
