@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
+#include "deploy/cli/compatibility.h"
 #include "deploy/cli/node.h"
 #include "shared/base/log.h"
 
@@ -29,6 +30,7 @@ static int serve_with(struct config *c)
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
         config_notes(c, say_note, NULL);
+        compatibility_env_notes(say_note, NULL);
         node_options_print(&o, c, &page);
         fwrite(page.data, 1, page.len, stderr);
         exit_status = 1;

@@ -19,6 +19,7 @@ int cmd_generate(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_version(int argc, char **argv);
+int cmd_docs(int argc, char **argv);
 
 /* Read environment and arguments of `command` with the option table (deploy/cli/options.h). --help prints and gives *done = true.
  * On failure the sentence has been printed to stderr; the caller returns 2. `words` receives at most *n_words words that are

@@ -1,0 +1,44 @@
+/* cmd_docs.c - `baton docs PAGE`: prints the pages of docs/ that are made from tables, so that they cannot fall behind. */
+#include <stdio.h>
+
+#include "deploy/cli/commands.h"
+#include "deploy/cli/compatibility.h"
+#include "deploy/cli/options.h"
+
+static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPrint a page of docs/ that is made from the program's own tables.\n";
+
+static const char CONFIGURATION_HEAD[] =
+    "# Configuration\n\n"
+    "Every option of every command. A flag beats its environment variable, which beats the default; at start a node prints the values it\n"
+    "ended up with and where each came from. `_` and `-` are equal in names; a flag of one or two letters has one dash. Lists take commas\n"
+    "or repetition. Names are FastDeploy's where it has one; vLLM's and others' are aliases.\n\n"
+    "Effect says whether an option does what it says (works), changes no answer and is said once at start (accepted), or stops the start\n"
+    "with its reason (refused). This page is printed by `baton docs configuration`; a test holds it against the program.\n\n"
+    "Environment variables that have no flag:\n\n"
+    "| Variable | What it is |\n|---|---|\n"
+    "| `BATON_CLUSTER_SECRET` | The secret that all nodes share (or --cluster-secret-file). Without one node-to-node ports stay on loopback. |\n"
+    "| `BATON_MODELS` | Folders, joined by `:`, in which `--model org/name` is looked for first. |\n"
+    "| `HF_HUB_CACHE`, `HF_HOME` | Hugging Face's cache, in which `--model org/name` is looked for; default `~/.cache/huggingface`. |\n"
+    "| `MODELSCOPE_CACHE` | ModelScope's cache, in which it is looked for next; default `~/.cache/modelscope`. |\n\n";
+
+int cmd_docs(int argc, char **argv)
+{
+    bool done;
+    const char *words[1];
+    int n_words = 1;
+    struct buf out = { 0 };
+    struct config *c = command_config("docs", INTRO, argc, argv, words, &n_words, &done);
+    if (!c) return done ? 0 : 2;
+    if (n_words == 1 && str_eq_c(str_of(words[0]), "compatibility")) {
+        compatibility_markdown(&out);
+    } else if (n_words == 1 && str_eq_c(str_of(words[0]), "configuration")) {
+        buf_add_c(&out, CONFIGURATION_HEAD);
+        config_markdown(OPTIONS, &out);
+    }
+    fwrite(out.data, 1, out.len, stdout);
+    if (!out.len) fputs(INTRO, stderr);
+    int exit_status = out.len ? 0 : 2;
+    buf_release(&out);
+    config_free(c);
+    return exit_status;
+}

@@ -1,0 +1,135 @@
+/* compatibility.c - see compatibility.h. */
+#include "deploy/cli/compatibility.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "deploy/cli/options.h"
+#include "shared/base/assert.h"
+
+extern char **environ;
+
+/* Is `word` in a list separated by spaces? */
+static bool has_word(const char *list, const char *word)
+{
+    struct str rest = str_of(list), item;
+    while (str_split(&rest, ' ', &item))
+        if (item.n && str_eq_c(item, word)) return true;
+    return false;
+}
+
+static const struct option *option_of_flag(const char *name)
+{
+    for (const struct option *o = OPTIONS; o->name; o++)
+        if (strcmp(o->name, name) == 0 || has_word(o->aliases, name)) return o;
+    return NULL;
+}
+
+static const struct option *option_of_env(const char *name)
+{
+    for (const struct option *o = OPTIONS; o->name; o++)
+        if (has_word(o->env, name)) return o;
+    return NULL;
+}
+
+bool compatibility_resolve(const struct compat_row *row, enum option_effect *effect, const char **sentence)
+{
+    *effect = row->effect;
+    *sentence = row->sentence;
+    if (row->sentence) return true;
+    const struct option *o = row->kind == COMPAT_FLAG ? option_of_flag(row->name + strlen("--")) : option_of_env(row->name);
+    if (!o) return false;
+    *effect = o->effect;
+    *sentence = o->effect == EFFECT_WORKS || !o->note ? o->help : o->note;
+    return true;
+}
+
+/* ---- the page ---- */
+
+static const char *effect_word(enum option_effect effect)
+{
+    return effect == EFFECT_WORKS ? "works" : effect == EFFECT_ACCEPTED ? "accepted without effect" : "refused";
+}
+
+/* Text in a table cell: '|' would end it, '<' could begin a tag. */
+static void add_cell(struct buf *out, const char *text)
+{
+    for (const char *c = text; *c; c++) {
+        if (*c == '|') buf_add_c(out, "\\|");
+        else if (*c == '<') buf_add_c(out, "&lt;");
+        else buf_add_char(out, *c);
+    }
+}
+
+static void add_row(const struct compat_row *row, struct buf *out)
+{
+    enum option_effect effect;
+    const char *sentence;
+    ASSERT(compatibility_resolve(row, &effect, &sentence));
+    buf_printf(out, "| `%s`", row->name);
+    if (row->owner) buf_printf(out, " of %s", row->owner);
+    buf_printf(out, " | %s | %s | ", *row->seeds ? row->seeds : "-", effect_word(effect));
+    add_cell(out, sentence);
+    buf_add_c(out, " |\n");
+}
+
+void compatibility_markdown(struct buf *out)
+{
+    static const char *const headings[COMPAT_N_KINDS] = {
+        [COMPAT_COMMAND] = "Commands", [COMPAT_FLAG] = "Flags", [COMPAT_ENV] = "Environment variables", [COMPAT_VALUE] = "Values and models" };
+    buf_add_c(out, "# Compatibility\n\n"
+                   "What becomes of every command, flag, environment variable and value in five documents that our users have in hand:\n"
+                   "000 FastDeploy, data parallel service; 001 the same page, older; 002 vLLM-Ascend, distributed data parallel with large-scale\n"
+                   "expert parallelism; 003 FastDeploy, ERNIE-4.5-21B-A3B; 004 PaddleNLP, static-graph deployment.\n\n"
+                   "* **works**: does what the document says.\n"
+                   "* **accepted without effect**: changes no answer here; a node says so once when it starts.\n"
+                   "* **refused**: cannot be honoured; a flag or value stops the start with its sentence, a command has no counterpart.\n\n"
+                   "This page is printed by `baton docs compatibility`; a test holds it against the documents and the program.\n");
+    for (int kind = 0; kind < COMPAT_N_KINDS; kind++) {
+        buf_printf(out, "\n## %s\n\n| Name | Documents | Effect | What Baton does |\n|---|---|---|---|\n", headings[kind]);
+        for (const struct compat_row *row = COMPATIBILITY; row->name; row++)
+            if ((int)row->kind == kind) add_row(row, out);
+    }
+}
+
+/* ---- at start ---- */
+
+/* The row of a variable: its own, or the family's. */
+static const struct compat_row *row_of_env(struct str name)
+{
+    const struct compat_row *family = NULL;
+    for (const struct compat_row *row = COMPATIBILITY; row->name; row++) {
+        if (row->kind != COMPAT_ENV) continue;
+        struct str pattern = str_of(row->name);
+        if (str_eq(pattern, name)) return row;
+        if (str_ends(pattern, "*") && name.n >= pattern.n && memcmp(name.p, pattern.p, pattern.n - 1) == 0) family = row;
+    }
+    return family;
+}
+
+static void note_of(struct str name, struct buf *out)
+{
+    enum option_effect effect;
+    const char *sentence;
+    const struct compat_row *row = row_of_env(name);
+    if (!row || row->quiet || !compatibility_resolve(row, &effect, &sentence) || effect == EFFECT_WORKS) return;
+    buf_add_str(out, name);
+    if (option_of_env(out->data)) { /* an option reads it, though its family is not read */
+        buf_clear(out);
+        return;
+    }
+    buf_printf(out, ": %s", sentence);
+}
+
+void compatibility_env_notes(void (*say)(void *arg, const char *sentence), void *arg)
+{
+    struct buf note = { 0 };
+    for (char **e = environ; e && *e; e++) {
+        size_t n = strcspn(*e, "=");
+        if (!(*e)[n] || !(*e)[n + 1]) continue; /* empty counts as absent */
+        buf_clear(&note);
+        note_of((struct str){ *e, n }, &note);
+        if (note.len) say(arg, note.data);
+    }
+    buf_release(&note);
+}

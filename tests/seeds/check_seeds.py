@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""check_seeds.py - holds docs/compatibility.md against the documents it is about, and the generated pages against the program.
+
+usage: check_seeds.py BATON SOURCE_DIR
+
+The documents are tests/seeds/data/*.txt. Flags, environment variables, commands and model names are found in them by patterns
+that know nothing of Baton's table; one that the table lacks is a failure. Last line: N passed, N failed, N skipped."""
+import os
+import re
+import subprocess
+import sys
+
+BATON, SOURCE = sys.argv[1], sys.argv[2]
+DATA = os.path.join(SOURCE, "tests", "seeds", "data")
+FLAG = re.compile(r"(?<![A-Za-z0-9_-])--[A-Za-z][A-Za-z0-9_-]*")
+# What is written in capitals with '_' and is no environment variable: an attention kernel's name, a key of the OpenAI client
+# example, quantities of the sizing formula, a Linux capability.
+NOT_ENV = {"FLASH_ATTN", "EMPTY_API_KEY", "NUM_TOTAL_TOKEN", "INFER_MODEL_MAX_SEQ_LEN", "EXTEND_RATIO", "SYS_PTRACE"}
+ENV = [
+    re.compile(r"\bexport ([A-Za-z_][A-Za-z0-9_]*)="),
+    re.compile(r"\bunset ([A-Za-z_][A-Za-z0-9_]*)"),
+    re.compile(r"-e \"([A-Za-z_][A-Za-z0-9_]*)="),
+    re.compile(r"^([A-Z][A-Za-z0-9_]*|model_name) \| (?:int|str|float) \|", re.M),
+    re.compile(r"\b([A-Z][A-Z0-9]*_[A-Za-z0-9_]+)\b"),
+    re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)"),
+    re.compile(r"环境变量`?([A-Za-z_]+)"),
+]
+NOT_VARIABLE = {"nic_name", "local_ip", "i", "path_to_mtp_model", "PWD", "proxy"}  # of the scripts themselves; of a comment
+COMMAND = [
+    re.compile(r"\bpython3? -m [a-z_.]+"),
+    re.compile(r"\bpython3? [a-z_]+\.py"),
+    re.compile(r"\bbash [a-z_./]+\.sh"),
+    re.compile(r"\brun_dp_template\.sh"),
+    re.compile(r"\bdocker (?:run|exec|build)\b"),
+    re.compile(r"\b(?:mpirun )?(?:start|stop)_server\b"),
+    re.compile(r"\b(?:hccn_tool|npu-smi info|nvidia-smi|ifconfig|vllm serve|cat /etc/hccn\.conf)\b"),
+    re.compile(r"^(?:git clone|pip3 install) .*$", re.M),
+    re.compile(r"\bais_bench(?= --)"),
+]
+NOT_COMMAND = {"bash ./run_dp_template.sh"}  # counted without the shell
+MODEL = [
+    re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+/(?:weight_only_int[48]|a8w8[a-z0-9_]*)"),
+    re.compile(r"--model ([A-Za-z0-9_./-]+)"),
+    re.compile(r"vllm serve ([A-Za-z0-9_./-]+)"),
+]
+QUANTIZATION = re.compile(r"--quantization ([a-z0-9_]+)|quant_type=([a-z0-9_]+)")
+JSON_MEMBER = {"--kv-transfer-config": re.compile(r"\"(kv_[a-z_]+|engine_id)\":"), "--additional-config": re.compile(r"\"(enable_[a-z_]+)\":")}
+
+
+def documents():
+    for name in sorted(os.listdir(DATA)):
+        with open(os.path.join(DATA, name), encoding="utf-8") as f:
+            yield name.split(".")[0], f.read()
+
+
+def found(patterns, text):
+    return {next((g for g in m.groups() if g), m.group(0)) if m.groups() else m.group(0) for p in patterns for m in p.finditer(text)}
+
+
+def page(name):
+    return subprocess.run([BATON, "docs", name], check=True, capture_output=True, text=True).stdout
+
+
+def table():
+    """{heading: [(name, owner, documents, effect, sentence)]} of the page."""
+    rows, heading = {}, None
+    for line in page("compatibility").splitlines():
+        if line.startswith("## "):
+            heading = line[3:]
+            rows[heading] = []
+        m = re.match(r"\| `(.*?)`(?: of (\S+))? \| ([^|]*) \| (works|accepted without effect|refused) \| (.*) \|$", line)
+        if m and heading:
+            rows[heading].append((m[1], m[2], m[3].split(), m[4], m[5]))
+        elif heading and line.startswith("| `"):
+            raise AssertionError("a row that is not understood: " + line)
+    return rows
+
+
+TABLE = table()
+
+
+def expect_rows(heading, wanted):
+    """Every (name, document) pair is in a row of that name which lists that document."""
+    have = {(row[0], number) for row in TABLE[heading] for number in row[2]}
+    missing = sorted(set(wanted) - have)
+    assert not missing, f"not in the table under {heading!r}: " + ", ".join(f"{n} (document {d})" for n, d in missing)
+    assert len(set(wanted)) > 0
+
+
+def test_every_flag_has_a_row():
+    expect_rows("Flags", [(f, d) for d, text in documents() for f in found([FLAG], text)])
+
+
+def test_every_environment_variable_has_a_row():
+    expect_rows("Environment variables", [(v, d) for d, text in documents() for v in found(ENV, text) - NOT_ENV - NOT_VARIABLE])
+
+
+def test_every_command_has_a_row():
+    expect_rows("Commands", [(c.strip(), d) for d, text in documents() for c in found(COMMAND, text) - NOT_COMMAND])
+
+
+def test_every_model_and_value_has_a_row():
+    wanted = [(m, d) for d, text in documents() for m in found(MODEL, text)]
+    wanted += [("--quantization " + q, d) for d, text in documents() for q in found([QUANTIZATION], text)]
+    for flag, pattern in JSON_MEMBER.items():
+        wanted += [(f"{flag} {m}", d) for d, text in documents() for m in found([pattern], text)]
+    expect_rows("Values and models", wanted)
+
+
+def test_no_row_names_a_document_that_lacks_it():
+    texts = dict(documents())
+    for heading in ("Flags", "Environment variables"):
+        for name, _, numbers, _, _ in TABLE[heading]:
+            for n in [n for n in numbers if n != "-"]:
+                assert re.search(r"(?<![A-Za-z0-9_-])" + re.escape(name) + r"(?![A-Za-z0-9-])", texts[n]), f"{name} is not in document {n}"
+
+
+def test_no_name_appears_twice():
+    for heading, rows in TABLE.items():
+        names = [r[:2] for r in rows]
+        twice = {n for n in names if names.count(n) > 1}
+        assert not twice, f"{heading}: {twice}"
+
+
+def run_serve(*args, model="/nonexistent/model"):
+    p = subprocess.run([BATON, "serve", "--model", model, *args], capture_output=True, text=True, timeout=60,
+                       env={"PATH": os.environ["PATH"]})
+    return p.returncode, p.stderr
+
+
+def test_flags_of_other_programs_are_no_options():
+    own = {r[0] for r in TABLE["Flags"] if not r[1]}
+    for name, owner, _, _, _ in TABLE["Flags"]:
+        if owner and name not in own:
+            status, text = run_serve(name, "1")
+            assert status == 2 and "no option" in text, f"{name} of {owner}: status {status}, {text!r}"
+
+
+def test_every_serving_flag_is_known():
+    for name, owner, _, _, _ in TABLE["Flags"]:
+        if not owner:
+            _, text = run_serve(name, "1")
+            assert "there is no option" not in text, text
+
+
+def test_refused_values_stop_the_start_with_their_reason():
+    model = os.path.join(SOURCE, "tests", "data", "goldens", "llama", "model")
+    assert os.path.isdir(model), model
+    for name, _, _, effect, _ in TABLE["Values and models"]:
+        if effect != "refused" or not name.startswith("--quantization"):
+            continue
+        status, text = run_serve(*name.split(), model=model)
+        assert status == 2 and name in text, f"{name}: status {status}, {text!r}"
+
+
+def page_matches(name):
+    path = os.path.join(SOURCE, "docs", name + ".md")
+    with open(path, encoding="utf-8") as f:
+        committed = f.read()
+    assert committed == page(name), f"docs/{name}.md differs from `baton docs {name}`; write it again from there"
+
+
+def test_the_compatibility_page_is_the_programs():
+    page_matches("compatibility")
+
+
+def test_the_configuration_page_is_the_programs():
+    page_matches("configuration")
+
+
+def main():
+    failed = passed = 0
+    for name, test in [(n, t) for n, t in globals().items() if n.startswith("test_")]:
+        try:
+            test()
+            passed += 1
+            print("ok", name)
+        except (AssertionError, OSError, subprocess.SubprocessError) as e:
+            failed += 1
+            print(f"FAIL {name}: {e}")
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return failed > 0
+
+
+sys.exit(main())
