@@ -1,0 +1,179 @@
+/* test_routes.c - the face over real sockets: paths, keys, methods, types, probes, streams, clients that leave. */
+#include "tests/unit/serve/serve_rig.h"
+
+#define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]"
+
+static void expect(struct rig *r, const char *method, const char *path, const char *headers, const char *body, int status)
+{
+    struct answer a = rig_request(r, method, path, headers, body);
+    if (a.status != status) test_fail(__FILE__, __LINE__, "%s %s: %d, not %d: %s", method, path, a.status, status, a.body.data);
+    CHECK(answer_has_header(&a, "x-request-id: "));
+    answer_free(&a);
+}
+
+TEST(chat_over_http)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    struct answer a = rig_request(&r, "POST", "/v1/chat/completions", "X-Request-Id: abc.1\r\nX-Baton-Trace: 1\r\n", "{" MESSAGES "}");
+    CHECK_EQ_INT(a.status, 200);
+    CHECK_EQ_STR(string_at(a.json, "choices.0.message.content"), "Hello there, world");
+    CHECK_EQ_STR(string_at(a.json, "id"), "chatcmpl-abc.1");
+    CHECK_EQ_STR(string_at(a.json, "baton.prefill_node"), "p0");
+    CHECK(answer_has_header(&a, "x-request-id: abc.1\r\n") && answer_has_header(&a, "content-type: application/json"));
+    answer_free(&a);
+    a = rig_request(&r, "POST", "/v1/chat/completions", "X-Request-Id: no good\r\n", "{" MESSAGES ",\"request_id\":\"from-body\"}");
+    CHECK(answer_has_header(&a, "x-request-id: from-body\r\n"));
+    answer_free(&a);
+    a = rig_request(&r, "POST", "/v1/chat/completions", NULL, "{" MESSAGES ",\"stream\":true}");
+    CHECK_EQ_INT(a.status, 200);
+    CHECK(answer_has_header(&a, "content-type: text/event-stream") && answer_has_header(&a, "cache-control: no-cache"));
+    CHECK(answer_has_header(&a, "x-request-id: ") && str_ends(buf_str(&a.body), "\n[DONE]\n"));
+    answer_free(&a);
+    a = rig_request(&r, "POST", "/v1/chat/completions", NULL, "{" MESSAGES ",\"top_p\":7}");
+    CHECK_EQ_INT(a.status, 400);
+    CHECK_EQ_STR(string_at(a.json, "error.param"), "top_p");
+    answer_free(&a);
+    rig_close(&r);
+}
+
+TEST(paths_and_aliases)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    expect(&r, "POST", "/v1/chat/completions/completions", NULL, "{\"prompt\":\"x\"}", 200);
+    expect(&r, "POST", "/v1/chat/completions/chat/completions", NULL, "{" MESSAGES "}", 200);
+    expect(&r, "POST", "/v1/completions/", NULL, "{\"prompt\":\"x\"}", 200);
+    expect(&r, "GET", "/nothing", NULL, NULL, 404);
+    expect(&r, "GET", "/v1/completions", NULL, NULL, 405);
+    expect(&r, "DELETE", "/v1/models", NULL, NULL, 405);
+    expect(&r, "POST", "/v1/models", NULL, "{}", 405);
+    struct answer a = rig_request(&r, "PUT", "/ping", NULL, NULL);
+    CHECK(answer_has_header(&a, "allow: GET, HEAD, POST\r\n"));
+    answer_free(&a);
+    static const char *const fine[] = { "/health", "/ready", "/readyz", "/ping", "/live", "/livez", "/v2/health/live", "/v2/health/ready", "/load", "/version" };
+    for (size_t i = 0; i < COUNT_OF(fine); i++) expect(&r, "GET", fine[i], NULL, NULL, 200);
+    r.fake.not_ready = true;
+    a = rig_request(&r, "GET", "/health", NULL, NULL);
+    CHECK_EQ_INT(a.status, 503);
+    CHECK_EQ_STR(string_at(a.json, "error.message"), "no decode node in topic 'default'");
+    CHECK(answer_has_header(&a, "retry-after: 1"));
+    answer_free(&a);
+    expect(&r, "GET", "/live", NULL, NULL, 200);
+    rig_close(&r);
+}
+
+TEST(side_documents)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    struct answer a = rig_request(&r, "GET", "/v1/models", NULL, NULL);
+    CHECK_EQ_STR(string_at(a.json, "object"), "list");
+    CHECK_EQ_STR(string_at(a.json, "data.0.id"), "tiny");
+    CHECK_EQ_INT(number_at(a.json, "data.1.max_model_len"), 256);
+    answer_free(&a);
+    a = rig_request(&r, "GET", "/v1/models/org%2Ftiny", NULL, NULL);
+    CHECK_EQ_STR(string_at(a.json, "id"), "org/tiny");
+    answer_free(&a);
+    a = rig_request(&r, "GET", "/v1/models/other", NULL, NULL);
+    CHECK_EQ_INT(a.status, 404);
+    CHECK_EQ_STR(string_at(a.json, "error.code"), "model_not_found");
+    answer_free(&a);
+    a = rig_request(&r, "GET", "/version", NULL, NULL);
+    CHECK_EQ_STR(string_at(a.json, "version"), "9.9");
+    CHECK_EQ_STR(string_at(a.json, "role"), "mixed");
+    answer_free(&a);
+    a = rig_request(&r, "GET", "/cluster", NULL, NULL);
+    CHECK_EQ_STR(string_at(a.json, "nodes.0.name"), "p0");
+    CHECK_EQ_STR(string_at(a.json, "role"), "mixed");
+    answer_free(&a);
+    a = rig_request(&r, "GET", "/metrics", NULL, NULL);
+    CHECK(strstr(a.body.data, "baton_http_responses_total{path=\"/v1/models\",code=\"2xx\"} 2"));
+    CHECK(answer_has_header(&a, "text/plain; version=0.0.4"));
+    answer_free(&a);
+    int fd = rig_connect(r.admin);
+    rig_send(fd, "GET", "/metrics", NULL, NULL);
+    a = rig_recv(&r, fd);
+    CHECK_EQ_INT(a.status, 200);
+    answer_free(&a);
+    fd = rig_connect(r.admin);
+    rig_send(fd, "POST", "/v1/completions", NULL, "{\"prompt\":\"x\"}");
+    a = rig_recv(&r, fd);
+    CHECK_EQ_INT(a.status, 404);
+    answer_free(&a);
+    rig_close(&r);
+}
+
+TEST(keys)
+{
+    struct rig r;
+    rig_open(&r);
+    r.o.api_keys[0] = "sk-one";
+    r.o.api_keys[1] = "sk-two";
+    r.o.n_api_keys = 2;
+    rig_start(&r);
+    struct answer a = rig_request(&r, "GET", "/v1/models", NULL, NULL);
+    CHECK_EQ_INT(a.status, 401);
+    CHECK_EQ_STR(string_at(a.json, "error.code"), "invalid_api_key");
+    CHECK(answer_has_header(&a, "www-authenticate: Bearer\r\n"));
+    answer_free(&a);
+    static const char *const closed[] = { "/v1/models", "/metrics", "/load", "/cluster", "/nothing", "/v1/completions", "/tokenize" };
+    for (size_t i = 0; i < COUNT_OF(closed); i++) expect(&r, "GET", closed[i], NULL, NULL, 401);
+    static const char *const open_to_all[] = { "/health", "/live", "/ready", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/ping", "/version" };
+    for (size_t i = 0; i < COUNT_OF(open_to_all); i++) expect(&r, "GET", open_to_all[i], NULL, NULL, 200);
+    expect(&r, "GET", "/v1/models", "Authorization: Bearer sk-one\r\n", NULL, 200);
+    expect(&r, "GET", "/v1/models", "Authorization: bEARER sk-two\r\n", NULL, 200);
+    expect(&r, "GET", "/v1/models", "Authorization: Bearer sk-on\r\n", NULL, 401);
+    expect(&r, "GET", "/v1/models", "Authorization: Bearer sk-one2\r\n", NULL, 401);
+    expect(&r, "GET", "/v1/models", "Authorization: Bearer\r\n", NULL, 401);
+    expect(&r, "GET", "/v1/models", "Authorization: Basic sk-one\r\n", NULL, 401);
+    expect(&r, "GET", "/v1/models", "Authorization: sk-one\r\n", NULL, 401);
+    rig_close(&r);
+}
+
+TEST(content_types)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    int fd = rig_connect(r.http);
+    rig_send(fd, "POST", "/v1/completions", "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n", NULL);
+    CHECK_EQ_INT(send(fd, "{}", 2, 0), 2);
+    struct answer a = rig_recv(&r, fd);
+    CHECK_EQ_INT(a.status, 415);
+    answer_free(&a);
+    expect(&r, "POST", "/v1/completions", "Content-Encoding: gzip\r\n", "{\"prompt\":\"x\"}", 415);
+    rig_close(&r);
+}
+
+TEST(client_that_leaves_cancels_its_work)
+{
+    struct rig r;
+    rig_open(&r);
+    rig_start(&r);
+    for (int streamed = 0; streamed < 2; streamed++) {
+        uint32_t before = r.fake.n_canceled;
+        int fd = rig_connect(r.http);
+        rig_send(fd, "POST", "/v1/completions", NULL, streamed ? "{\"prompt\":[\"a\",\"b\"],\"stream\":true,\"ignore_eos\":true,\"max_tokens\":200}"
+                                                               : "{\"prompt\":[\"a\",\"b\"],\"ignore_eos\":true,\"max_tokens\":200}");
+        for (int i = 0; i < 20000 && r.fake.n_live < 2; i++) rig_turn(&r);
+        CHECK_EQ_INT(r.fake.n_live, 2);
+        r.fake.hold = !streamed;
+        for (int i = 0; i < 20; i++) rig_turn(&r);
+        close(fd);
+        for (int i = 0; i < 20000 && r.fake.n_live; i++) rig_turn(&r);
+        CHECK_EQ_INT(r.fake.n_live, 0);
+        CHECK_EQ_INT(r.fake.n_canceled, before + 2);
+        CHECK_EQ_INT(serve_n_calls(r.serve), 0);
+        r.fake.hold = false;
+    }
+    struct answer a = rig_request(&r, "GET", "/metrics", NULL, NULL);
+    CHECK(strstr(a.body.data, "baton_http_client_disconnects_total 2"));
+    answer_free(&a);
+    rig_close(&r);
+}
+
+TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(side_documents), CASE(keys), CASE(content_types), CASE(client_that_leaves_cancels_its_work))
