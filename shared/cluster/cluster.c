@@ -202,8 +202,8 @@ static enum status send_pending(struct cluster *c, struct peer *p, const struct 
         list_push(&c->links, &p->link->link);
         if (p->link->dead) kick(c);
     }
-    if (p->pending_bytes + body.n > c->o.queue_bytes) return ERR_FULL;
-    p->pending_bytes += body.n;
+    if (p->pending_bytes + FRAME_HEADER_BYTES + body.n > c->o.queue_bytes) return ERR_FULL;
+    p->pending_bytes += FRAME_HEADER_BYTES + body.n;
     list_push(&p->pending, &make_queued(h, body)->link);
     return OK;
 }
@@ -262,6 +262,12 @@ static void check_link(struct cluster *c, struct link *l, uint64_t now)
     }
 }
 
+/* Move a moment that lies before a stop of this process behind it, never past now. */
+static uint64_t shifted(uint64_t t, uint64_t since, uint64_t now)
+{
+    return now - t > since ? t + since : now;
+}
+
 static void on_ping_timer(void *arg)
 {
     struct cluster *c = arg;
@@ -273,9 +279,9 @@ static void on_ping_timer(void *arg)
     LIST_FOREACH(l, &c->links, struct link, link) {
         if (l->dead) continue;
         if (slept) { /* this process was stopped: what peers sent meanwhile has not been read yet */
-            l->t_heard_ms += since;
-            l->t_progress_ms += since;
-            l->t_start_ms += since;
+            l->t_heard_ms = shifted(l->t_heard_ms, since, now);
+            l->t_progress_ms = shifted(l->t_progress_ms, since, now);
+            l->t_start_ms = shifted(l->t_start_ms, since, now);
         }
         check_link(c, l, now);
         if (l->dead || l->state != LINK_UP) continue;

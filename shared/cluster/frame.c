@@ -112,6 +112,9 @@ enum status token_record_next(struct str *rest, uint64_t *request, uint32_t *att
     uint32_t bytes = get_u32(p), n_top = get_u32(p + 20);
     if (n_top > SAMPLER_LOGPROBS_MAX || bytes != TOKEN_RECORD_BYTES + 8 * n_top || bytes > rest->n) return ERR_FORMAT;
     if (get_u32(p + 28) > FINISH_LENGTH) return ERR_FORMAT;
+    bool negative = get_u32(p + 8) > INT32_MAX; /* ids index tables further on */
+    for (uint32_t i = 0; i < n_top; i++) negative |= get_u32(p + TOKEN_RECORD_BYTES + 8 * i) > INT32_MAX;
+    if (negative) return ERR_FORMAT;
     *t = (struct token_logprobs){ .id = (int32_t)get_u32(p + 8), .rank = (int32_t)get_u32(p + 12), .logprob = get_f32(p + 16), .n_top = n_top };
     t->ends = (enum finish_reason)get_u32(p + 28);
     for (uint32_t i = 0; i < n_top; i++) {

@@ -156,6 +156,7 @@ static void on_acceptor_proof(struct link *l, const Baton__LinkProof *m)
         link_fail(l, "the peer has another cluster secret (BATON_CLUSTER_SECRET)");
         return;
     }
+    l->proved = true;
     Baton__LinkProof mine = BATON__LINK_PROOF__INIT;
     make_mac(l, "dialer", l->host->self, l->node, mac);
     mine.node = l->host->self;
@@ -172,6 +173,7 @@ static void on_dialer_proof(struct link *l, const Baton__LinkProof *m)
         link_fail(l, "the peer has another cluster secret (BATON_CLUSTER_SECRET)");
         return;
     }
+    l->proved = true;
     struct frame_header h = { .type = FRAME_LINK_READY, .incarnation = l->node };
     if (link_send(l, &h, (struct str){ 0 }) == OK) come_up(l);
 }
@@ -205,8 +207,8 @@ static void on_frame(struct link *l, const struct frame_header *h, struct str bo
     bool for_me = h->incarnation == l->host->self || (h->type == FRAME_LINK_HELLO && h->incarnation == 0);
     if (!for_me) link_fail(l, "a message for an earlier process at this address");
     else if (h->type == FRAME_LINK_HELLO && l->state == LINK_HELLO) on_hello(l, body);
-    else if (h->type == FRAME_LINK_PROOF && l->state == LINK_PROVING) on_proof(l, body);
-    else if (h->type == FRAME_LINK_READY && l->state == LINK_PROVING && l->dialed) come_up(l);
+    else if (h->type == FRAME_LINK_PROOF && l->state == LINK_PROVING && !l->proved) on_proof(l, body);
+    else if (h->type == FRAME_LINK_READY && l->state == LINK_PROVING && l->dialed && l->proved) come_up(l);
     else if (l->state != LINK_UP || h->type < FRAME_PING) link_fail(l, "unexpected %s message", frame_type_name(h->type));
     else if (h->type == FRAME_PING) on_ping(l, body);
     else l->host->on_frame(l->host->arg, l, h, body);

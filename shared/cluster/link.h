@@ -42,6 +42,7 @@ struct link {
     uv_connect_t    connect;
     enum link_state state;
     bool            dialed, dead, closing;
+    bool            proved;          /* the peer's mac was right */
     uint64_t        node;            /* the peer's incarnation; wanted one while dialing */
     char            name[LINK_NAME_MAX];
     uint8_t         nonce_dialer[LINK_NONCE], nonce_acceptor[LINK_NONCE];
