@@ -121,6 +121,8 @@ if [ $once = yes ]; then
     echo "done; the nodes are stopped"
     exit 0
 fi
+# From here on Ctrl-C is the expected end.
+trap 'echo; echo "stopping"; stop; echo "the nodes are stopped"; exit 0' INT
 cat <<END
 
 Both nodes take requests; an OpenAI client uses base_url $prefill_url/v1 or $decode_url/v1:
@@ -129,7 +131,6 @@ Both nodes take requests; an OpenAI client uses base_url $prefill_url/v1 or $dec
   build/baton status --url $prefill_url       the cluster; each node has $prefill_url/metrics
 Ctrl-C stops them.
 END
-trap 'echo; echo "stopping"; stop; echo "the nodes are stopped"; exit 0' INT
 status=0
 wait $launcher || status=$?
 launcher=
