@@ -100,10 +100,9 @@ static void on_tick(void *arg)
 
 void scheduler_publish(struct scheduler *s)
 {
-    if (!s->o.describe) return;
+    if (!s->o.describe || s->draining) return; /* a node that left must not come back */
     struct node_record me = { 0 };
     s->o.describe(s->o.arg, &me);
-    me.draining = me.draining || s->draining;
     s->model = me.model;
     directory_publish(s->o.directory, &me);
 }

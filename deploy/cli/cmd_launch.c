@@ -14,6 +14,7 @@
 #include "scheduler/directory_serve.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
+#include "shared/base/json.h"
 #include "shared/base/log.h"
 #include "shared/net/http_client.h"
 
@@ -186,12 +187,20 @@ static void announce(struct launcher *l)
     fprintf(stderr, "ready: all %zu nodes; send requests to any of them\n", l->plan.n);
 }
 
-static void on_ready_answer(void *arg, enum status st, int http_status, struct str body)
+/* A node is ready when it sees all nodes of this launch: then requests to it are split. */
+static bool sees_all(const struct launcher *l, struct str cluster_json)
+{
+    cJSON *doc = cJSON_ParseWithLength(cluster_json.p, cluster_json.n);
+    int n = cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(doc, "nodes"));
+    cJSON_Delete(doc);
+    return n >= 0 && (size_t)n >= l->plan.n;
+}
+
+static void on_cluster_answer(void *arg, enum status st, int http_status, struct str body)
 {
     struct child *ch = arg;
-    (void)body;
     ch->polling = false;
-    if (st != OK || http_status != 200 || !ch->running || ch->l->stopping) return;
+    if (st != OK || http_status != 200 || !ch->running || ch->l->stopping || !sees_all(ch->l, body)) return;
     ch->ready = true;
     bool all = true;
     for (size_t i = 0; i < ch->l->plan.n; i++) all &= ch->l->children[i].ready;
@@ -201,11 +210,16 @@ static void on_ready_answer(void *arg, enum status st, int http_status, struct s
 static void on_poll(void *arg)
 {
     struct launcher *l = arg;
+    const char *key = config_list(l->c, "api-key", 0, NULL);
+    struct buf headers = { 0 };
+    if (key) buf_printf(&headers, "Authorization: Bearer %s\r\n", key);
     for (size_t i = 0; i < l->plan.n; i++) {
         struct child *ch = &l->children[i];
         if (!ch->running || ch->ready || ch->polling) continue;
-        ch->polling = http_client_request(l->client, "GET", "127.0.0.1", ch->plan->port, "/ready", NULL, (struct str){ 0 }, 2000, on_ready_answer, ch) == OK;
+        ch->polling = http_client_request(l->client, "GET", "127.0.0.1", ch->plan->port, "/cluster", headers.data, (struct str){ 0 }, 2000,
+                                          on_cluster_answer, ch) == OK;
     }
+    buf_release(&headers);
 }
 
 /* ---- start ---- */

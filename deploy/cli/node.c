@@ -21,7 +21,8 @@ enum {
     EVENTS = 16384,            /* engine and transfer events waiting for the loop; full means the engine waits */
     EVENTS_PER_TURN = 1024,    /* so that one turn of the loop stays short */
     MAX_TRANSFERS = 1024,
-    DRAIN_POLL_MS = 50
+    DRAIN_POLL_MS = 50,
+    STALL_MS = 60000           /* a transfer may wait for a long chunk of a slow CPU; dead and frozen peers are noticed by their links */
 };
 #define DECODE_IDS  (UINT64_C(1) << 56)
 #define PREFILL_IDS (UINT64_C(2) << 56)
@@ -277,6 +278,7 @@ static enum status start_kvt(struct node *n, struct err *err)
         .advertise_host = n->o.advertise_host,
         .checksum = n->o.kv_checksum,
         .n_transfers = MAX_TRANSFERS,
+        .stall_ms = STALL_MS,
         .metrics = n->metrics,
         .on_event = on_kvt_event,
         .arg = n,

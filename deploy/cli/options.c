@@ -17,7 +17,7 @@ const struct option OPTIONS[] = {
     /* ---- Model ---- */
     { .name = "model", .aliases = "model-path model_name_or_path m", .env = "BATON_MODEL", .type = OPT_STRING, .group = "Model", .commands = NODE,
       .help = "A Hugging Face folder, a .gguf file, or org/name in a local cache." },
-    { .name = "served-model-name", .aliases = "alias a", .env = "BATON_SERVED_MODEL_NAME", .type = OPT_LIST, .group = "Model", .commands = NET,
+    { .name = "served-model-name", .aliases = "alias a", .env = "BATON_SERVED_MODEL_NAME", .type = OPT_LIST, .group = "Model", .commands = NODE,
       .help = "Names under which clients may ask for the model; the first is the one in answers. Default: the model as given." },
     { .name = "chat-template", .env = "BATON_CHAT_TEMPLATE", .type = OPT_STRING, .group = "Model", .commands = NODE,
       .help = "File with a Jinja chat template to use in place of the model's own." },
