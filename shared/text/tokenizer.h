@@ -37,16 +37,17 @@ enum status tokenizer_from_json(struct str tokenizer_json, struct str config_jso
 enum status tokenizer_from_vocab(const struct tokenizer_vocab *vocab, struct tokenizer **out, struct err *err) MUST_CHECK;
 void        tokenizer_free(struct tokenizer *t);
 
-/* Ids of `text` appended to the caller's array: *ids is grown with mem_realloc, *n is its length. `special`: recognise
- * added tokens in the text and add BOS/EOS as the model's files say; with special false only the former. Fails with
- * ERR_TOO_LONG once more than `limit` ids would result (SIZE_MAX: no limit). */
+/* Ids of `text` appended to the caller's array: *ids is grown with mem_realloc, *n is its length. Added tokens in the text
+ * are always recognised; `add_special` puts BOS and EOS around it as the model's files say. Fails with ERR_TOO_LONG once
+ * more than `limit` ids would result (SIZE_MAX: no limit); *n is unchanged then. Invalid UTF-8 reads as U+FFFD. */
 enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool add_special, size_t limit, int32_t **ids, size_t *n,
                              struct err *err) MUST_CHECK;
 
 /* Raw bytes of one token appended to `out` (may be part of a UTF-8 character). Control tokens give nothing when
  * skip_special. Ids outside the vocabulary give nothing. */
 void        tokenizer_token_bytes(const struct tokenizer *t, int32_t id, bool skip_special, struct buf *out);
-/* Text of all ids: bytes joined, invalid UTF-8 replaced by U+FFFD. */
+/* Text of all ids: bytes joined, invalid UTF-8 replaced by U+FFFD, without the space that the model's own decoder takes off
+ * the front. */
 void        tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special, struct buf *out);
 /* The token as the vocabulary spells it ("\u0120the", "<|im_end|>"); empty when out of range. */
 struct str  tokenizer_piece(const struct tokenizer *t, int32_t id);

@@ -1,0 +1,193 @@
+/* bpe.c - see bpe.h.
+ *
+ * Short pieces (nearly all) scan an array of ranks for the lowest. Long ones keep a linked list of tokens and a binary heap of
+ * (rank, position); an entry whose token has changed since is skipped when it comes up. Both give the same answer.
+ * The table of pairs is not a struct map: it is read for every pair of every text, so its entries lie in one array.
+ * Thread: as in bpe.h. */
+#include "shared/text/bpe.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+
+struct bpe_pair {
+    uint64_t key; /* PAIR_NONE: a free slot */
+    uint32_t rank;
+    int32_t  merged;
+};
+
+struct bpe_node {
+    int32_t  id, merged; /* the token here (-1: gone), and what it and the next make */
+    uint32_t rank;       /* of that pair; RANK_NONE: they do not merge */
+    int32_t  prev, next; /* -1: none */
+};
+
+#define PAIR_NONE UINT64_MAX
+#define RANK_NONE UINT32_MAX
+/* Up to this many tokens the scan beats the heap. */
+enum { SHORT_MAX = 48, SLOTS_MIN = 16 };
+
+static size_t pair_slot(const struct bpe *b, uint64_t key)
+{
+    /* Multiplying spreads the low bits upwards, so the slot is taken from the top half (Knuth, vol. 3, 6.4). */
+    return (size_t)((key * 0x9E3779B97F4A7C15u) >> 32) & b->mask;
+}
+
+static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
+
+void bpe_init(struct bpe *b, size_t n_pairs)
+{
+    size_t cap = SLOTS_MIN;
+    while (cap < n_pairs * 2) cap *= 2;
+    b->pairs = MEM_ARRAY(struct bpe_pair, cap);
+    for (size_t i = 0; i < cap; i++) b->pairs[i].key = PAIR_NONE;
+    b->mask = cap - 1;
+    b->n = 0;
+    b->n_max = n_pairs;
+}
+
+void bpe_release(struct bpe *b)
+{
+    mem_free(b->pairs);
+    *b = (struct bpe){ 0 };
+}
+
+static struct bpe_pair *find_slot(const struct bpe *b, uint64_t key)
+{
+    size_t at = pair_slot(b, key);
+    while (b->pairs[at].key != key && b->pairs[at].key != PAIR_NONE) at = (at + 1) & b->mask;
+    return &b->pairs[at];
+}
+
+void bpe_put(struct bpe *b, int32_t left, int32_t right, uint32_t rank, int32_t merged)
+{
+    struct bpe_pair *p = find_slot(b, pair_key(left, right));
+    if (p->key == PAIR_NONE) {
+        ASSERT(b->n < b->n_max);
+        b->n++;
+    }
+    *p = (struct bpe_pair){ pair_key(left, right), rank, merged };
+}
+
+/* Rank of a pair, and what it makes; RANK_NONE when it does not merge. */
+static uint32_t pair_rank(const struct bpe *b, int32_t left, int32_t right, int32_t *merged)
+{
+    const struct bpe_pair *p = find_slot(b, pair_key(left, right));
+    if (p->key == PAIR_NONE) return RANK_NONE;
+    *merged = p->merged;
+    return p->rank;
+}
+
+static size_t merge_short(const struct bpe *b, int32_t *ids, size_t n)
+{
+    uint32_t rank[SHORT_MAX];
+    int32_t merged[SHORT_MAX];
+    for (size_t i = 0; i + 1 < n; i++) rank[i] = pair_rank(b, ids[i], ids[i + 1], &merged[i]);
+    while (n > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < n; i++)
+            if (rank[i] < rank[best]) best = i;
+        if (rank[best] == RANK_NONE) break;
+        ids[best] = merged[best];
+        size_t n_after = n - best - 2; /* tokens behind the pair */
+        memmove(&ids[best + 1], &ids[best + 2], n_after * sizeof *ids);
+        if (n_after > 0) {
+            memmove(&rank[best + 1], &rank[best + 2], (n_after - 1) * sizeof *rank);
+            memmove(&merged[best + 1], &merged[best + 2], (n_after - 1) * sizeof *merged);
+        }
+        n--;
+        if (best + 1 < n) rank[best] = pair_rank(b, ids[best], ids[best + 1], &merged[best]);
+        if (best > 0) rank[best - 1] = pair_rank(b, ids[best - 1], ids[best], &merged[best - 1]);
+    }
+    return n;
+}
+
+/* ---- long pieces ---- */
+
+static void heap_push(struct bpe_work *w, uint64_t entry)
+{
+    size_t at = w->n_heap++;
+    while (at > 0 && w->heap[(at - 1) / 2] > entry) {
+        w->heap[at] = w->heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    w->heap[at] = entry;
+}
+
+static uint64_t heap_pop(struct bpe_work *w)
+{
+    uint64_t top = w->heap[0], last = w->heap[--w->n_heap];
+    size_t at = 0;
+    for (;;) {
+        size_t child = 2 * at + 1;
+        if (child >= w->n_heap) break;
+        if (child + 1 < w->n_heap && w->heap[child + 1] < w->heap[child]) child++;
+        if (last <= w->heap[child]) break;
+        w->heap[at] = w->heap[child];
+        at = child;
+    }
+    w->heap[at] = last;
+    return top;
+}
+
+/* Look the pair that begins at `at` up again and queue it when it merges. */
+static void renew_pair(const struct bpe *b, struct bpe_work *w, int32_t at)
+{
+    struct bpe_node *node = &w->nodes[at];
+    node->rank = node->next < 0 ? RANK_NONE : pair_rank(b, node->id, w->nodes[node->next].id, &node->merged);
+    if (node->rank != RANK_NONE) heap_push(w, (uint64_t)node->rank << 32 | (uint32_t)at);
+}
+
+static void merge_at(const struct bpe *b, struct bpe_work *w, int32_t at)
+{
+    struct bpe_node *node = &w->nodes[at], *gone = &w->nodes[node->next];
+    node->id = node->merged;
+    node->next = gone->next;
+    if (gone->next >= 0) w->nodes[gone->next].prev = at;
+    gone->id = -1;
+    renew_pair(b, w, at);
+    if (node->prev >= 0) renew_pair(b, w, node->prev);
+}
+
+static void work_reserve(struct bpe_work *w, size_t n)
+{
+    w->n_heap = 0;
+    if (n <= w->cap) return;
+    w->nodes = mem_realloc(w->nodes, n, sizeof *w->nodes);
+    /* Every merge queues two pairs at most and there are fewer than n merges. */
+    w->heap = mem_realloc(w->heap, n, 3 * sizeof *w->heap);
+    w->cap = n;
+}
+
+static size_t merge_long(const struct bpe *b, int32_t *ids, size_t n, struct bpe_work *w)
+{
+    work_reserve(w, n);
+    for (size_t i = 0; i < n; i++)
+        w->nodes[i] = (struct bpe_node){ .id = ids[i], .prev = (int32_t)i - 1, .next = i + 1 < n ? (int32_t)i + 1 : -1 };
+    for (size_t i = 0; i < n; i++) renew_pair(b, w, (int32_t)i);
+    while (w->n_heap > 0) {
+        uint64_t entry = heap_pop(w);
+        struct bpe_node *node = &w->nodes[(uint32_t)entry];
+        bool is_current = node->id >= 0 && node->rank == entry >> 32;
+        if (is_current) merge_at(b, w, (int32_t)(uint32_t)entry);
+    }
+    size_t n_left = 0;
+    for (int32_t i = 0; i >= 0; i = w->nodes[i].next) ids[n_left++] = w->nodes[i].id;
+    return n_left;
+}
+
+size_t bpe_merge(const struct bpe *b, int32_t *ids, size_t n, struct bpe_work *w)
+{
+    ASSERT(n <= INT32_MAX);
+    if (n < 2 || b->n == 0) return n;
+    return n <= SHORT_MAX ? merge_short(b, ids, n) : merge_long(b, ids, n, w);
+}
+
+void bpe_work_release(struct bpe_work *w)
+{
+    mem_free(w->nodes);
+    mem_free(w->heap);
+    *w = (struct bpe_work){ 0 };
+}

@@ -1,0 +1,35 @@
+/* bpe.h - byte pair merging over token ids.
+ *
+ * A table says for a pair of neighbouring tokens which token replaces them and how early (rank). Merging takes the pair of
+ * lowest rank again and again, the leftmost of equals, until none is left. Time grows as n log n: texts without any split
+ * point are one piece.
+ * Life cycle: init, put all pairs, then read-only; release. Thread: merge on any, with a bpe_work of its own. */
+#ifndef BATON_TEXT_BPE_H
+#define BATON_TEXT_BPE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct bpe {
+    struct bpe_pair *pairs; /* open addressing, at most half full */
+    size_t           mask;
+    size_t           n, n_max;
+};
+
+/* Scratch memory of one merging thread; { 0 } is valid. */
+struct bpe_work {
+    struct bpe_node *nodes;
+    uint64_t        *heap;
+    size_t           cap, n_heap;
+};
+
+/* Room for at most n_pairs pairs. */
+void   bpe_init(struct bpe *b, size_t n_pairs);
+void   bpe_release(struct bpe *b);
+/* Ids are not negative. A pair put again gets the later rank. */
+void   bpe_put(struct bpe *b, int32_t left, int32_t right, uint32_t rank, int32_t merged);
+/* Merge ids[n] in place; returns how many are left. n is below 2^31. */
+size_t bpe_merge(const struct bpe *b, int32_t *ids, size_t n, struct bpe_work *w);
+void   bpe_work_release(struct bpe_work *w);
+
+#endif

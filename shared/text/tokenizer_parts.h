@@ -1,0 +1,74 @@
+/* tokenizer_parts.h - the inside of a tokenizer, for the files that build one (tokenizer_build.c, tokenizer_json.c) and the
+ * one that uses it (tokenizer.c). Nothing else but tests includes this.
+ *
+ * Building: tokenizer_new, put tokens, added tokens and merges, set the fields, tokenizer_finish. Read-only afterwards.
+ * Thread: the builder's until finished, then any. */
+#ifndef BATON_TEXT_TOKENIZER_PARTS_H
+#define BATON_TEXT_TOKENIZER_PARTS_H
+
+#include "shared/base/map.h"
+#include "shared/base/mem.h"
+#include "shared/text/added.h"
+#include "shared/text/bpe.h"
+#include "shared/text/normalize.h"
+#include "shared/text/pretok.h"
+#include "shared/text/tokenizer.h"
+
+/* Ids end far below this in all models; it bounds what a damaged file can make us allocate. The text limit is that of a
+ * rendered prompt. */
+enum { TOKENIZER_IDS_MAX = 1 << 21, TOKENIZER_TEXT_MAX = 64 << 20, TOKENIZER_AROUND_MAX = 16 };
+
+struct token {
+    struct str      piece, bytes; /* as spelled, and what it stands for in text */
+    enum token_kind kind;
+    bool            used, is_added;
+    bool            normalized; /* added tokens: searched for after normalising */
+    unsigned char   flags;      /* added tokens: ADDED_* */
+};
+
+/* Ids put before or behind a text. */
+struct around {
+    int32_t ids[TOKENIZER_AROUND_MAX];
+    size_t  n;
+};
+
+struct tokenizer {
+    struct arena     arena;
+    struct token    *tokens;
+    size_t           n_tokens, cap_tokens;
+    struct map       by_piece;     /* id + 1 as a pointer */
+    struct added     added_raw, added_normalized;
+    struct normalize normalize;
+    struct pretok    pretok;
+    struct bpe       bpe;
+    bool             byte_level;    /* merging starts from bytes, else from characters */
+    bool             byte_fallback; /* characters that are no token become <0xHH> tokens */
+    bool             fuse_unk, ignore_merges;
+    int32_t          unk;           /* -1: characters that are no token are left out */
+    int32_t          byte_ids[256]; /* byte_level: the byte's token; byte_fallback: <0xHH>; -1: none */
+    struct normalize decode;        /* replacements inside a token's text */
+    bool             decode_bytes;  /* <0xHH> stands for a byte */
+    size_t           strip_start;   /* spaces taken off the front of a decoded text */
+    int32_t          bos, eos;
+    struct around    before, behind;
+};
+
+struct tokenizer *tokenizer_new(void);
+/* id is in 0 .. TOKENIZER_IDS_MAX - 1. */
+void        tokenizer_put_token(struct tokenizer *t, int32_t id, struct str piece, enum token_kind kind);
+/* An added token; ERR_FORMAT when its text is empty or not UTF-8. */
+enum status tokenizer_put_added(struct tokenizer *t, int32_t id, struct str content, bool special, bool normalized, int flags,
+                                struct err *err) MUST_CHECK;
+/* Call bpe_init before. ERR_FORMAT when a part or the whole is no token. */
+enum status tokenizer_put_merge(struct tokenizer *t, struct str left, struct str right, uint32_t rank, struct buf *scratch,
+                                struct err *err) MUST_CHECK;
+/* The halves of "left right". */
+enum status tokenizer_split_merge(struct str line, struct str *left, struct str *right, struct err *err) MUST_CHECK;
+/* Work out the bytes of every token and the search for added tokens. */
+enum status tokenizer_finish(struct tokenizer *t, struct err *err) MUST_CHECK;
+
+/* The alphabet in which byte-level vocabularies spell bytes: one character per byte. */
+int32_t alphabet_char(unsigned char byte);
+int     alphabet_byte(int32_t cp); /* -1: no byte's character */
+
+#endif
