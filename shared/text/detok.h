@@ -1,7 +1,8 @@
 /* detok.h - token ids to text as they arrive, with stop strings.
  *
  * Bytes are held back while they may be the beginning of a UTF-8 character (at most 3) or of a stop string; an invalid
- * sequence becomes U+FFFD at once. Equal to decoding everything and cutting before the earliest stop string.
+ * sequence becomes U+FFFD at once. Equal to decoding everything and cutting before the stop string that is complete first, of
+ * those that end together the longest. (A space that the decoder would take off the front of a whole text stays.)
  * Life cycle: init, push per token, finish once, release. Thread: its owner's. */
 #ifndef BATON_TEXT_DETOK_H
 #define BATON_TEXT_DETOK_H
@@ -21,7 +22,7 @@ struct detok {
     bool                    include_stop;
 };
 
-/* `stops` are borrowed until release; at most DETOK_STOPS_MAX non-empty ones. */
+/* `stops` are borrowed until release; at most DETOK_STOPS_MAX. Empty ones match nothing. */
 void detok_init(struct detok *d, const struct tokenizer *tok, bool skip_special, const struct str *stops, size_t n_stops, bool include_stop);
 /* Append the text that became certain to `out`. True when a stop string was matched by this token: the text before it (or
  * with it, include_stop) has been given out and further pushes add nothing. */
