@@ -57,6 +57,8 @@ void request_free(struct request *r)
     if (!r) return;
     mem_free(r->tokens);
     mem_free((void *)r->sampling.bias);
+    buf_release(&r->held);
+    buf_release(&r->held_end);
     mem_free(r);
 }
 
@@ -190,6 +192,8 @@ static void avoid_node(struct request *r, uint64_t node)
 static void place_again(struct scheduler *s, struct request *r, uint64_t pause_ms)
 {
     abandon_attempt(s, r);
+    buf_clear(&r->held);
+    buf_clear(&r->held_end);
     if (r->state != REQUEST_PLACING) r->unplaced_since_ms = clock_ms();
     set_state(r, REQUEST_PLACING);
     r->wait_until_ms = clock_ms() + pause_ms;
@@ -241,6 +245,7 @@ static void start_attempt(struct scheduler *s, struct request *r)
 {
     uint64_t now = clock_ms();
     r->attempt++;
+    r->n_before = n_out(r);
     cluster_learn(s->o.cluster, r->decode.node, r->decode.host, r->decode.port);
     snprintf(r->trace.decode_node, sizeof r->trace.decode_node, "%s", r->decode.name);
     if (!r->prefill.node) {
@@ -417,13 +422,26 @@ static void on_report(struct request *r, const struct cluster_message *m)
     baton__prefill_report__free_unpacked(p, NULL);
 }
 
+/* The prefill node's logprobs of the prompt go to the client first, but travel another link than the decode node's tokens. */
+static bool owes_logprobs(const struct request *r)
+{
+    return r->state == REQUEST_PREFILL && r->prompt_logprobs && n_out(r) == 0 && r->n_prompt_lp + 1 < r->n_prompt;
+}
+
 static void on_finished(struct scheduler *s, struct request *r, const struct cluster_message *m)
 {
     if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN && r->state != REQUEST_PREFILL) return;
+    if (owes_logprobs(r)) {
+        buf_clear(&r->held_end);
+        buf_add_str(&r->held_end, m->body);
+        return;
+    }
     Baton__Finished *f = baton__finished__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     bool known = f && (f->finish == FINISH_STOP || f->finish == FINISH_LENGTH);
     if (!known) {
         request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the decode node's last message is malformed");
+    } else if (f->n_tokens != n_out(r) - r->n_before) { /* a cut answer must not pass for a whole one */
+        request_loss(s, r, LOSS_PEER, ERR_FORMAT, m->from, "the last tokens are missing");
     } else {
         enum finish_reason finish = (enum finish_reason)f->finish;
         int32_t stop = f->stop_token;
@@ -445,7 +463,7 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
 static void on_failed(struct scheduler *s, struct request *r, const struct cluster_message *m)
 {
     Baton__Failed *f = baton__failed__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
-    enum status st = f ? (enum status)f->status : ERR_FORMAT;
+    enum status st = f ? (enum status)f->status : ERR_INTERNAL; /* nonsense is the node's fault, not the request's */
     char text[ERR_TEXT_MAX];
     if (st >= OK || st < ERR_INTERNAL) st = ERR_INTERNAL;
     snprintf(text, sizeof text, "%s", f && f->text[0] ? f->text : status_text(st));
@@ -453,7 +471,26 @@ static void on_failed(struct scheduler *s, struct request *r, const struct clust
     request_loss(s, r, retry_loss_of(st), st, m->from, text);
 }
 
-static void on_prompt_logprobs(struct request *r, const struct cluster_message *m)
+/* The logprobs are complete: what overtook them is taken now. Any of it may end the request. */
+static void take_held(struct scheduler *s, struct request *r)
+{
+    struct buf held = r->held, held_end = r->held_end;
+    struct str rest = buf_str(&held);
+    struct token_logprobs t;
+    uint64_t id, request = r->id, from = r->decode.node;
+    uint32_t attempt, index, now = r->attempt;
+    r->held = r->held_end = (struct buf){ 0 };
+    while (r && r->attempt == now && token_record_next(&rest, &id, &attempt, &index, &t) == OK) {
+        request_on_token(s, r, from, attempt, index, &t);
+        r = map_get(&s->by_id, map_key_u64(&request));
+    }
+    struct cluster_message m = { .from = from, .type = FRAME_FINISHED, .request = request, .attempt = now, .body = buf_str(&held_end) };
+    if (r && held_end.len) request_on_message(s, r, &m);
+    buf_release(&held);
+    buf_release(&held_end);
+}
+
+static void on_prompt_logprobs(struct scheduler *s, struct request *r, const struct cluster_message *m)
 {
     Baton__PromptLogprobs *p = baton__prompt_logprobs__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     struct str rest = p ? (struct str){ (const char *)p->records.data, p->records.len } : (struct str){ 0 };
@@ -466,17 +503,25 @@ static void on_prompt_logprobs(struct request *r, const struct cluster_message *
         if (r->sink.on_prompt_logprob) r->sink.on_prompt_logprob(r->sink.arg, index, &t);
     }
     if (p) baton__prompt_logprobs__free_unpacked(p, NULL);
+    if (!owes_logprobs(r)) take_held(s, r);
 }
 
 void request_on_message(struct scheduler *s, struct request *r, const struct cluster_message *m)
 {
-    if (m->attempt != r->attempt || (m->from != r->prefill.node && m->from != r->decode.node)) return;
+    bool of_prefill = m->from == r->prefill.node, of_decode = m->from == r->decode.node;
+    if (r->canceled || m->attempt != r->attempt || (!of_prefill && !of_decode)) return;
     switch (m->type) {
-    case FRAME_CREDIT: on_credit(s, r); break;
-    case FRAME_GRANT: on_grant(s, r, m); break;
+    case FRAME_CREDIT:
+        if (of_prefill) on_credit(s, r);
+        break;
+    case FRAME_GRANT:
+        if (of_decode) on_grant(s, r, m);
+        break;
     case FRAME_PREFILL_REPORT: on_report(r, m); break;
-    case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(r, m); break;
-    case FRAME_FINISHED: on_finished(s, r, m); break;
+    case FRAME_PROMPT_LOGPROBS: on_prompt_logprobs(s, r, m); break;
+    case FRAME_FINISHED:
+        if (of_decode) on_finished(s, r, m);
+        break;
     case FRAME_FAILED:
         /* Once tokens flow the prefill node's opinion does not matter. */
         if (r->state != REQUEST_DECODE || m->from == r->decode.node) on_failed(s, r, m);
@@ -497,6 +542,10 @@ static void append_token(struct request *r, int32_t id)
 void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uint32_t attempt, uint32_t index, const struct token_logprobs *t)
 {
     if (r->canceled || attempt != r->attempt || from != r->decode.node) return;
+    if (owes_logprobs(r)) {
+        token_record_add(&r->held, r->id, attempt, index, t);
+        return;
+    }
     if (r->state == REQUEST_PREFILL) set_state(r, REQUEST_DECODE);
     if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN) return;
     if (index < n_out(r)) return;

@@ -38,6 +38,7 @@ struct request {
     char                   name[64];       /* the client's x-request-id */
     enum request_state     state;
     uint32_t               attempt;        /* counts from 1 */
+    uint32_t               n_before;       /* output tokens delivered by earlier attempts */
     struct scheduler      *owner;
     struct gen_sink        sink;
     /* what was asked */
@@ -47,6 +48,7 @@ struct request {
     uint64_t               cache_salt;
     bool                   prompt_logprobs;
     uint32_t               n_prompt_lp;    /* positions delivered so far, counting from 1 */
+    struct buf             held, held_end; /* token records and FINISHED that overtook the prompt's logprobs on another link */
     uint64_t               deadline_ms;
     struct hash128         first_block;
     /* where it is */

@@ -1,0 +1,310 @@
+/* scheduler_rig.h - an entry node with a real scheduler, and nodes whose answers the test gives by hand, over real links.
+ * Included by one test program each. Thread: the test's, which turns the loop. */
+#ifndef BATON_TESTS_UNIT_SCHEDULER_SCHEDULER_RIG_H
+#define BATON_TESTS_UNIT_SCHEDULER_SCHEDULER_RIG_H
+
+#include "scheduler/directory_local.h"
+#include "scheduler/scheduler.h"
+#include "shared/cluster/generation_wire.h"
+#include "tests/unit/cluster/cluster_rig.h"
+
+enum { NODES_MAX = 4, CLIENT_TOKENS_MAX = 64, ENTRY_ID = 100, PROMPT_LEN = 40, BLOCK_TOKENS = 16 };
+
+struct world {
+    struct cluster_rig   rig;
+    struct peer_node    *entry;
+    struct peer_node    *nodes[NODES_MAX]; /* NULL: killed */
+    enum node_role       roles[NODES_MAX];
+    size_t               n_nodes;
+    struct directory    *directory;
+    struct scheduler    *s;
+    struct serve_backend be;
+    bool                 in_submit;
+};
+
+struct client {
+    struct world  *w;
+    uint64_t       id;
+    uint32_t       n_tokens, n_lp, n_ended;
+    int32_t        tokens[CLIENT_TOKENS_MAX];
+    struct gen_end end;
+    bool           cancel_on_token;
+};
+
+static bool entry_message(void *arg, const struct cluster_message *m)
+{
+    struct world *w = arg;
+    return scheduler_on_message(w->s, m);
+}
+
+static void entry_lost(void *arg, uint64_t node, const char *why)
+{
+    struct world *w = arg;
+    scheduler_on_lost(w->s, node, why);
+}
+
+static struct node_record record_of(const struct world *w, size_t i)
+{
+    struct node_record r = { .node = w->nodes[i]->id, .role = w->roles[i], .cluster_port = cluster_port(w->nodes[i]->c), .model = 7,
+                             .max_seqs = 64, .n_blocks = 1000, .block_tokens = BLOCK_TOKENS, .max_model_len = 4096 };
+    snprintf(r.name, sizeof r.name, "%s-%zu", node_role_name(w->roles[i]), i);
+    snprintf(r.topic, sizeof r.topic, "default");
+    snprintf(r.host, sizeof r.host, "127.0.0.1");
+    return r;
+}
+
+/* A new node joins the directory; its place in w->nodes. */
+static size_t world_add(struct world *w, enum node_role role)
+{
+    size_t i = w->n_nodes++;
+    CHECK(i < NODES_MAX);
+    w->nodes[i] = peer_open(&w->rig, 1 + i, (struct peer_options){ 0 });
+    w->roles[i] = role;
+    struct node_record r = record_of(w, i);
+    directory_publish(w->directory, &r);
+    return i;
+}
+
+/* `roles`: one letter per node, p, d or m. */
+static void world_open(struct world *w, const char *roles, uint32_t grace_ms)
+{
+    struct err err = { 0 };
+    *w = (struct world){ 0 };
+    cluster_rig_open(&w->rig);
+    struct directory_options o = { .loop = w->rig.loop, .topic = "default", .lease_ms = 600000, .metrics = w->rig.metrics };
+    if (directory_open("local", &o, &w->directory, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    for (; *roles; roles++) world_add(w, *roles == 'p' ? ROLE_PREFILL : *roles == 'd' ? ROLE_DECODE : ROLE_MIXED);
+    w->entry = peer_open(&w->rig, ENTRY_ID, (struct peer_options){ 0 });
+    struct scheduler_options so = { .loop = w->rig.loop, .cluster = w->entry->c, .directory = w->directory, .metrics = w->rig.metrics,
+                                    .max_requests = 300, .ttl_s = 60, .grace_ms = grace_ms, .block_tokens = BLOCK_TOKENS };
+    w->s = scheduler_create(&so);
+    w->be = scheduler_backend(w->s);
+    w->entry->hook = entry_message;
+    w->entry->lost_hook = entry_lost;
+    w->entry->arg = w;
+}
+
+/* Nothing is placed and nothing is live. */
+static void world_check_idle(struct world *w)
+{
+    size_t n;
+    char topics[512];
+    CHECK_EQ_INT(scheduler_n_live(w->s), 0);
+    rig_turn_ms(&w->rig, 20); /* answers for requests that ended while they were being placed */
+    struct node_record *nodes = directory_local_view(w->directory, "default", &n, topics);
+    for (size_t i = 0; i < n; i++) {
+        CHECK_EQ_INT(nodes[i].placed_seqs, 0);
+        CHECK_EQ_INT(nodes[i].placed_blocks, 0);
+        CHECK_EQ_INT(nodes[i].placed_tokens, 0);
+    }
+    mem_free(nodes);
+}
+
+static void world_close(struct world *w)
+{
+    scheduler_stop(w->s);
+    CHECK_EQ_INT(scheduler_n_live(w->s), 0);
+    directory_close(w->directory);
+    scheduler_free(w->s);
+    peer_close(w->entry);
+    for (size_t i = 0; i < w->n_nodes; i++)
+        if (w->nodes[i]) peer_close(w->nodes[i]);
+    cluster_rig_close(&w->rig);
+}
+
+__attribute__((unused)) static void world_kill(struct world *w, struct peer_node *n)
+{
+    for (size_t i = 0; i < w->n_nodes; i++) {
+        if (w->nodes[i] != n) continue;
+        w->nodes[i] = NULL;
+        peer_close(n);
+    }
+}
+
+/* ---- clients ---- */
+
+static void client_token(void *arg, uint32_t index, const struct token_logprobs *t)
+{
+    struct client *c = arg;
+    CHECK(!c->w->in_submit);
+    CHECK_EQ_INT(c->n_ended, 0);
+    CHECK_EQ_INT(index, c->n_tokens); /* each once, in order */
+    CHECK(c->n_tokens < CLIENT_TOKENS_MAX);
+    c->tokens[c->n_tokens++] = t->id;
+    if (c->cancel_on_token) c->w->be.cancel(c->w->be.self, c->id);
+}
+
+static void client_prompt_logprob(void *arg, uint32_t position, const struct token_logprobs *t)
+{
+    struct client *c = arg;
+    CHECK_EQ_INT(c->n_ended, 0);
+    CHECK_EQ_INT(c->n_tokens, 0); /* before the first token */
+    CHECK_EQ_INT(position, ++c->n_lp);
+    CHECK_EQ_INT(t->id, (int32_t)position + 10);
+}
+
+static void client_end(void *arg, const struct gen_end *end)
+{
+    struct client *c = arg;
+    CHECK(!c->w->in_submit);
+    CHECK_EQ_INT(++c->n_ended, 1);
+    CHECK_EQ_INT(end->n_output, c->n_tokens);
+    c->end = *end;
+}
+
+struct ask {
+    uint32_t max_tokens;
+    uint64_t deadline_ms;
+    bool     prompt_logprobs;
+};
+
+/* The prompt is 10, 11, 12 ... */
+static enum status client_submit(struct world *w, struct client *c, struct ask a)
+{
+    int32_t tokens[PROMPT_LEN];
+    struct err err = { 0 };
+    for (int i = 0; i < PROMPT_LEN; i++) tokens[i] = 10 + i;
+    *c = (struct client){ .w = w };
+    struct gen_request g = { .name = "test", .tokens = tokens, .n_tokens = PROMPT_LEN, .deadline_ms = a.deadline_ms, .prompt_logprobs = a.prompt_logprobs,
+                             .sampling = { .top_p = 1, .repetition_penalty = 1, .max_tokens = a.max_tokens, .n_logprobs = a.prompt_logprobs ? 0 : -1 } };
+    struct gen_sink sink = { client_token, client_prompt_logprob, client_end, c };
+    w->in_submit = true;
+    enum status st = w->be.submit(w->be.self, &g, &sink, &c->id, &err);
+    w->in_submit = false;
+    if (st != OK) CHECK(err.text[0] != 0);
+    return st;
+}
+
+/* ---- playing the nodes ---- */
+
+/* One attempt of a request as the nodes see it. */
+struct attempt {
+    uint64_t          request;
+    uint32_t          number;
+    struct peer_node *prefill, *decode;
+};
+
+/* The next message of `type` that any node heard; waits for it. */
+static struct heard *world_expect(struct world *w, enum frame_type type, struct peer_node **who)
+{
+    struct heard *h = NULL;
+    for (uint64_t end = clock_ms() + RIG_LONG_MS; !h;) {
+        for (size_t i = 0; i < w->n_nodes && !h; i++) {
+            if (!w->nodes[i] || !(h = heard_take(w->nodes[i], type))) continue;
+            *who = w->nodes[i];
+        }
+        if (h) break;
+        if (clock_ms() > end) test_fail(__FILE__, __LINE__, "no %s message came", frame_type_name(type));
+        uv_run(loop_uv(w->rig.loop), UV_RUN_ONCE);
+    }
+    CHECK_EQ_INT(h->from, ENTRY_ID);
+    return h;
+}
+
+static void reply(struct peer_node *n, const struct attempt *a, enum frame_type type, const ProtobufCMessage *body)
+{
+    CHECK_OK(cluster_send_proto(n->c, ENTRY_ID, type, a->request, a->number, body));
+}
+
+static void reply_failed(struct peer_node *n, const struct attempt *a, enum status st)
+{
+    Baton__Failed f = BATON__FAILED__INIT;
+    f.status = st;
+    f.text = "as the test wanted";
+    reply(n, a, FRAME_FAILED, &f.base);
+}
+
+/* Token number i has id 1000 + i, whoever makes it. */
+static void reply_tokens(struct peer_node *n, const struct attempt *a, uint32_t begin, uint32_t end, enum finish_reason ends)
+{
+    struct buf b = { 0 };
+    for (uint32_t i = begin; i < end; i++) {
+        struct token_logprobs t = { .id = 1000 + (int32_t)i, .ends = i + 1 == end ? ends : FINISH_NONE };
+        token_record_add(&b, a->request, a->number, i, &t);
+    }
+    CHECK_OK(cluster_send(n->c, ENTRY_ID, FRAME_TOKENS, 0, 0, buf_str(&b)));
+    buf_release(&b);
+}
+
+static void reply_finished(struct peer_node *n, const struct attempt *a, uint32_t n_tokens)
+{
+    Baton__Finished f = BATON__FINISHED__INIT;
+    f.finish = FINISH_LENGTH;
+    f.stop_token = -1;
+    f.n_tokens = n_tokens;
+    f.kv_bytes = 4096;
+    f.transport = "tcp";
+    reply(n, a, FRAME_FINISHED, &f.base);
+}
+
+/* The generation inside a RESERVE, RUN or PREFILL says the prompt and `n_out` tokens already given out. */
+static void check_generation(const struct heard *h, uint32_t n_out)
+{
+    struct arena arena;
+    struct generation_wire g;
+    struct err err = { 0 };
+    Baton__Reserve *reserve = NULL;
+    Baton__Prefill *prefill = NULL;
+    arena_init(&arena);
+    if (h->type == FRAME_PREFILL) prefill = baton__prefill__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
+    else reserve = baton__reserve__unpack(NULL, h->body.len, (const uint8_t *)h->body.data); /* RUN has the same field */
+    CHECK(reserve || prefill);
+    CHECK_OK(generation_wire_decode(reserve ? reserve->generation : prefill->generation, &arena, &g, &err));
+    CHECK_EQ_INT(g.n_prompt, PROMPT_LEN);
+    CHECK_EQ_INT(g.n_tokens, PROMPT_LEN + n_out);
+    for (uint32_t i = 0; i < g.n_tokens; i++) CHECK_EQ_INT(g.tokens[i], i < PROMPT_LEN ? 10 + i : 1000 + i - PROMPT_LEN);
+    if (reserve) baton__reserve__free_unpacked(reserve, NULL);
+    if (prefill) baton__prefill__free_unpacked(prefill, NULL);
+    arena_release(&arena);
+}
+
+enum stage { AT_CREDIT, AT_RESERVE, AT_PREFILL, AT_DECODE };
+
+/* Follow a fresh attempt of a split request up to `stage`; AT_DECODE: `n_new` tokens have been sent. */
+static struct attempt play_split(struct world *w, struct client *c, enum stage stage, uint32_t n_new)
+{
+    struct attempt a = { 0 };
+    struct heard *h = world_expect(w, FRAME_ASK_CREDIT, &a.prefill);
+    a.request = h->request;
+    a.number = h->attempt;
+    if (stage == AT_CREDIT) return a;
+    Baton__Credit credit = BATON__CREDIT__INIT;
+    reply(a.prefill, &a, FRAME_CREDIT, &credit.base);
+    h = world_expect(w, FRAME_RESERVE, &a.decode);
+    CHECK(h->request == a.request && h->attempt == a.number);
+    check_generation(h, c->n_tokens);
+    if (stage == AT_RESERVE) return a;
+    Baton__Grant grant = BATON__GRANT__INIT;
+    grant.kvt_grant = (ProtobufCBinaryData){ 5, (uint8_t *)"grant" };
+    grant.n_cached = 16;
+    reply(a.decode, &a, FRAME_GRANT, &grant.base);
+    struct peer_node *again;
+    h = world_expect(w, FRAME_PREFILL, &again);
+    CHECK(again == a.prefill && h->request == a.request && h->attempt == a.number);
+    check_generation(h, c->n_tokens);
+    Baton__Prefill *p = baton__prefill__unpack(NULL, h->body.len, (const uint8_t *)h->body.data);
+    CHECK_EQ_INT(p->kvt_grant.len, 5);
+    CHECK_EQ_INT(p->decode->node, a.decode->id);
+    CHECK_EQ_INT(p->decode->port, cluster_port(a.decode->c));
+    baton__prefill__free_unpacked(p, NULL);
+    if (stage == AT_PREFILL) return a;
+    uint32_t begin = c->n_tokens;
+    reply_tokens(a.decode, &a, begin, begin + n_new, FINISH_NONE);
+    RIG_WAIT(&w->rig, c->n_tokens == begin + n_new);
+    return a;
+}
+
+/* From any stage on: the rest of `total` tokens, and the end. */
+static void play_rest(struct world *w, struct client *c, const struct attempt *a, uint32_t total)
+{
+    uint32_t begin = c->n_tokens;
+    reply_tokens(a->decode, a, begin, total, FINISH_LENGTH);
+    reply_finished(a->decode, a, total - begin);
+    RIG_WAIT(&w->rig, c->n_ended == 1);
+    CHECK_OK(c->end.status);
+    CHECK_EQ_INT(c->end.finish, FINISH_LENGTH);
+    CHECK_EQ_INT(c->n_tokens, total);
+    for (uint32_t i = 0; i < total; i++) CHECK_EQ_INT(c->tokens[i], 1000 + i);
+}
+
+#endif
