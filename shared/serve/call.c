@@ -8,7 +8,7 @@
 #include "shared/base/log.h"
 #include "shared/base/thread.h"
 
-enum { WRITE_INLINE_RECORDS = 16 * 1024 /* bytes of logprob records that the loop may turn into text by itself */ };
+enum { WRITE_INLINE_MAX = 4096 /* bytes of logprob records and ids that the loop may turn into text by itself */ };
 
 static void call_free(struct call *c)
 {
@@ -112,10 +112,14 @@ static void on_written(void *arg)
 
 static void write_answer(struct call *c)
 {
-    size_t records = 0;
-    for (uint32_t i = 0; i < c->n_choices; i++) records += c->choices[i].logprobs.len + c->choices[i].prompt_logprobs.len;
+    size_t work = 0;
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        const struct choice *ch = &c->choices[i];
+        work += ch->logprobs.len + ch->prompt_logprobs.len + ch->ids.len;
+        if (c->p.return_token_ids) work += ch->prompt->n_tokens * sizeof *ch->prompt->tokens;
+    }
     c->stage = CALL_WRITING;
-    if (records > WRITE_INLINE_RECORDS && loop_work(c->serve->o.loop, write_work, on_written, c) == OK) {
+    if (work > WRITE_INLINE_MAX && loop_work(c->serve->o.loop, write_work, on_written, c) == OK) {
         c->on_worker = true;
         return;
     }

@@ -230,6 +230,36 @@ TEST(more_prompts_than_the_backend_takes_at_once)
     rig_close(&r);
 }
 
+/* Once some answers are there a full backend is waited for; at the door it is not. */
+TEST(call_under_way_waits_for_room)
+{
+    struct rig r;
+    struct buf body = { 0 };
+    struct answer a = { 0 };
+    struct serve_reply reply = answer_sink(&a);
+    enum { N = 140 /* more than are given to the backend at once */ };
+    rig_open(&r);
+    r.o.max_prompts = N;
+    rig_start(&r);
+    buf_add_c(&body, "{\"max_tokens\":2,\"prompt\":[[5]");
+    for (int i = 1; i < N; i++) buf_add_c(&body, ",[5]");
+    buf_add_c(&body, "]}");
+    (void)serve_call(r.serve, COMPLETIONS, buf_str(&body), NULL, &reply);
+    for (int i = 0; i < 20000 && !r.fake.n_live; i++) rig_turn(&r);
+    CHECK_EQ_INT(r.fake.n_submitted, 128);
+    r.fake.refuse = ERR_FULL;
+    for (int i = 0; i < 20000 && r.fake.n_live; i++) rig_turn(&r);
+    for (int i = 0; i < 50; i++) rig_turn(&r);
+    CHECK(!a.done);
+    r.fake.refuse = OK;
+    for (int i = 0; i < 20000 && !a.done; i++) rig_turn(&r);
+    CHECK_EQ_INT(a.status, 200);
+    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices")), N);
+    buf_release(&body);
+    answer_free(&a);
+    rig_close(&r);
+}
+
 TEST(failures_of_the_backend)
 {
     static const struct {
@@ -274,5 +304,5 @@ TEST(model_without_template)
 
 TEST_MAIN(CASE(chat_answer), CASE(message_forms_are_taken), CASE(completions_of_every_prompt_form), CASE(length_stop_string_and_stop_id),
           CASE(echo_with_logprobs_covers_prompt_and_answer), CASE(chat_logprobs_and_prompt_logprobs),
-          CASE(tokens_with_the_same_text_have_different_keys), CASE(more_prompts_than_the_backend_takes_at_once), CASE(failures_of_the_backend),
+          CASE(tokens_with_the_same_text_have_different_keys), CASE(more_prompts_than_the_backend_takes_at_once), CASE(call_under_way_waits_for_room), CASE(failures_of_the_backend),
           CASE(model_without_template))
