@@ -128,26 +128,28 @@ def blocks_used(node):
 
 def kill_while_working(victim_role):
     """kill -9 of a node in the middle of answers: the entry runs them again elsewhere, the client sees every token once."""
-    with pair(TINY, 'ipc', SIZE, prefills=2, decodes=2) as nodes:
-        prompt = [5 + k % 400 for k in range(1400)] if victim_role == 'prefill' else ASK['prompt']
-        want = complete(nodes[0].port, prompt=prompt, max_tokens=400)['choices'][0]['token_ids']
+    n_prompt, n_out, delay = (5, 150, 1.5) if victim_role == 'decode' else (500, 8, 0.7)
+    with pair(smollm2(), 'ipc', SIZE, prefills=2, decodes=2) as nodes:
+        bodies = [dict(prompt=[100 + (i * 37 + k * 11) % 4000 for k in range(n_prompt)], max_tokens=n_out) for i in range(4)]
         entry = nodes[0] if victim_role == 'decode' else nodes[2]
-        victims = nodes[2:] if victim_role == 'decode' else nodes[:1]
-        answers = [None] * 6
-        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(entry.port, prompt=prompt, max_tokens=400))) for i in range(6)]
+        victim = nodes[2] if victim_role == 'decode' else nodes[0]
+        answers = [None] * len(bodies)
+        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(entry.port, **bodies[i]))) for i in range(len(bodies))]
         for t in threads:
             t.start()
-        time.sleep(0.3)
-        victims[0].kill()
+        time.sleep(delay)
+        victim.kill()
         t0 = time.monotonic()
         for t in threads:
-            t.join(60)
+            t.join(90)
         print(f'  all answers {time.monotonic() - t0:.1f} s after the kill, moves: {[a and a["baton"]["moves"] for a in answers]}')
-        for a in answers:
-            assert a and a['choices'][0]['token_ids'] == want, a and a['choices'][0]['token_ids'][:10]
+        assert any(a and a['baton']['moves'] for a in answers), 'nothing was at work on the killed node: the test proves nothing'
         for n in nodes:
             if n.alive():
                 wait_until(f'{n.name} holds no blocks', lambda: blocks_used(n) == 0, 10)
+        for b, a in zip(bodies, answers):
+            want = complete(entry.port, **b)['choices'][0]['token_ids']
+            assert a and a['choices'][0]['token_ids'] == want, (a and a['choices'][0]['token_ids'][:10], want[:10])
 
 
 def test_decode_node_killed():
@@ -160,11 +162,11 @@ def test_prefill_node_killed():
 
 def test_only_decode_node_killed():
     """Nobody else can take it: a clear error within seconds, and the prefill node holds nothing."""
-    with pair(TINY, 'tcp', [*SIZE, '--placement-timeout', '1']) as (p, d):
+    with pair(smollm2(), 'tcp', [*SIZE, '--placement-timeout', '1']) as (p, d):
         out = []
-        t = threading.Thread(target=lambda: out.append(request(p.port, 'POST', '/v1/completions', {**ASK, 'max_tokens': 2000})))
+        t = threading.Thread(target=lambda: out.append(request(p.port, 'POST', '/v1/completions', {**ASK, 'max_tokens': 1500})))
         t.start()
-        time.sleep(0.3)
+        time.sleep(1)
         d.kill()
         t0 = time.monotonic()
         t.join(30)
@@ -176,20 +178,21 @@ def test_only_decode_node_killed():
 def test_frozen_node():
     """A stopped process is noticed within seconds and its requests continue elsewhere; when it goes on, nothing breaks."""
     with pair(TINY, 'ipc', SIZE, prefills=1, decodes=2) as nodes:
-        want = complete(nodes[0].port, max_tokens=600)['choices'][0]['token_ids']
+        want = complete(nodes[0].port, max_tokens=2000)['choices'][0]['token_ids']
         answers = [None] * 4
-        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(nodes[0].port, max_tokens=600))) for i in range(4)]
+        threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, complete(nodes[0].port, max_tokens=2000))) for i in range(4)]
         for t in threads:
             t.start()
-        time.sleep(0.2)
+        time.sleep(0.1)
         nodes[1].kill(signal.SIGSTOP)
         for t in threads:
             t.join(60)
         nodes[1].kill(signal.SIGCONT)
         assert all(a and a['choices'][0]['token_ids'] == want for a in answers)
+        assert any(a['baton']['moves'] for a in answers), 'nothing was at work on the stopped node: the test proves nothing'
         wait_sees(nodes, 3)
         for n in nodes:
-            assert complete(n.port, max_tokens=600)['choices'][0]['token_ids'] == want
+            assert complete(n.port, max_tokens=2000)['choices'][0]['token_ids'] == want
             wait_until(f'{n.name} holds no blocks', lambda: blocks_used(n) == 0, 10)
 
 
