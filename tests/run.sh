@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 root=$PWD
 out=$root/build/tests
 jobs=$(nproc)
+openai_version=3.54.0
 fuzz_seconds=${FUZZ_SECONDS:-60}
 
 mode=normal
@@ -151,6 +152,17 @@ if [ $mode = quick ]; then
     suite unit release -L unit
     finish
 fi
+
+# The client that most users have, in an environment of its own.
+say "openai-python"
+BATON_OPENAI_PYTHON=$out/openai/bin/python
+if ! "$BATON_OPENAI_PYTHON" -c "import openai, sys; sys.exit(openai.__version__ != '$openai_version')" 2>/dev/null; then
+    rm -rf "$out/openai"
+    python3 -m venv "$out/openai" && "$BATON_OPENAI_PYTHON" -m pip install -q --disable-pip-version-check "openai==$openai_version" ||
+        count "openai-python from PyPI" 0 1 0
+fi
+export BATON_OPENAI_PYTHON
+echo "$openai_version"
 
 say "unit, conformance, lint, corpus replay"
 export BATON_BIN=$out/release/baton

@@ -157,7 +157,7 @@ def page_matches(name):
     path = os.path.join(SOURCE, "docs", name + ".md")
     with open(path, encoding="utf-8") as f:
         committed = f.read()
-    assert committed == page(name), f"docs/{name}.md differs from `baton docs {name}`; write it again from there"
+    assert committed == page(name), f"docs/{name}.md differs from `baton docs {name}`; `ninja pages` writes it again"
 
 
 def test_the_compatibility_page_is_the_programs():
