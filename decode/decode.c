@@ -170,7 +170,7 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
 {
     if (find_request(w, m, m->from) || !has_room(w, m)) return;
     if (!w->o.kvt) {
-        send_failed(w, m->from, m->request, m->attempt, ERR_UNSUPPORTED, "this node receives no KV: no cache transfer protocol is enabled");
+        send_failed(w, m->from, m->request, m->attempt, ERR_PEER_REFUSED, "this node receives no KV: no cache transfer protocol is enabled");
         return;
     }
     Baton__Reserve *body = baton__reserve__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);

@@ -224,8 +224,8 @@ static void start_compute(struct prefill_worker *w, struct prompt *p, uint64_t p
 {
     struct err err = { 0 };
     enum status st = kvt_send_open(w->o.kvt, p->id, peer, p->grant, &err);
-    if (st != OK) {
-        fail_prompt(w, p, st, err.text);
+    if (st != OK) { /* a grant that does not parse is the decode node's fault, not the request's */
+        fail_prompt(w, p, status_class_of(st) == CLASS_REQUEST ? ERR_PEER_MISMATCH : st, err.text);
         return;
     }
     p->in_transfer = true;
@@ -279,7 +279,7 @@ static void on_prefill(struct prefill_worker *w, const struct cluster_message *m
     }
     Baton__Prefill *body = baton__prefill__unpack(NULL, m->body.n, (const uint8_t *)m->body.p);
     enum status st = w->o.kvt ? take_prefill(p, body, &err)
-                              : err_set(&err, ERR_UNSUPPORTED, "this node sends no KV: no cache transfer protocol is enabled");
+                              : err_set(&err, ERR_PEER_REFUSED, "this node sends no KV: no cache transfer protocol is enabled");
     if (st == OK) {
         p->state = PROMPT_CONNECTING;
         cluster_learn(w->o.cluster, p->decode, body->decode->host, (uint16_t)body->decode->port);
@@ -394,9 +394,9 @@ static void on_first_token(struct prefill_worker *w, struct prompt *p, const str
     token_record_add(&record, p->request, p->attempt, ev->index, &ev->lp);
     done.first.data = (uint8_t *)record.data;
     done.first.len = record.len;
-    if (cluster_send_proto(w->o.cluster, p->decode, FRAME_PREFILL_DONE, p->request, p->attempt, &done.base) != OK)
-        log_debug("first token not sent", "req=%016llx", (unsigned long long)p->request); /* on_lost fails the prompt */
+    enum status st = cluster_send_proto(w->o.cluster, p->decode, FRAME_PREFILL_DONE, p->request, p->attempt, &done.base);
     buf_release(&record);
+    if (st != OK) fail_prompt(w, p, ERR_PEER_LOST, "the first token could not be sent to the decode node");
 }
 
 static void on_computed(struct prefill_worker *w, struct prompt *p, const struct engine_event *ev)
@@ -437,10 +437,10 @@ void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev)
         token_record_add(&one, p->request, p->attempt, ev->index, &ev->lp);
         m.records.data = (uint8_t *)one.data;
         m.records.len = one.len;
-        if (p->state == PROMPT_COMPUTING
-            && cluster_send_proto(w->o.cluster, p->entry, FRAME_PROMPT_LOGPROBS, p->request, p->attempt, &m.base) != OK)
-            log_debug("prompt logprob not sent", "req=%016llx", (unsigned long long)p->request);
+        enum status st = OK;
+        if (p->state == PROMPT_COMPUTING) st = cluster_send_proto(w->o.cluster, p->entry, FRAME_PROMPT_LOGPROBS, p->request, p->attempt, &m.base);
         buf_release(&one);
+        if (st != OK) fail_prompt(w, p, ERR_BUSY, "a prompt logprob could not be sent"); /* the entry waits for all of them */
         break;
     }
     case ENGINE_STARTED:

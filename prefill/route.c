@@ -63,6 +63,8 @@ enum status routes_on_answer(struct routes *r, struct route *route, const struct
     } else if (route->state == ROUTE_ASKING) {
         st = kvt_connect(r->kvt, (struct str){ (const char *)a->answer.data, a->answer.len }, &route->peer, err);
         if (st == OK) route->state = ROUTE_CONNECTING;
+        /* Two nodes that do not fit together are no fault of a request: another pair may serve it. */
+        else if (status_class_of(st) == CLASS_REQUEST) st = err->code = ERR_PEER_MISMATCH;
     }
     baton__kvt_answer__free_unpacked(a, NULL);
     return st;

@@ -1,0 +1,288 @@
+/* test_decode.c - the decode worker with a real engine and real transfers: split answers equal whole ones, and whatever is
+ * canceled, lost or refused gives every block back. */
+#include "tests/unit/decode/worker_rig.h"
+
+struct pair {
+    struct cluster_rig  rig;
+    struct worker_node *p, *d;
+    struct entry        e;
+};
+
+static void pair_open(struct pair *t, struct worker_options prefill, struct worker_options decode)
+{
+    cluster_rig_open(&t->rig);
+    t->p = worker_open(&t->rig, 1, prefill);
+    t->d = worker_open(&t->rig, 2, decode);
+    entry_open(&t->e, &t->rig);
+}
+
+static void pair_close(struct pair *t)
+{
+    RIG_WAIT(&t->rig, worker_is_idle(t->p) && worker_is_idle(t->d));
+    entry_close(&t->e);
+    worker_close(t->p);
+    worker_close(t->d);
+    cluster_rig_close(&t->rig);
+}
+
+static void check_split_equals_run(const char *protocols)
+{
+    static const uint32_t lengths[] = { 1, 15, 16, 17, 40, 100, 300, 101, 16, 300 };
+    struct pair t;
+    struct gen *split[COUNT_OF(lengths)], *run[COUNT_OF(lengths)];
+    uint64_t id = 1;
+    pair_open(&t, (struct worker_options){ .protocols = protocols }, (struct worker_options){ .protocols = protocols });
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        split[i] = entry_add(&t.e, id++, lengths[i], 1000 + i % 8, 20); /* the last two again: prefix hits on both sides */
+        if (i == 5) split[i]->prompt_logprobs = true;
+        entry_split(&t.e, split[i], t.p, t.d);
+    }
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        RIG_WAIT(&t.rig, (split[i]->finished && split[i]->reported) || split[i]->failed);
+        if (split[i]->failed) test_fail(__FILE__, __LINE__, "%s", split[i]->text);
+        CHECK_EQ_INT(split[i]->n_out, 20);
+        CHECK_EQ_INT(split[i]->n_tokens, 20);
+        CHECK_EQ_INT(split[i]->n_recomputed, 0);
+        CHECK(split[i]->out[19].ends == FINISH_LENGTH);
+        CHECK_EQ_STR(split[i]->transport, protocols);
+        CHECK(split[i]->kv_bytes > 0 || split[i]->n_cached >= lengths[i]);
+    }
+    CHECK_EQ_INT(split[5]->n_lp, lengths[5] - 1);
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        run[i] = entry_add(&t.e, id++, lengths[i], 1000 + i % 8, 20);
+        entry_generate(&t.e, run[i], i % 2 ? t.p : t.d, FRAME_RUN);
+    }
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        RIG_WAIT(&t.rig, run[i]->finished);
+        check_same_answer(split[i], run[i]);
+    }
+    pair_close(&t);
+}
+
+TEST(decode_split_equals_run_over_mem) { check_split_equals_run("mem"); }
+TEST(decode_split_equals_run_over_tcp) { check_split_equals_run("tcp"); }
+
+/* A request whose first tokens another attempt gave out. */
+TEST(decode_goes_on_from_given_tokens)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    struct gen *whole = entry_add(&t.e, 1, 50, 7, 20), *rest = entry_add(&t.e, 2, 50, 7, 20);
+    entry_generate(&t.e, whole, t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, whole->finished);
+    for (int i = 0; i < 8; i++) rest->prompt[rest->n_prompt++] = whole->out[i].id;
+    rest->n_given = 8;
+    entry_split(&t.e, rest, t.p, t.d);
+    RIG_WAIT(&t.rig, rest->finished);
+    CHECK_EQ_INT(rest->n_out, 12);
+    CHECK_EQ_INT(rest->n_tokens, 12);
+    for (int i = 0; i < 12; i++) CHECK_EQ_INT(rest->out[i].id, whole->out[8 + i].id);
+    pair_close(&t);
+}
+
+TEST(decode_cancel_in_every_state_gives_all_back)
+{
+    struct pair t;
+    uint64_t id = 1;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    for (int stage = 0; stage < 6; stage++) {
+        struct gen *g = entry_add(&t.e, id++, 200, 50 + (uint64_t)stage, 100);
+        if (stage == 0) { /* in the same turn as RUN, then as RESERVE */
+            entry_generate(&t.e, g, t.d, FRAME_RUN);
+        } else if (stage == 1) {
+            entry_generate(&t.e, g, t.d, FRAME_RESERVE);
+        } else if (stage == 2) {
+            entry_generate(&t.e, g, t.d, FRAME_RESERVE);
+            RIG_WAIT(&t.rig, g->granted);
+        } else if (stage == 3) {
+            entry_split(&t.e, g, t.p, t.d);
+        } else if (stage == 4) {
+            entry_split(&t.e, g, t.p, t.d);
+            RIG_WAIT(&t.rig, g->n_out > 0);
+        } else {
+            entry_generate(&t.e, g, t.d, FRAME_RUN);
+            RIG_WAIT(&t.rig, g->finished);
+        }
+        entry_cancel(&t.e, g, t.d);
+        if (stage == 3 || stage == 4) entry_cancel(&t.e, g, t.p);
+        rig_turn_ms(&t.rig, 20); /* the cancel arrives */
+        RIG_WAIT_MS(&t.rig, worker_is_idle(t.p) && worker_is_idle(t.d), 3000);
+        if (stage != 5) CHECK(!g->finished && !g->failed);
+    }
+    pair_close(&t);
+}
+
+/* Only the decode node is told: the prefill node must notice by its transfer. */
+TEST(decode_cancel_stops_the_prefill_node_too)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
+    struct gen *g = entry_add(&t.e, 1, 900, 5, 10);
+    entry_split(&t.e, g, t.p, t.d);
+    rig_turn_ms(&t.rig, 10);
+    entry_cancel(&t.e, g, t.d);
+    rig_turn_ms(&t.rig, 20);
+    RIG_WAIT_MS(&t.rig, worker_is_idle(t.p) && worker_is_idle(t.d), 5000);
+    pair_close(&t);
+}
+
+TEST(decode_lost_entry_gives_all_back)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    struct gen *g[5];
+    for (uint64_t i = 0; i < 5; i++) g[i] = entry_add(&t.e, i + 1, 200, 60 + i, 120);
+    entry_generate(&t.e, g[0], t.d, FRAME_RUN);
+    RIG_WAIT(&t.rig, g[0]->n_out > 0);
+    entry_generate(&t.e, g[1], t.d, FRAME_RESERVE);
+    RIG_WAIT(&t.rig, g[1]->granted);
+    entry_ask(&t.e, g[3], t.p);
+    entry_split(&t.e, g[2], t.p, t.d);
+    entry_generate(&t.e, g[4], t.d, FRAME_RESERVE);
+    rig_turn_ms(&t.rig, 5);
+    peer_close(t.e.peer);
+    t.e.peer = NULL;
+    RIG_WAIT_MS(&t.rig, t.p->peer->n_lost == 1 && t.d->peer->n_lost == 1, 3000);
+    RIG_WAIT_MS(&t.rig, worker_is_idle(t.p) && worker_is_idle(t.d), 3000);
+    pair_close(&t);
+}
+
+TEST(decode_lost_prefill_node_fails_the_transfer)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
+    struct gen *g = entry_add(&t.e, 1, 900, 5, 10);
+    entry_split(&t.e, g, t.p, t.d);
+    rig_turn_ms(&t.rig, 15);
+    worker_close(t.p);
+    RIG_WAIT(&t.rig, g->failed);
+    RIG_WAIT_MS(&t.rig, worker_is_idle(t.d), 5000);
+    t.p = worker_open(&t.rig, 3, (struct worker_options){ 0 }); /* and the next one is served */
+    g = entry_add(&t.e, 2, 300, 5, 10);
+    entry_split(&t.e, g, t.p, t.d);
+    RIG_WAIT(&t.rig, g->finished);
+    pair_close(&t);
+}
+
+static void check_refused(struct pair *t, struct gen *g, enum status want)
+{
+    RIG_WAIT(&t->rig, g->failed);
+    CHECK_STATUS(g->status, want);
+}
+
+TEST(decode_refuses_what_does_not_fit)
+{
+    struct pair t;
+    struct gen *g[6];
+    pair_open(&t, (struct worker_options){ .protocols = "" }, (struct worker_options){ .n_blocks = 10, .max_generations = 3 });
+    for (uint64_t i = 0; i < 6; i++) g[i] = entry_add(&t.e, i + 1, 100, 60 + i, 20);
+    entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* 7 of 10 blocks */
+    RIG_WAIT(&t.rig, g[0]->granted);
+    entry_generate(&t.e, g[1], t.d, FRAME_RESERVE);
+    check_refused(&t, g[1], ERR_BUSY);
+    g[2]->n_prompt = 400;
+    for (uint32_t i = 100; i < 400; i++) g[2]->prompt[i] = 5;
+    entry_generate(&t.e, g[2], t.d, FRAME_RESERVE); /* never */
+    check_refused(&t, g[2], ERR_TOO_LONG);
+    g[3]->prompt[0] = VOCAB + 1000;
+    entry_generate(&t.e, g[3], t.d, FRAME_RUN);
+    check_refused(&t, g[3], ERR_INVALID);
+    RIG_WAIT(&t.rig, decode_n_live(t.d->decode) == 1);
+    for (uint64_t i = 10; i < 12; i++) {
+        struct gen *small = entry_add(&t.e, i, 16, i, 20);
+        entry_generate(&t.e, small, t.d, FRAME_RESERVE);
+        RIG_WAIT(&t.rig, small->granted);
+    }
+    entry_generate(&t.e, g[4], t.d, FRAME_RUN); /* the fourth generation */
+    check_refused(&t, g[4], ERR_BUSY);
+    entry_generate(&t.e, g[0], t.d, FRAME_RESERVE); /* again: no second answer, no second reservation */
+    entry_generate(&t.e, g[5], t.p, FRAME_RESERVE); /* a node that receives nothing */
+    check_refused(&t, g[5], ERR_PEER_REFUSED);
+    rig_turn_ms(&t.rig, 50);
+    CHECK_EQ_INT(decode_n_live(t.d->decode), 3);
+    LIST_FOREACH(any, &t.e.gens, struct gen, link) entry_cancel(&t.e, any, t.d);
+    pair_close(&t);
+}
+
+TEST(decode_malformed_messages_hold_nothing)
+{
+    static const enum frame_type types[] = { FRAME_RESERVE, FRAME_RUN, FRAME_PREFILL_DONE, FRAME_KVT_HELLO, FRAME_CANCEL, FRAME_KVT_ANSWER, FRAME_PREFILL,
+                                             FRAME_ASK_CREDIT };
+    struct pair t;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    peer_meet(t.e.peer, t.d->peer);
+    for (size_t i = 0; i < COUNT_OF(types); i++) {
+        struct gen *a = entry_add(&t.e, 10 + i, 10, 1, 1), *b = entry_add(&t.e, 50 + i, 10, 1, 1);
+        CHECK_OK(cluster_send(t.e.peer->c, 2, types[i], a->request, 1, STR("\xff\xff\xff\xff")));
+        if (types[i] == FRAME_ASK_CREDIT) continue; /* empty is a whole message there */
+        CHECK_OK(cluster_send(t.e.peer->c, 2, types[i], b->request, 1, STR("")));
+        if (types[i] == FRAME_RESERVE || types[i] == FRAME_RUN || types[i] == FRAME_PREFILL) RIG_WAIT(&t.rig, a->failed && b->failed);
+    }
+    rig_turn_ms(&t.rig, 50);
+    /* A first token for a generation that waits for one, but out of range: it fails, and its blocks come back. */
+    struct gen *g = entry_add(&t.e, 1, 40, 3, 10);
+    entry_generate(&t.e, g, t.d, FRAME_RESERVE);
+    RIG_WAIT(&t.rig, g->granted);
+    Baton__PrefillDone done = BATON__PREFILL_DONE__INIT;
+    CHECK_OK(cluster_send_proto(t.e.peer->c, 2, FRAME_PREFILL_DONE, 1, 1, &done.base));
+    rig_turn_ms(&t.rig, 30);
+    CHECK(!g->failed && !g->finished);
+    entry_cancel(&t.e, g, t.d);
+    pair_close(&t);
+}
+
+/* Many at once, canceled at random moments, some on one node only first. */
+TEST(decode_many_cancels_give_all_back)
+{
+    enum { N = 80 };
+    struct pair t;
+    struct gen *g[N];
+    uint64_t draws = 0;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    for (uint64_t i = 0; i < N; i++) {
+        g[i] = entry_add(&t.e, i + 1, 20 + (uint32_t)(i * 13 % 200), i, 30);
+        if (i % 4 == 3) {
+            entry_generate(&t.e, g[i], t.d, FRAME_RUN);
+        } else {
+            entry_ask(&t.e, g[i], t.p);
+            RIG_WAIT(&t.rig, g[i]->credit || g[i]->failed);
+            entry_generate(&t.e, g[i], t.d, FRAME_RESERVE);
+            if (rng_uniform(9, 9, draws++) < 0.2) entry_cancel(&t.e, g[i], t.d);
+            for (uint64_t end = clock_ms() + 40; clock_ms() < end && !g[i]->granted && !g[i]->failed;) uv_run(loop_uv(t.rig.loop), UV_RUN_ONCE);
+            if (g[i]->granted) entry_prefill(&t.e, g[i], t.p, 2, cluster_port(t.d->peer->c));
+            else entry_cancel(&t.e, g[i], t.p);
+        }
+        rig_turn_ms(&t.rig, (uint64_t)(rng_uniform(9, 9, draws++) * 12));
+        uint64_t k = (uint64_t)(rng_uniform(9, 9, draws++) * (double)(i + 1));
+        if (rng_uniform(9, 9, draws++) < 0.7) entry_cancel(&t.e, g[k], t.d);
+        if (rng_uniform(9, 9, draws++) < 0.7) entry_cancel(&t.e, g[k], t.p);
+    }
+    RIG_WAIT(&t.rig, worker_is_idle(t.p) && worker_is_idle(t.d));
+    struct gen *last = entry_add(&t.e, 1000, 100, 3, 10);
+    entry_split(&t.e, last, t.p, t.d);
+    RIG_WAIT(&t.rig, last->finished);
+    pair_close(&t);
+}
+
+/* Freed in the middle of everything: ASan and the engine's own check of its pool say whether it is clean. */
+TEST(decode_free_with_everything_pending)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
+    struct gen *g[4];
+    for (uint64_t i = 0; i < 4; i++) g[i] = entry_add(&t.e, i + 1, 500, 60 + i, 100);
+    entry_generate(&t.e, g[0], t.d, FRAME_RUN);
+    entry_split(&t.e, g[1], t.p, t.d);
+    entry_ask(&t.e, g[2], t.p);
+    entry_generate(&t.e, g[3], t.d, FRAME_RESERVE);
+    rig_turn_ms(&t.rig, 20);
+    worker_close(t.d);
+    worker_close(t.p);
+    entry_close(&t.e);
+    cluster_rig_close(&t.rig);
+}
+
+TEST_MAIN(CASE(decode_split_equals_run_over_mem), CASE(decode_split_equals_run_over_tcp), CASE(decode_goes_on_from_given_tokens),
+          CASE(decode_cancel_in_every_state_gives_all_back), CASE(decode_cancel_stops_the_prefill_node_too), CASE(decode_lost_entry_gives_all_back),
+          CASE(decode_lost_prefill_node_fails_the_transfer), CASE(decode_refuses_what_does_not_fit), CASE(decode_malformed_messages_hold_nothing),
+          CASE(decode_many_cancels_give_all_back), CASE(decode_free_with_everything_pending))

@@ -1,0 +1,406 @@
+/* worker_rig.h - whole nodes (engine, KV transfer, both workers) on one loop, and an entry node that the test plays.
+ *
+ * Engine and transfer events come to the loop through a mailbox that a timer empties. Included by one test program each. */
+#ifndef BATON_TESTS_UNIT_DECODE_WORKER_RIG_H
+#define BATON_TESTS_UNIT_DECODE_WORKER_RIG_H
+
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "decode/decode.h"
+#include "kernels/device.h"
+#include "prefill/prefill.h"
+#include "shared/base/list.h"
+#include "shared/base/mailbox.h"
+#include "shared/base/rng.h"
+#include "shared/cluster/generation_wire.h"
+#include "tests/unit/cluster/cluster_rig.h"
+
+enum { ENTRY_ID = 100, VOCAB = 512, PROMPT_MAX = 1024, OUT_MAX = 128, POLL_MS = 1 };
+#define DECODE_IDS  (UINT64_C(1) << 56)
+#define PREFILL_IDS (UINT64_C(2) << 56)
+
+struct worker_event {
+    bool                of_engine;
+    struct engine_event engine;
+    struct kvt_event    kvt;
+    int32_t             blocks[256];
+};
+
+struct worker_options {
+    const char *protocols;    /* NULL: "tcp"; "": none */
+    uint32_t    n_blocks, max_seqs, step_tokens, max_generations, max_prompts, block_tokens;
+};
+
+struct worker_node {
+    struct peer_node      *peer;
+    struct device         *device;
+    struct kernel_ctx     *kernels;
+    struct metrics        *metrics;
+    struct engine         *engine;
+    struct kvt            *kvt;
+    pthread_mutex_t        lock;    /* `pieces`: the engine must not hand pieces to a transfer that is being freed */
+    struct kvt            *pieces;
+    struct mailbox        *events;
+    struct loop_timer     *poll;
+    struct decode_worker  *decode;
+    struct prefill_worker *prefill;
+};
+
+static void worker_post(struct worker_node *n, const struct worker_event *ev)
+{
+    enum status st;
+    while ((st = mailbox_post(n->events, ev)) == ERR_FULL) usleep(200);
+}
+
+static void worker_on_engine(void *arg, const struct engine_event *e)
+{
+    struct worker_event ev = { .of_engine = true, .engine = *e };
+    CHECK(e->kind != ENGINE_RESERVED || e->n_blocks <= COUNT_OF(ev.blocks));
+    if (e->kind == ENGINE_RESERVED && e->blocks) memcpy(ev.blocks, e->blocks, e->n_blocks * sizeof *e->blocks);
+    worker_post(arg, &ev);
+}
+
+static void worker_on_kvt(void *arg, const struct kvt_event *e)
+{
+    worker_post(arg, &(struct worker_event){ .kvt = *e });
+}
+
+static void worker_on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks)
+{
+    struct worker_node *n = arg;
+    if (!(id & PREFILL_IDS)) return;
+    pthread_mutex_lock(&n->lock);
+    if (n->pieces) prefill_on_kv_ready(n->pieces, id, layer, begin, end, blocks);
+    pthread_mutex_unlock(&n->lock);
+}
+
+static void worker_poll(void *arg)
+{
+    struct worker_node *n = arg;
+    struct worker_event ev;
+    while (mailbox_take(n->events, &ev)) {
+        ev.engine.blocks = ev.blocks;
+        bool of_peer = ev.kvt.kind == KVT_CONNECTED || ev.kvt.kind == KVT_PEER_LOST;
+        if (ev.of_engine && (ev.engine.id & DECODE_IDS)) decode_on_engine(n->decode, &ev.engine);
+        else if (ev.of_engine) prefill_on_engine(n->prefill, &ev.engine);
+        else if (!of_peer && (ev.kvt.id & DECODE_IDS)) decode_on_kvt(n->decode, &ev.kvt);
+        else prefill_on_kvt(n->prefill, &ev.kvt);
+    }
+    decode_flush(n->decode);
+}
+
+static bool worker_on_message(void *arg, const struct cluster_message *m)
+{
+    struct worker_node *n = arg;
+    return prefill_on_message(n->prefill, m) || decode_on_message(n->decode, m) || m->type == FRAME_CANCEL;
+}
+
+static void worker_on_lost(void *arg, uint64_t node, const char *why)
+{
+    struct worker_node *n = arg;
+    (void)why;
+    prefill_on_lost(n->prefill, node);
+    decode_on_lost(n->decode, node);
+}
+
+static void worker_open_engine(struct worker_node *n, const struct worker_options *o)
+{
+    struct err err = { 0 };
+    struct stat sb;
+    struct model *model;
+    struct model_options mo = { .path = test_data("goldens/llama/model"), .max_model_len = PROMPT_MAX };
+    if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
+    CHECK_OK(device_open("cpu", &n->device, &err));
+    CHECK_OK(kernel_ctx_create("auto", 1, &n->kernels, &err));
+    struct engine_options eo = {
+        .device = n->device, .block_tokens = o->block_tokens ? o->block_tokens : 16, .n_blocks = o->n_blocks ? o->n_blocks : 128,
+        .max_seqs = o->max_seqs ? o->max_seqs : 32, .max_batched_tokens = o->step_tokens ? o->step_tokens : 64, .max_waiting = 256,
+        .prefix_cache = true, .metrics = n->metrics, .on_event = worker_on_engine, .on_kv_ready = worker_on_kv_ready, .arg = n,
+    };
+    mo.max_rows = eo.max_batched_tokens;
+    mo.kernels = n->kernels;
+    if (model_load(&mo, &model, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    eo.model = model;
+    if (engine_create(&eo, &n->engine, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+}
+
+static struct worker_node *worker_open(struct cluster_rig *r, uint64_t id, struct worker_options o)
+{
+    struct worker_node *n = MEM_NEW(struct worker_node);
+    struct err err = { 0 };
+    pthread_mutex_init(&n->lock, NULL);
+    n->metrics = metrics_create();
+    n->events = mailbox_create(sizeof(struct worker_event), 4096, NULL, NULL);
+    worker_open_engine(n, &o);
+    if (!o.protocols) o.protocols = "tcp";
+    struct kvt_options ko = { .layout = *engine_kv_layout(n->engine), .mem = engine_kv_memory(n->engine), .protocols = o.protocols,
+                              .listen_host = "127.0.0.1", .checksum = true, .n_transfers = 64, .metrics = n->metrics,
+                              .on_event = worker_on_kvt, .arg = n };
+    if (*o.protocols && kvt_create(&ko, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    pthread_mutex_lock(&n->lock);
+    n->pieces = n->kvt;
+    pthread_mutex_unlock(&n->lock);
+    n->peer = peer_open(r, id, (struct peer_options){ 0 });
+    struct decode_options d = { .engine = n->engine, .kvt = n->kvt, .cluster = n->peer->c, .metrics = n->metrics,
+                                .max_generations = o.max_generations ? o.max_generations : 64, .id_base = DECODE_IDS };
+    struct prefill_options p = { .loop = r->loop, .engine = n->engine, .kvt = n->kvt, .cluster = n->peer->c, .metrics = n->metrics,
+                                 .step_tokens = o.step_tokens ? o.step_tokens : 64, .max_prompts = o.max_prompts ? o.max_prompts : 64,
+                                 .id_base = PREFILL_IDS };
+    n->decode = decode_create(&d);
+    n->prefill = prefill_create(&p);
+    n->peer->hook = worker_on_message;
+    n->peer->lost_hook = worker_on_lost;
+    n->peer->arg = n;
+    n->poll = loop_timer_start(r->loop, POLL_MS, POLL_MS, worker_poll, n);
+    return n;
+}
+
+static void worker_close(struct worker_node *n)
+{
+    loop_timer_free(n->poll);
+    mailbox_close(n->events);
+    peer_close(n->peer);
+    pthread_mutex_lock(&n->lock);
+    n->pieces = NULL;
+    pthread_mutex_unlock(&n->lock);
+    kvt_free(n->kvt); /* before the engine: the transfer thread reads and writes the engine's pool */
+    engine_free(n->engine);
+    prefill_free(n->prefill);
+    decode_free(n->decode);
+    mailbox_free(n->events);
+    kernel_ctx_free(n->kernels);
+    device_close(n->device);
+    metrics_free(n->metrics);
+    mem_free(n);
+}
+
+/* Nothing of any request is left on the node. */
+static bool worker_is_idle(const struct worker_node *n)
+{
+    struct engine_stats st;
+    engine_get_stats(n->engine, &st);
+    return decode_n_live(n->decode) == 0 && prefill_n_live(n->prefill) == 0 && st.n_running + st.n_waiting + st.n_reserved == 0
+           && st.n_blocks_free == st.n_blocks && !st.has_work;
+}
+
+/* ---- the entry node, played ---- */
+
+/* One request as the entry node sees it. */
+struct gen {
+    uint64_t              request;
+    uint32_t              attempt, n_prompt, n_out, n_lp, n_given;
+    int32_t               prompt[PROMPT_MAX];
+    struct sampling_params sampling;
+    bool                  prompt_logprobs;
+    struct token_logprobs out[OUT_MAX];
+    struct buf            grant;
+    bool                  credit, granted, finished, failed, reported;
+    enum status           status;
+    char                  text[256];
+    uint32_t              finish, n_recomputed, n_tokens, n_cached;
+    uint64_t              kv_bytes;
+    char                  transport[16];
+    struct list           link;
+};
+
+struct entry {
+    struct cluster_rig  *rig;
+    struct peer_node    *peer;
+    struct list          gens;
+};
+
+static struct gen *entry_find(struct entry *e, uint64_t request, uint32_t attempt)
+{
+    LIST_FOREACH(g, &e->gens, struct gen, link)
+        if (g->request == request && g->attempt == attempt) return g;
+    return NULL;
+}
+
+static void entry_tokens(struct entry *e, struct str rest)
+{
+    struct token_logprobs t;
+    uint64_t request;
+    uint32_t attempt, index;
+    enum status st;
+    while ((st = token_record_next(&rest, &request, &attempt, &index, &t)) == OK) {
+        struct gen *g = entry_find(e, request, attempt);
+        if (!g) continue;
+        CHECK(!g->finished && !g->failed);
+        CHECK_EQ_INT(index, g->n_given + g->n_out);
+        CHECK(g->n_out < OUT_MAX);
+        g->out[g->n_out++] = t;
+    }
+    CHECK_STATUS(st, ERR_NOT_FOUND);
+}
+
+static void entry_prompt_logprobs(struct gen *g, struct str rest)
+{
+    struct token_logprobs t;
+    uint64_t request;
+    uint32_t attempt, index;
+    while (token_record_next(&rest, &request, &attempt, &index, &t) == OK) CHECK_EQ_INT(index, ++g->n_lp);
+}
+
+static bool entry_on_message(void *arg, const struct cluster_message *m)
+{
+    struct entry *e = arg;
+    const uint8_t *p = (const uint8_t *)m->body.p;
+    if (m->type == FRAME_TOKENS) {
+        entry_tokens(e, m->body);
+        return true;
+    }
+    struct gen *g = entry_find(e, m->request, m->attempt);
+    if (!g) return true;
+    if (m->type == FRAME_CREDIT) {
+        CHECK(!g->credit);
+        g->credit = true;
+    } else if (m->type == FRAME_GRANT) {
+        Baton__Grant *b = baton__grant__unpack(NULL, m->body.n, p);
+        CHECK(b && !g->granted);
+        g->granted = true;
+        g->n_cached = b->n_cached;
+        buf_add(&g->grant, b->kvt_grant.data, b->kvt_grant.len);
+        baton__grant__free_unpacked(b, NULL);
+    } else if (m->type == FRAME_PREFILL_REPORT) {
+        g->reported = true;
+    } else if (m->type == FRAME_PROMPT_LOGPROBS) {
+        Baton__PromptLogprobs *b = baton__prompt_logprobs__unpack(NULL, m->body.n, p);
+        CHECK(b != NULL);
+        entry_prompt_logprobs(g, (struct str){ (const char *)b->records.data, b->records.len });
+        baton__prompt_logprobs__free_unpacked(b, NULL);
+    } else if (m->type == FRAME_FINISHED) {
+        Baton__Finished *b = baton__finished__unpack(NULL, m->body.n, p);
+        CHECK(b && !g->finished && !g->failed);
+        g->finished = true;
+        g->finish = b->finish;
+        g->n_tokens = b->n_tokens;
+        g->n_recomputed = b->n_recomputed;
+        g->kv_bytes = b->kv_bytes;
+        snprintf(g->transport, sizeof g->transport, "%s", b->transport);
+        baton__finished__free_unpacked(b, NULL);
+    } else if (m->type == FRAME_FAILED && !g->failed) { /* both nodes may say so */
+        Baton__Failed *b = baton__failed__unpack(NULL, m->body.n, p);
+        CHECK(b != NULL);
+        g->failed = true;
+        g->status = (enum status)b->status;
+        snprintf(g->text, sizeof g->text, "%s", b->text);
+        CHECK(g->text[0] != 0);
+        baton__failed__free_unpacked(b, NULL);
+    }
+    return true;
+}
+
+static void entry_open(struct entry *e, struct cluster_rig *r)
+{
+    e->rig = r;
+    e->peer = peer_open(r, ENTRY_ID, (struct peer_options){ 0 });
+    e->peer->hook = entry_on_message;
+    e->peer->arg = e;
+    list_init(&e->gens);
+}
+
+__attribute__((unused)) static void entry_forget(struct entry *e)
+{
+    LIST_FOREACH(g, &e->gens, struct gen, link) {
+        buf_release(&g->grant);
+        list_remove(&g->link);
+        mem_free(g);
+    }
+}
+
+static void entry_close(struct entry *e)
+{
+    if (e->peer) peer_close(e->peer);
+    entry_forget(e);
+}
+
+/* A request of n prompt tokens drawn from `seed`; an odd seed draws its answer too. */
+static struct gen *entry_add(struct entry *e, uint64_t request, uint32_t n, uint64_t seed, uint32_t n_out)
+{
+    struct gen *g = MEM_NEW(struct gen);
+    CHECK(n <= PROMPT_MAX);
+    g->request = request;
+    g->attempt = 1;
+    g->n_prompt = n;
+    for (uint32_t i = 0; i < n; i++) g->prompt[i] = 4 + (int32_t)(rng_uniform(seed, 77, i) * (VOCAB - 4));
+    g->sampling = (struct sampling_params){ .top_p = 1, .repetition_penalty = 1, .temperature = seed % 2 ? 0.9f : 0, .seed = seed, .max_tokens = n_out,
+                                            .ignore_eos = true, .n_logprobs = 2 };
+    list_push(&e->gens, &g->link);
+    return g;
+}
+
+static Baton__Generation *entry_generation(const struct gen *g, struct arena *arena)
+{
+    struct generation_wire w = { .tokens = g->prompt, .n_tokens = g->n_prompt, .n_prompt = g->n_prompt - g->n_given, .sampling = g->sampling,
+                                 .prompt_logprobs = g->prompt_logprobs };
+    return generation_wire_encode(&w, arena);
+}
+
+static void entry_ask(struct entry *e, struct gen *g, struct worker_node *to)
+{
+    Baton__AskCredit m = BATON__ASK_CREDIT__INIT;
+    m.n_tokens = g->n_prompt;
+    peer_meet(e->peer, to->peer);
+    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_ASK_CREDIT, g->request, g->attempt, &m.base));
+}
+
+static void entry_generate(struct entry *e, struct gen *g, struct worker_node *to, enum frame_type type)
+{
+    struct arena arena;
+    Baton__Reserve reserve = BATON__RESERVE__INIT;
+    Baton__Run run = BATON__RUN__INIT;
+    arena_init(&arena);
+    reserve.generation = run.generation = entry_generation(g, &arena);
+    peer_meet(e->peer, to->peer);
+    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, type, g->request, g->attempt, type == FRAME_RUN ? &run.base : &reserve.base));
+    arena_release(&arena);
+}
+
+static void entry_prefill(struct entry *e, struct gen *g, struct worker_node *prefill, uint64_t decode, uint16_t port)
+{
+    struct arena arena;
+    Baton__Prefill m = BATON__PREFILL__INIT;
+    Baton__NodeAddress a = BATON__NODE_ADDRESS__INIT;
+    arena_init(&arena);
+    a.node = decode;
+    a.host = "127.0.0.1";
+    a.port = port;
+    m.generation = entry_generation(g, &arena);
+    m.decode = &a;
+    m.kvt_grant = (ProtobufCBinaryData){ g->grant.len, (uint8_t *)g->grant.data };
+    CHECK_OK(cluster_send_proto(e->peer->c, prefill->peer->id, FRAME_PREFILL, g->request, g->attempt, &m.base));
+    arena_release(&arena);
+}
+
+static void entry_cancel(struct entry *e, struct gen *g, struct worker_node *to)
+{
+    Baton__Cancel m = BATON__CANCEL__INIT;
+    CHECK_OK(cluster_send_proto(e->peer->c, to->peer->id, FRAME_CANCEL, g->request, g->attempt, &m.base));
+}
+
+/* The whole split path up to and with PREFILL. */
+static void entry_split(struct entry *e, struct gen *g, struct worker_node *prefill, struct worker_node *decode)
+{
+    entry_ask(e, g, prefill);
+    RIG_WAIT(e->rig, g->credit);
+    entry_generate(e, g, decode, FRAME_RESERVE);
+    RIG_WAIT(e->rig, g->granted || g->failed);
+    if (g->failed) test_fail(__FILE__, __LINE__, "%s", g->text);
+    entry_prefill(e, g, prefill, decode->peer->id, cluster_port(decode->peer->c));
+}
+
+__attribute__((unused)) static void check_same_answer(const struct gen *a, const struct gen *b)
+{
+    CHECK_EQ_INT(a->n_out, b->n_out);
+    CHECK_EQ_INT(a->finish, b->finish);
+    for (uint32_t i = 0; i < a->n_out; i++) {
+        CHECK_EQ_INT(a->out[i].id, b->out[i].id);
+        CHECK_EQ_INT(a->out[i].rank, b->out[i].rank);
+        CHECK_EQ_INT(a->out[i].n_top, b->out[i].n_top);
+        CHECK(memcmp(&a->out[i].logprob, &b->out[i].logprob, sizeof(float)) == 0); /* bit for bit */
+    }
+}
+
+#endif

@@ -1,0 +1,270 @@
+/* test_prefill.c - the prefill worker with a real engine and real transfers: credits are bounded and come back, and whatever
+ * is canceled, lost, late or refused gives every block back and says so to the entry node. */
+#include "tests/unit/decode/worker_rig.h"
+
+enum { STEP = 64 };
+
+struct pair {
+    struct cluster_rig  rig;
+    struct worker_node *p, *d;
+    struct entry        e;
+};
+
+static void pair_open(struct pair *t, struct worker_options prefill, struct worker_options decode)
+{
+    cluster_rig_open(&t->rig);
+    t->p = worker_open(&t->rig, 1, prefill);
+    t->d = worker_open(&t->rig, 2, decode);
+    entry_open(&t->e, &t->rig);
+}
+
+static void pair_close(struct pair *t)
+{
+    RIG_WAIT(&t->rig, worker_is_idle(t->p) && (!t->d || worker_is_idle(t->d)));
+    entry_close(&t->e);
+    worker_close(t->p);
+    if (t->d) worker_close(t->d);
+    cluster_rig_close(&t->rig);
+}
+
+static uint32_t n_credits(struct gen *const *g, size_t n)
+{
+    uint32_t count = 0;
+    for (size_t i = 0; i < n; i++) count += g[i]->credit;
+    return count;
+}
+
+TEST(prefill_credits_are_bounded_and_come_back)
+{
+    struct pair t;
+    struct gen *g[8];
+    pair_open(&t, (struct worker_options){ .step_tokens = STEP }, (struct worker_options){ 0 });
+    for (uint64_t i = 0; i < 8; i++) {
+        g[i] = entry_add(&t.e, i + 1, i == 4 ? 500 : 40, i, 5); /* two steps are 128 tokens; number 4 is more by itself */
+        entry_ask(&t.e, g[i], t.p);
+    }
+    rig_turn_ms(&t.rig, 60);
+    CHECK_EQ_INT(n_credits(g, 8), 3);
+    CHECK(g[0]->credit && g[1]->credit && g[2]->credit);
+    entry_cancel(&t.e, g[1], t.p); /* a credit given back goes to the next in line */
+    RIG_WAIT(&t.rig, g[3]->credit);
+    entry_cancel(&t.e, g[0], t.p);
+    entry_cancel(&t.e, g[5], t.p); /* one that waits leaves the line */
+    rig_turn_ms(&t.rig, 30);
+    CHECK_EQ_INT(n_credits(g, 8), 4); /* the long one waits for its turn and nobody passes it */
+    entry_generate(&t.e, g[2], t.d, FRAME_RESERVE);
+    RIG_WAIT(&t.rig, g[2]->granted);
+    entry_prefill(&t.e, g[2], t.p, 2, cluster_port(t.d->peer->c)); /* computing it gives the credit back too */
+    entry_cancel(&t.e, g[3], t.p);
+    RIG_WAIT(&t.rig, g[4]->credit);
+    CHECK(!g[6]->credit);
+    entry_generate(&t.e, g[4], t.d, FRAME_RESERVE);
+    RIG_WAIT(&t.rig, g[4]->granted);
+    entry_prefill(&t.e, g[4], t.p, 2, cluster_port(t.d->peer->c));
+    RIG_WAIT(&t.rig, g[6]->credit && g[7]->credit);
+    RIG_WAIT(&t.rig, g[2]->finished && g[4]->finished);
+    entry_cancel(&t.e, g[6], t.p);
+    entry_cancel(&t.e, g[7], t.p);
+    CHECK(!g[5]->credit);
+    pair_close(&t);
+}
+
+TEST(prefill_unused_credit_expires)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .step_tokens = STEP }, (struct worker_options){ 0 });
+    struct gen *a = entry_add(&t.e, 1, 500, 1, 5), *b = entry_add(&t.e, 2, 40, 2, 5);
+    entry_ask(&t.e, a, t.p);
+    entry_ask(&t.e, b, t.p);
+    RIG_WAIT(&t.rig, a->credit);
+    uint64_t start = clock_ms();
+    RIG_WAIT_MS(&t.rig, a->failed, 17000);
+    CHECK_STATUS(a->status, ERR_TIMEOUT);
+    CHECK(clock_ms() - start > 10000);
+    RIG_WAIT(&t.rig, b->credit); /* and others are served */
+    buf_add_c(&a->grant, "late");
+    a->failed = false;
+    entry_prefill(&t.e, a, t.p, 2, cluster_port(t.d->peer->c));
+    RIG_WAIT(&t.rig, a->failed);
+    CHECK_STATUS(a->status, ERR_STALE);
+    entry_cancel(&t.e, b, t.p);
+    pair_close(&t);
+}
+
+TEST(prefill_refuses_more_than_it_may_hold)
+{
+    struct pair t;
+    struct gen *g[4];
+    pair_open(&t, (struct worker_options){ .max_prompts = 3 }, (struct worker_options){ 0 });
+    for (uint64_t i = 0; i < 4; i++) {
+        g[i] = entry_add(&t.e, i + 1, 100, i, 5);
+        entry_ask(&t.e, g[i], t.p);
+    }
+    RIG_WAIT(&t.rig, g[3]->failed);
+    CHECK_STATUS(g[3]->status, ERR_BUSY);
+    entry_ask(&t.e, g[0], t.p); /* asked twice: one credit (the entry's log checks that) */
+    rig_turn_ms(&t.rig, 30);
+    for (int i = 0; i < 3; i++) entry_cancel(&t.e, g[i], t.p);
+    pair_close(&t);
+}
+
+TEST(prefill_without_a_credit_is_stale)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
+    entry_generate(&t.e, g, t.d, FRAME_RESERVE);
+    RIG_WAIT(&t.rig, g->granted);
+    peer_meet(t.e.peer, t.p->peer);
+    entry_prefill(&t.e, g, t.p, 2, cluster_port(t.d->peer->c));
+    RIG_WAIT(&t.rig, g->failed);
+    CHECK_STATUS(g->status, ERR_STALE);
+    entry_cancel(&t.e, g, t.d);
+    pair_close(&t);
+}
+
+TEST(prefill_bad_messages_give_the_credit_back)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .step_tokens = STEP }, (struct worker_options){ 0 });
+    for (int i = 0; i < 5; i++) {
+        struct gen *g = entry_add(&t.e, 1 + (uint64_t)i, 500, 1, 5);
+        entry_ask(&t.e, g, t.p);
+        RIG_WAIT(&t.rig, g->credit); /* each time: the one before gave it back */
+        uint16_t port = cluster_port(t.d->peer->c);
+        if (i == 0) CHECK_OK(cluster_send(t.e.peer->c, 1, FRAME_PREFILL, g->request, 1, STR("\xff\xff")));
+        if (i == 1) entry_prefill(&t.e, g, t.p, 2, port); /* no grant */
+        if (i > 1) buf_add_c(&g->grant, "not a grant");
+        if (i == 2) entry_prefill(&t.e, g, t.p, 2, 0);
+        if (i == 3) {
+            g->sampling.temperature = -1;
+            entry_prefill(&t.e, g, t.p, 2, port);
+        }
+        if (i == 4) entry_prefill(&t.e, g, t.p, 2, port);
+        RIG_WAIT(&t.rig, g->failed);
+        if (i == 4) CHECK(status_class_of(g->status) == CLASS_PEER);
+        RIG_WAIT(&t.rig, worker_is_idle(t.p));
+    }
+    pair_close(&t);
+}
+
+TEST(prefill_cancel_in_every_state_gives_all_back)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
+    /* 0: asked, 1: credited, 2: in the same turn as PREFILL (no connection yet), 3 ..: some ms into the computing, then done */
+    for (int stage = 0; stage < 12; stage++) {
+        struct gen *g = entry_add(&t.e, 1 + (uint64_t)stage, 600, 20 + (uint64_t)stage, 5);
+        if (stage < 2) {
+            entry_ask(&t.e, g, t.p);
+            if (stage == 1) RIG_WAIT(&t.rig, g->credit);
+        } else {
+            entry_split(&t.e, g, t.p, t.d);
+            rig_turn_ms(&t.rig, (uint64_t)(stage - 2) * 8);
+        }
+        entry_cancel(&t.e, g, t.p);
+        rig_turn_ms(&t.rig, 20);
+        RIG_WAIT_MS(&t.rig, worker_is_idle(t.p), 5000);
+        if (stage >= 2) entry_cancel(&t.e, g, t.d);
+        rig_turn_ms(&t.rig, 10);
+        RIG_WAIT_MS(&t.rig, worker_is_idle(t.d), 5000);
+    }
+    pair_close(&t);
+}
+
+/* The decode node goes away at different moments: the entry is told, nothing stays. */
+TEST(prefill_lost_decode_node_fails_the_prompt)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
+    for (int i = 0; i < 6; i++) {
+        struct gen *g = entry_add(&t.e, 1 + (uint64_t)i, 700, 30 + (uint64_t)i, 5);
+        entry_split(&t.e, g, t.p, t.d);
+        rig_turn_ms(&t.rig, (uint64_t)i * 12);
+        worker_close(t.d);
+        t.d = NULL;
+        RIG_WAIT_MS(&t.rig, worker_is_idle(t.p), 5000);
+        RIG_WAIT(&t.rig, g->failed || g->reported);
+        if (g->failed) CHECK(status_class_of(g->status) == CLASS_PEER);
+        t.d = worker_open(&t.rig, 10 + (uint64_t)i, (struct worker_options){ 0 });
+    }
+    struct gen *g = entry_add(&t.e, 100, 700, 30, 5);
+    entry_split(&t.e, g, t.p, t.d);
+    RIG_WAIT(&t.rig, g->finished);
+    pair_close(&t);
+}
+
+TEST(prefill_lost_entry_gives_all_back)
+{
+    struct pair t;
+    struct gen *g[4];
+    pair_open(&t, (struct worker_options){ .step_tokens = 512 }, (struct worker_options){ 0 });
+    for (uint64_t i = 0; i < 4; i++) g[i] = entry_add(&t.e, i + 1, 400, i, 5);
+    entry_ask(&t.e, g[0], t.p);
+    RIG_WAIT(&t.rig, g[0]->credit);
+    entry_split(&t.e, g[1], t.p, t.d);
+    entry_ask(&t.e, g[2], t.p);
+    entry_ask(&t.e, g[3], t.p);
+    rig_turn_ms(&t.rig, 5);
+    peer_close(t.e.peer);
+    t.e.peer = NULL;
+    RIG_WAIT_MS(&t.rig, t.p->peer->n_lost == 1 && worker_is_idle(t.p) && worker_is_idle(t.d), 5000);
+    entry_forget(&t.e);
+    entry_open(&t.e, &t.rig); /* its next incarnation finds the credits free (same id is enough for the test) */
+    struct gen *again = entry_add(&t.e, 10, 900, 1, 5);
+    entry_split(&t.e, again, t.p, t.d);
+    RIG_WAIT(&t.rig, again->finished);
+    pair_close(&t);
+}
+
+TEST(prefill_unreachable_decode_node)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
+    entry_ask(&t.e, g, t.p);
+    RIG_WAIT(&t.rig, g->credit);
+    buf_add_c(&g->grant, "whatever");
+    entry_prefill(&t.e, g, t.p, 77, 1); /* nobody listens there */
+    RIG_WAIT_MS(&t.rig, g->failed, 6000);
+    CHECK_STATUS(g->status, ERR_PEER_LOST);
+    pair_close(&t);
+}
+
+TEST(prefill_incompatible_decode_node_is_said_so)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .protocols = "tcp" }, (struct worker_options){ .protocols = "mem" });
+    struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
+    entry_split(&t.e, g, t.p, t.d);
+    RIG_WAIT_MS(&t.rig, g->failed, 6000); /* no protocol in common */
+    CHECK(status_class_of(g->status) == CLASS_PEER);
+    entry_cancel(&t.e, g, t.d);
+    RIG_WAIT(&t.rig, worker_is_idle(t.d));
+    worker_close(t.d);
+    t.d = worker_open(&t.rig, 3, (struct worker_options){ .block_tokens = 32 });
+    g = entry_add(&t.e, 2, 100, 1, 5);
+    entry_split(&t.e, g, t.p, t.d);
+    RIG_WAIT_MS(&t.rig, g->failed || g->finished, 6000); /* another block size: converted, or refused with a sentence */
+    if (g->failed) CHECK(status_class_of(g->status) == CLASS_PEER && strstr(g->text, "block") != NULL);
+    entry_cancel(&t.e, g, t.d);
+    pair_close(&t);
+}
+
+TEST(prefill_node_without_protocols_refuses)
+{
+    struct pair t;
+    pair_open(&t, (struct worker_options){ .protocols = "" }, (struct worker_options){ 0 });
+    struct gen *g = entry_add(&t.e, 1, 100, 1, 5);
+    entry_split(&t.e, g, t.p, t.d);
+    RIG_WAIT(&t.rig, g->failed);
+    CHECK(status_class_of(g->status) == CLASS_PEER); /* another pair may serve it: not the client's fault */
+    entry_cancel(&t.e, g, t.d);
+    pair_close(&t);
+}
+
+TEST_MAIN(CASE(prefill_credits_are_bounded_and_come_back), CASE(prefill_unused_credit_expires), CASE(prefill_refuses_more_than_it_may_hold),
+          CASE(prefill_without_a_credit_is_stale), CASE(prefill_bad_messages_give_the_credit_back),
+          CASE(prefill_cancel_in_every_state_gives_all_back), CASE(prefill_lost_decode_node_fails_the_prompt),
+          CASE(prefill_lost_entry_gives_all_back), CASE(prefill_unreachable_decode_node), CASE(prefill_incompatible_decode_node_is_said_so),
+          CASE(prefill_node_without_protocols_refuses))
