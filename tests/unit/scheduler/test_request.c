@@ -3,6 +3,7 @@
 #include "tests/unit/scheduler/scheduler_rig.h"
 
 #include "scheduler/retry.h"
+#include "scheduler/scheduler_internal.h"
 #include "shared/base/rng.h"
 
 static const struct ask TEN = { .max_tokens = 10 };
@@ -501,6 +502,89 @@ TEST(request_stop_in_every_state_frees_everything)
     }
 }
 
+/* ---- a directory in trouble ---- */
+
+/* Snapshots come from the real one; reservations are answered as the test says. */
+struct troubled {
+    struct directory      base;
+    struct world         *w;
+    enum status           now, later; /* `now` from the call itself; OK: `later` by callback */
+    directory_reserve_fn *cb;
+    void                 *arg;
+    struct loop_timer    *timer;
+    uint32_t              n_reserves, n_releases;
+};
+
+static void troubled_answer(void *arg)
+{
+    struct troubled *t = arg;
+    loop_timer_free(t->timer);
+    t->timer = NULL;
+    t->cb(t->arg, t->later, 1);
+}
+
+static enum status troubled_snapshot(struct directory *d, directory_snapshot_fn *cb, void *arg)
+{
+    return directory_snapshot(((struct troubled *)d)->w->directory, cb, arg);
+}
+
+static enum status troubled_reserve(struct directory *d, const struct placement *p, directory_reserve_fn *cb, void *arg)
+{
+    struct troubled *t = (struct troubled *)d;
+    (void)p;
+    t->n_reserves++;
+    if (t->now != OK) return t->now;
+    t->cb = cb;
+    t->arg = arg;
+    t->timer = loop_timer_start(t->w->rig.loop, 5, 0, troubled_answer, t);
+    return OK;
+}
+
+static void troubled_release(struct directory *d, uint64_t request)
+{
+    (void)request;
+    ((struct troubled *)d)->n_releases++;
+}
+
+TEST(request_goes_ahead_when_the_directory_cannot_be_reached)
+{
+    static const struct directory_ops ops = { .name = "troubled", .snapshot = troubled_snapshot, .reserve = troubled_reserve, .release = troubled_release };
+    static const struct {
+        enum status now, later;
+        bool        goes_ahead;
+        uint32_t    n_releases;
+    } rows[] = {
+        { OK, OK, true, 1 },
+        { OK, ERR_UNAVAILABLE, true, 0 },
+        { OK, ERR_TIMEOUT, true, 0 },
+        { ERR_FULL, OK, true, 0 },
+        { ERR_NOMEM, OK, true, 0 },
+        { OK, ERR_BUSY, false, 0 },
+        { OK, ERR_NOT_FOUND, false, 0 },
+    };
+    struct world w;
+    world_open(&w, "pd", 5000);
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        struct troubled t = { .base = { &ops }, .w = &w, .now = rows[i].now, .later = rows[i].later };
+        struct client c;
+        w.s->o.directory = &t.base;
+        CHECK_OK(client_submit(&w, &c, TEN));
+        if (!rows[i].goes_ahead) {
+            RIG_WAIT(&w.rig, t.n_reserves >= 3); /* tried again, with a pause */
+            CHECK_EQ_INT(c.n_ended, 0);
+            t.later = OK;
+        }
+        struct attempt a = play_split(&w, &c, AT_DECODE, 1);
+        CHECK_EQ_INT(a.number, 1); /* a refused placement is not an attempt */
+        play_rest(&w, &c, &a, 10);
+        CHECK_EQ_INT(t.n_releases, rows[i].goes_ahead ? rows[i].n_releases : 1);
+        CHECK(t.timer == NULL);
+        w.s->o.directory = w.directory;
+    }
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 /* ---- many requests, nodes that answer, fail and lie at random ---- */
 
 struct monkey {
@@ -603,4 +687,5 @@ TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node)
           CASE(request_deadline_ends_it_in_every_state), CASE(request_without_nodes_is_told_what_is_missing), CASE(request_moves_are_limited),
           CASE(request_at_fault_fails_at_once), CASE(request_malformed_answers_are_a_nodes_fault),
           CASE(request_prompt_logprobs_come_before_the_tokens), CASE(request_limits_at_the_door),
-          CASE(request_stop_in_every_state_frees_everything), CASE(request_many_end_once_whatever_the_nodes_do))
+          CASE(request_stop_in_every_state_frees_everything), CASE(request_goes_ahead_when_the_directory_cannot_be_reached),
+          CASE(request_many_end_once_whatever_the_nodes_do))
