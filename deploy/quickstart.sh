@@ -110,7 +110,7 @@ echo "$model"
 say "4/5 one prefill node and one decode node"
 choose_ports
 start
-grep -h '^ready:' "$log" || true
+echo "ready: prefill $prefill_url, decode $decode_url"
 say "5/5 a question to each node"
 ask prefill "$prefill_url"
 ask decode "$decode_url"
