@@ -79,7 +79,8 @@ static void wake_loop(void *arg)
     if (loop_post(n->loop, drain_events, n) != OK) log_error("loop does not take events", "node=%s", n->name);
 }
 
-/* Engine or transfer thread. The loop never waits for these threads, so waiting for it here cannot deadlock. */
+/* Engine or transfer thread. The loop waits for these threads only when it stops, after closing the box, so waiting for it here
+ * cannot deadlock. */
 static void post_event(struct node *n, const struct node_event *ev)
 {
     enum status st;
@@ -162,8 +163,8 @@ static void on_lost(void *arg, uint64_t node, const char *why)
 static void report_progress(void *arg, uint64_t *counter, bool *has_work)
 {
     struct node *n = arg;
-    struct engine_stats st;
-    engine_get_stats(n->engine, &st);
+    struct engine_stats st = { 0 };
+    if (n->engine) engine_get_stats(n->engine, &st); /* none: being taken down, and links are still up */
     *counter = st.n_steps;
     *has_work = st.has_work;
 }
@@ -427,8 +428,6 @@ static void finish_rest(void *arg)
     n->scheduler = NULL;
     cluster_free(n->cluster);
     n->cluster = NULL;
-    loop_timer_free(n->drain);
-    n->drain = NULL;
     loop_stop(n->loop);
 }
 
@@ -440,6 +439,7 @@ static void finish_stop(struct node *n)
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
+    mailbox_close(n->events); /* from here on this thread waits for those who post */
     engine_free(n->engine);
     n->engine = NULL;
     kvt_free(n->kvt);
@@ -471,7 +471,8 @@ static void begin_stop(void *arg)
     struct node *n = arg;
     struct http_server *http = n->http, *admin = n->admin;
     loop_timer_free(n->stopper);
-    n->stopper = NULL;
+    loop_timer_free(n->drain); /* it looks at parts that go one after the other */
+    n->stopper = n->drain = NULL;
     if (!http && !admin) finish_stop(n);
     if (http) http_server_stop(http, 0, http_stopped, n);
     if (admin) http_server_stop(admin, 0, admin_stopped, n);

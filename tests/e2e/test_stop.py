@@ -1,0 +1,59 @@
+"""Signals in every phase of a node's life: while it loads, while it works, twice; the node that holds the cluster view included."""
+from harness import *
+
+
+def long_request(port, n_tokens, results):
+    try:
+        body = dict(model='m', prompt=[5 + i % 1000 for i in range(n_tokens)], max_tokens=16, temperature=0, ignore_eos=True, return_token_ids=True)
+        results.append(request(port, 'POST', '/v1/completions', body))
+    except (OSError, http.client.HTTPException) as e:
+        results.append(e)
+
+
+def begin(port, n_tokens=1400):
+    results = []
+    t = threading.Thread(target=long_request, args=(port, n_tokens, results), daemon=True)
+    t.start()
+    return t, results
+
+
+def busy(node):
+    return metrics(node.port).get('baton_requests_live', 0) > 0 and node
+
+
+def test_second_signal_while_working():
+    with pair(smollm2()) as (prefill, decode):
+        t, _ = begin(prefill.port)
+        wait_until('work', lambda: busy(prefill))
+        prefill.kill(signal.SIGTERM)
+        time.sleep(0.2)
+        prefill.kill(signal.SIGTERM)
+        assert prefill.p.wait(20) == 0, prefill.p.returncode
+        t.join()
+        assert decode.stop() == 0
+
+
+def test_first_signal_while_working_lets_requests_end():
+    with pair(smollm2()) as (prefill, decode):
+        t, results = begin(prefill.port, 500)
+        wait_until('work', lambda: busy(prefill))
+        assert prefill.stop(30) == 0
+        t.join()
+        status, _, body = results[0]
+        assert status == 200 and len(body['choices'][0]['token_ids']) == 16, results
+
+
+def test_signal_while_loading():
+    for pause in (0.0, 0.02, 0.05, 0.1, 0.2):
+        node = Node(smollm2())
+        time.sleep(pause)
+        node.kill(signal.SIGTERM)
+        status = node.p.wait(20)
+        assert status in (-signal.SIGTERM, 130, 0), (pause, status, node.output()) # the first: before there was a handler
+        node.close()
+
+
+def test_idle_pair_stops_cleanly():
+    for _ in range(3):
+        with pair(TINY) as (prefill, decode):
+            assert prefill.stop() == 0 and decode.stop() == 0
