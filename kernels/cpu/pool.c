@@ -40,6 +40,7 @@ struct worker {
 struct compute_pool {
     _Alignas(64) _Atomic uint64_t ticket; /* run number << 32 | indices not yet taken */
     _Alignas(64) _Atomic int      n_done; /* indices finished in this run */
+    _Alignas(64) _Atomic uint64_t n_alone; /* indices the caller ran without the others */
     _Alignas(64) _Atomic uint32_t wake;   /* futex word: changes with every wake-up */
     _Atomic int                   n_asleep;
     _Atomic bool                  stop;
@@ -151,10 +152,18 @@ void compute_pool_free(struct compute_pool *p)
 
 int compute_pool_threads(const struct compute_pool *p) { return p->n_threads; }
 
+uint64_t compute_pool_progress(const struct compute_pool *p)
+{
+    return atomic_load_explicit(&p->ticket, memory_order_relaxed) + atomic_load_explicit(&p->n_alone, memory_order_relaxed);
+}
+
 void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int index, int thread), void *arg)
 {
     if (n <= 1 || p->n_threads == 1) {
-        for (int i = 0; i < n; i++) fn(arg, i, 0);
+        for (int i = 0; i < n; i++) {
+            fn(arg, i, 0);
+            atomic_fetch_add_explicit(&p->n_alone, 1, memory_order_relaxed); /* a count for compute_pool_progress, nothing else */
+        }
         return;
     }
     uint64_t run = (atomic_load(&p->ticket) >> 32) + 1;

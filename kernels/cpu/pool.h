@@ -6,6 +6,8 @@
 #ifndef BATON_KERNELS_CPU_POOL_H
 #define BATON_KERNELS_CPU_POOL_H
 
+#include <stdint.h>
+
 #include "shared/base/err.h"
 
 struct compute_pool;
@@ -13,6 +15,9 @@ struct compute_pool;
 enum status compute_pool_create(int n_threads, struct compute_pool **out, struct err *err) MUST_CHECK;
 void        compute_pool_free(struct compute_pool *p);
 int         compute_pool_threads(const struct compute_pool *p);
+/* A number that changes whenever an index is taken: while a run goes on and this stands still, the compute threads are stuck. Any
+ * thread. */
+uint64_t    compute_pool_progress(const struct compute_pool *p);
 /* `thread` is 0..n_threads-1, for per-thread scratch. */
 void        compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int index, int thread), void *arg);
 
