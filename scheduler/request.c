@@ -139,6 +139,16 @@ static bool send_prefill(struct scheduler *s, struct request *r, const Baton__Gr
     return sent;
 }
 
+/* The placement ends: at the directory, and in the view of this entry, which otherwise would show its own requests as running
+ * until the next snapshot while others wait for their room. */
+static void release_place(struct scheduler *s, struct request *r)
+{
+    if (r->placed) directory_release(s->o.directory, r->id);
+    r->placed = false;
+    if (r->counted.request && !r->placing) scheduler_uncount(s, &r->counted);
+    if (!r->placing) r->counted = (struct placement){ 0 };
+}
+
 /* The nodes of this attempt are told that nobody wants it any more; a lost node needs no telling. */
 static void abandon_attempt(struct scheduler *s, struct request *r)
 {
@@ -150,8 +160,7 @@ static void abandon_attempt(struct scheduler *s, struct request *r)
             && cluster_send_proto(s->o.cluster, nodes[i]->node, FRAME_CANCEL, r->id, r->attempt, &m.base) != OK)
             log_debug("cancel not sent", "req=%s", r->name);
     }
-    if (r->placed) directory_release(s->o.directory, r->id);
-    r->placed = false;
+    release_place(s, r);
     r->prefill = r->decode = (struct request_node){ 0 };
 }
 
@@ -161,8 +170,7 @@ void request_end(struct scheduler *s, struct request *r, enum status st, enum fi
 {
     struct gen_end end = { .status = st, .finish = finish, .stop_token = stop_token, .n_output = n_out(r) };
     if (st != OK) abandon_attempt(s, r);
-    else if (r->placed) directory_release(s->o.directory, r->id);
-    r->placed = false;
+    else release_place(s, r);
     set_state(r, REQUEST_ENDED);
     r->trace.total_ns = clock_ns() - r->t_accept;
     r->trace.first_token_ns = r->t_first ? r->t_first - r->t_accept : 0;
@@ -274,7 +282,8 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
     (void)fence; /* nodes fence by attempt and by kvtransfer's generations */
     r->placing = false;
     if (r->state == REQUEST_ENDED) { /* canceled meanwhile */
-        if (st == OK) directory_release(s->o.directory, r->id);
+        r->placed = st == OK;
+        release_place(s, r);
         list_remove(&r->link);
         request_free(r);
     } else if (st == OK || st == ERR_UNAVAILABLE || st == ERR_TIMEOUT || st == ERR_IO || st == ERR_PEER_LOST) {
@@ -282,7 +291,8 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
         r->prefill = r->next_prefill;
         r->decode = r->next_decode;
         start_attempt(s, r);
-    } else {
+    } else { /* it knows better than the view, which goes on counting this one until it is fresh */
+        r->counted = (struct placement){ 0 };
         r->wait_until_ms = clock_ms() + PAUSE_BUSY_MS;
         scheduler_refresh(s);
     }
@@ -295,24 +305,13 @@ static void no_node(struct scheduler *s, struct request *r, enum status st)
     char text[ERR_TEXT_MAX];
     scheduler_refresh(s);
     r->wait_until_ms = now + PAUSE_BUSY_MS;
+    r->needs_room = st == ERR_BUSY;
     if (st == ERR_BUSY || now - r->unplaced_since_ms < s->o.grace_ms) return;
     snprintf(text, sizeof text, "no pair of nodes can serve this request; topics and roles seen: %.400s", s->topics[0] ? s->topics : "none");
     request_end(s, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
 }
 
-/* Until the next snapshot this entry counts its own placements in the view it has. */
-static void count_locally(struct scheduler *s, const struct placement *placement)
-{
-    struct node_record *prefill = scheduler_find_node(s, placement->prefill ? placement->prefill : placement->decode);
-    struct node_record *decode = scheduler_find_node(s, placement->decode);
-    if (prefill) prefill->placed_tokens += placement->tokens;
-    if (decode) {
-        decode->placed_seqs++;
-        decode->placed_blocks += placement->blocks;
-    }
-}
-
-static void place(struct scheduler *s, struct request *r)
+static enum status place(struct scheduler *s, struct request *r)
 {
     uint64_t avoid[PLACE_AVOID_MAX], random;
     struct place_result chosen;
@@ -332,9 +331,10 @@ static void place(struct scheduler *s, struct request *r)
         q.n_avoid = scheduler_avoid(s, r, avoid, PLACE_AVOID_MAX);
         st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
     }
+    r->needs_room = false;
     if (st != OK) {
         no_node(s, r, st);
-        return;
+        return st;
     }
     if (r->sampling.max_tokens > 0) r->next_prefill = node_of(chosen.prefill);
     else r->next_prefill = (struct request_node){ 0 }; /* an echo: there is nothing to decode, so nothing to transfer */
@@ -347,10 +347,18 @@ static void place(struct scheduler *s, struct request *r)
         .blocks = chosen.blocks,
         .ttl_ms = s->o.ttl_s * 1000,
     };
-    count_locally(s, &placement);
+    r->counted = placement;
+    scheduler_count(s, &placement);
     r->placing = true;
     st = directory_reserve(s->o.directory, &placement, on_reserved, r);
     if (st != OK) on_reserved(r, ERR_UNAVAILABLE, 0);
+    return OK;
+}
+
+bool request_take_room(struct scheduler *s, struct request *r)
+{
+    if (r->state != REQUEST_PLACING || r->placing || r->canceled || !r->needs_room) return true;
+    return place(s, r) != ERR_BUSY;
 }
 
 void request_advance(struct scheduler *s, struct request *r)
@@ -366,7 +374,7 @@ void request_advance(struct scheduler *s, struct request *r)
     }
     switch (r->state) {
     case REQUEST_PLACING:
-        if (!r->placing && now >= r->wait_until_ms) place(s, r);
+        if (!r->placing && now >= r->wait_until_ms) (void)place(s, r);
         break;
     case REQUEST_CREDIT:
     case REQUEST_RESERVE:

@@ -17,6 +17,8 @@ enum {
     RENEW_MS = 700
 };
 
+static void kick(struct scheduler *s);
+
 /* ---- view ---- */
 
 static void on_snapshot(void *arg, enum status st, const struct directory_snapshot *snap)
@@ -81,7 +83,37 @@ size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint6
     return n;
 }
 
+void scheduler_count(struct scheduler *s, const struct placement *p)
+{
+    struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode), *decode = scheduler_find_node(s, p->decode);
+    if (prefill) prefill->placed_tokens += p->tokens;
+    if (!decode) return;
+    decode->placed_seqs++;
+    decode->placed_blocks += p->blocks;
+}
+
+/* A snapshot in between may have been taken before this placement was counted: never below 0. The directory has the last word. */
+void scheduler_uncount(struct scheduler *s, const struct placement *p)
+{
+    struct node_record *prefill = scheduler_find_node(s, p->prefill ? p->prefill : p->decode), *decode = scheduler_find_node(s, p->decode);
+    if (prefill) prefill->placed_tokens -= prefill->placed_tokens < p->tokens ? prefill->placed_tokens : p->tokens;
+    if (decode) {
+        decode->placed_seqs -= decode->placed_seqs > 0;
+        decode->placed_blocks -= decode->placed_blocks < p->blocks ? decode->placed_blocks : p->blocks;
+    }
+    s->has_room = true;
+    if (s->tick) kick(s); /* else it was stopped, and the directory's last answers come in */
+}
+
 /* ---- timers ---- */
+
+/* The longest waiting first; when that one still finds no room those behind it are not looked at. */
+static void give_room(struct scheduler *s)
+{
+    s->has_room = false;
+    LIST_FOREACH(r, &s->live, struct request, link)
+        if (!request_take_room(s, r)) return;
+}
 
 static void on_tick(void *arg)
 {
@@ -90,6 +122,7 @@ static void on_tick(void *arg)
     uint32_t n_placing = 0;
     drop_old_suspects(s);
     if (!s->asking && (since >= SNAPSHOT_MS || (s->ask_again && since >= SNAPSHOT_SOON_MS))) ask_snapshot(s);
+    if (s->has_room) give_room(s);
     LIST_FOREACH(r, &s->live, struct request, link) {
         n_placing += r->state == REQUEST_PLACING;
         request_advance(s, r);

@@ -29,6 +29,7 @@ struct scheduler {
     uint64_t                 t_snapshot_ms;
     bool                     asking;     /* a snapshot is on its way */
     bool                     ask_again;
+    bool                     has_room;   /* a placement ended since the last tick */
     struct {
         uint64_t node, until_ms;
     } suspects[SUSPECTS_MAX];            /* links lost lately: not chosen until the directory had time to notice */
@@ -40,6 +41,10 @@ struct scheduler {
 /* Nodes that must not be chosen now: suspects and the request's own list; returns the count. */
 size_t scheduler_avoid(const struct scheduler *s, const struct request *r, uint64_t *out, size_t cap);
 struct node_record *scheduler_find_node(struct scheduler *s, uint64_t node);
+/* Until the next snapshot this entry counts its own placements, and their ends, in the view it has. An end lets the requests that
+ * wait for room try again with the next turn of the loop. */
+void   scheduler_count(struct scheduler *s, const struct placement *p);
+void   scheduler_uncount(struct scheduler *s, const struct placement *p);
 /* Ask the directory for a fresh view soon. */
 void   scheduler_refresh(struct scheduler *s);
 void   scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end);

@@ -101,6 +101,40 @@ TEST(request_waits_for_a_busy_node_and_asks_again)
     world_close(&w);
 }
 
+/* Of ten requests to a node with room for two, the next starts when one ends, not when the view is fresh again. */
+TEST(request_takes_room_as_soon_as_another_leaves_it)
+{
+    enum { CLIENTS = 10, ROOM = 2 };
+    struct world w;
+    struct client c[CLIENTS];
+    struct attempt a[CLIENTS];
+    world_open(&w, "m", 1000);
+    struct node_record r = record_of(&w, 0);
+    r.max_seqs = ROOM;
+    directory_publish(w.directory, &r);
+    RIG_WAIT(&w.rig, w.s->n_nodes == 1 && w.s->nodes[0].max_seqs == ROOM);
+    RIG_WAIT(&w.rig, !w.s->asking);
+    w.s->asking = true; /* no fresh view from here on */
+    for (size_t i = 0; i < CLIENTS; i++) CHECK_OK(client_submit(&w, &c[i], TEN));
+    for (size_t i = 0; i < ROOM; i++) a[i] = play_run(&w, &c[i]);
+    rig_turn_ms(&w.rig, 150);
+    CHECK_EQ_INT(heard_count(w.nodes[0], FRAME_RUN), 0);
+    for (size_t i = 0; i < CLIENTS; i++) {
+        if (i % 3) play_rest(&w, &c[i], &a[i], 10);
+        else w.be.cancel(w.be.self, c[i].id);
+        RIG_WAIT(&w.rig, c[i].n_ended == 1);
+        if (i + ROOM < CLIENTS) a[i + ROOM] = play_run(&w, &c[i + ROOM]);
+        rig_turn_ms(&w.rig, 30);
+        CHECK_EQ_INT(heard_count(w.nodes[0], FRAME_RUN), 0); /* and no other */
+    }
+    CHECK_EQ_INT(w.s->nodes[0].placed_seqs, 0);
+    CHECK_EQ_INT(w.s->nodes[0].placed_blocks, 0);
+    CHECK_EQ_INT(w.s->nodes[0].placed_tokens, 0);
+    w.s->asking = false;
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(request_moves_when_the_decode_node_is_lost)
 {
     for (enum stage stage = AT_CREDIT; stage <= AT_DECODE; stage++) {
@@ -678,7 +712,8 @@ TEST(request_many_end_once_whatever_the_nodes_do)
 }
 
 TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node), CASE(request_with_nothing_to_decode_runs_on_one_node),
-          CASE(request_waits_for_a_busy_node_and_asks_again), CASE(request_moves_when_the_decode_node_is_lost),
+          CASE(request_waits_for_a_busy_node_and_asks_again), CASE(request_takes_room_as_soon_as_another_leaves_it),
+          CASE(request_moves_when_the_decode_node_is_lost),
           CASE(request_moves_when_the_prefill_node_is_lost), CASE(request_does_not_mind_a_lost_prefill_node_while_tokens_flow),
           CASE(request_goes_on_alone_when_all_prefill_nodes_are_gone), CASE(request_ignores_messages_of_an_earlier_attempt_and_of_strangers),
           CASE(request_moves_when_a_token_is_missing), CASE(request_moves_when_the_last_tokens_are_missing),
