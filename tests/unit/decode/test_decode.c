@@ -107,7 +107,8 @@ TEST(decode_cancel_in_every_state_gives_all_back)
         if (stage == 3 || stage == 4) entry_cancel(&t.e, g, t.p);
         rig_turn_ms(&t.rig, 20); /* the cancel arrives */
         RIG_WAIT_MS(&t.rig, worker_is_idle(t.p) && worker_is_idle(t.d), 3000);
-        if (stage != 5) CHECK(!g->finished && !g->failed);
+        CHECK(!g->failed);
+        if (stage < 3) CHECK(!g->finished); /* later ones may have been faster than the cancel */
     }
     pair_close(&t);
 }
