@@ -108,13 +108,20 @@ static struct local_conn *new_conn(struct local_transport *t, int fd, bool incom
     return c;
 }
 
-static void free_conn(struct local_conn *c)
+/* Nobody asks for these completions any more. */
+static void forget_done(struct local_conn *c)
 {
     struct local_transport *t = c->lt;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < t->n_done; i++)
         if (t->done[i].conn != &c->base) t->done[kept++] = t->done[i];
     t->n_done = kept;
+}
+
+static void free_conn(struct local_conn *c)
+{
+    struct local_transport *t = c->lt;
+    forget_done(c);
     list_remove(&c->link);
     t->n_conns--;
     if (c->remote) t->kind->detach(c);
@@ -135,19 +142,47 @@ static enum status send_packet(int fd, const void *p, size_t n)
     }
 }
 
+static enum status say_bye(struct local_conn *c)
+{
+    uint8_t bytes[KVT_MESSAGE_MAX];
+    size_t n = kvt_message_encode(&(struct kvt_message){ .kind = KVT_MSG_BYE }, bytes);
+    return send_packet(c->fd, bytes, n);
+}
+
+/* A receiver that does not read now (it is stopped, or far behind) still hears BYE when it goes on: without it the blocks we wrote
+ * would stay in its quarantine for as long as this process lives. */
 void local_disconnect(struct kvt_conn *base)
 {
     struct local_conn *c = connection(base);
+    enum status said = OK;
     if (!base->incoming && c->remote) {
         c->lt->kind->detach(c); /* before BYE: invariant 1 */
         c->remote = NULL;
-        uint8_t bytes[KVT_MESSAGE_MAX];
-        size_t n = kvt_message_encode(&(struct kvt_message){ .kind = KVT_MSG_BYE }, bytes);
-        if (send_packet(c->fd, bytes, n) == ERR_BUSY) {
-            struct pollfd p = { .fd = c->fd, .events = POLLOUT }; /* the receiver is behind: a moment, else its fence is our process */
-            if (poll(&p, 1, BYE_WAIT_MS) == 1) (void)send_packet(c->fd, bytes, n);
-        }
+        said = say_bye(c);
     }
+    if (said != ERR_BUSY) {
+        free_conn(c);
+        return;
+    }
+    forget_done(c);
+    base->peer = NULL;
+    c->state = LOCAL_DOWN;
+    c->silent = c->leaving = true;
+    watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0); /* it may be out already, after an end of file */
+    watch(c->lt, EPOLL_CTL_ADD, c->fd, c, EPOLLOUT);
+}
+
+/* The receiver's socket has room again, or is gone. */
+static void go_on_leaving(struct local_conn *c)
+{
+    if (say_bye(c) != ERR_BUSY) free_conn(c);
+}
+
+/* The end of this transport: its process may live on, so a moment for receivers that are behind. */
+static void finish_leaving(struct local_conn *c)
+{
+    struct pollfd p = { .fd = c->fd, .events = POLLOUT };
+    if (poll(&p, 1, BYE_WAIT_MS) == 1) (void)say_bye(c);
     free_conn(c);
 }
 
@@ -173,7 +208,9 @@ void local_close(struct kvt_transport *base)
     struct local_transport *t = transport(base);
     if (t->listen_fd >= 0) close(t->listen_fd);
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
-        if (!c->base.incoming) local_disconnect(&c->base);
+        if (!c->base.incoming && !c->leaving) local_disconnect(&c->base);
+    LIST_FOREACH(c, &t->conns, struct local_conn, link)
+        if (c->leaving) finish_leaving(c);
     if (t->kind->drain) drain_writers(t);
     LIST_FOREACH(c, &t->conns, struct local_conn, link) free_conn(c);
     if (t->epoll_fd >= 0) close(t->epoll_fd);
@@ -382,6 +419,8 @@ static void read_conn(struct incidents *in, struct local_conn *c)
         int fd;
         ssize_t n = receive(c->fd, bytes, sizeof bytes, &fd);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        /* The other end closed with packets of ours unread. The kernel says so once, before the packets it had sent, BYE among them. */
+        if (n < 0 && errno == ECONNRESET) continue;
         if (n > 0 && c->state == LOCAL_WAITING) {
             on_welcome(in, c, bytes, n, fd);
             continue;
@@ -443,6 +482,8 @@ size_t local_poll(struct kvt_transport *base, struct kvt_incident *out, size_t c
         } else if (who & 1) {
             watch(t, EPOLL_CTL_DEL, c->pidfd, NULL, 0);
             c->ended = true;
+        } else if (c->leaving) {
+            go_on_leaving(c);
         } else {
             if (events[i].events & EPOLLOUT) write_conn(c);
             if (events[i].events & ~(uint32_t)EPOLLOUT) read_conn(&in, c);

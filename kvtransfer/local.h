@@ -4,7 +4,7 @@
  * what it needs to see the receiver's pool; from then on put() is memcpy into that pool and messages are packets.
  *
  *   incoming  GREETING ── ticket good ──▶ UP ── end of file, malformed packet, fence() ──▶ DOWN ── BYE | process ended: fenced
- *   outgoing  WAITING ── WELCOME ──▶ UP ── end of file ──▶ DOWN ── disconnect: BYE, close
+ *   outgoing  WAITING ── WELCOME ──▶ UP ── end of file ──▶ DOWN ── disconnect: BYE (when it fits), close
  *
  * Invariants
  *  1 A writer unmaps (or forgets) the pool before it says BYE, and says BYE before it closes: after BYE nothing of it can land.
@@ -32,6 +32,7 @@ struct local_conn {
     uint64_t                deadline_ms;  /* GREETING, WAITING */
     struct buf              out;          /* packets that did not fit: u16 length, bytes */
     bool                    said_bye, ended, silent; /* silent: DOWN is known to the session layer */
+    bool                    leaving;      /* outgoing, disconnected: BYE waits for room in the receiver's socket */
 };
 
 /* How a pool becomes visible to a writer: the difference between the rows. */

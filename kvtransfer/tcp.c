@@ -491,6 +491,7 @@ static void on_connected(struct incidents *in, struct tcp_conn *c)
 {
     int code = 0;
     socklen_t n = sizeof code;
+    if (in->n == in->cap) return; /* the next poll finds it again */
     if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0 || code) {
         go_down(in, c, ERR_PEER_LOST, strerror(code));
         return;

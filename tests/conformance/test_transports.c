@@ -551,6 +551,43 @@ static void sender_stopped(const char *row, bool places)
     node_stop(to);
 }
 
+/* A sender leaves while the receiver does not read and its socket is full: the blocks come back when it reads again. */
+static void leaves_a_slow_receiver(const char *row)
+{
+    int32_t table[TABLE_MAX];
+    struct node *from = node_start(options(row)), *to = node_start(options(row));
+    uint64_t peer = node_connect(from, to);
+    random_table(POOL_BLOCKS, 10, table);
+    struct transfer t = transfer_grant(to, 9, table, 160, 0), blocker = transfer_grant(to, 10, table, 16, 0), over = transfer_grant(to, 11, table, 16, 0);
+    kvt_expect_cancel(to->kvt, 11);
+    node_wait(to, KVT_FENCED, 11, 2000);
+    transfer_open(from, peer, &t, table);
+    transfer_chunk(from, &t, 0, 32);
+    pause_ms(100);
+    pthread_mutex_lock(&to->lock); /* holds the receiver's transfer thread in its next event */
+    kvt_expect_cancel(to->kvt, 10);
+    pause_ms(50);
+    for (uint64_t id = 1000; id < 1600; id++) { /* OPEN and STOPPED each */
+        struct err err;
+        CHECK_OK(kvt_send_open(from->kvt, id, peer, buf_str(&over.grant), &err));
+        kvt_send_cancel(from->kvt, id);
+        node_wait(from, KVT_SEND_FAILED, id, 2000);
+    }
+    kvt_disconnect(from->kvt, peer);
+    node_wait(from, KVT_PEER_LOST, peer, 2000);
+    pause_ms(150);
+    pthread_mutex_unlock(&to->lock);
+    node_wait(to, KVT_RECEIVE_FAILED, 9, 2000);
+    node_wait(to, KVT_FENCED, 9, 2000);
+    CHECK_EQ_INT(node_count(to, KVT_FENCED, 9), 1);
+    peer = node_connect(from, to); /* and nothing is left behind */
+    buf_release(&t.grant);
+    buf_release(&blocker.grant);
+    buf_release(&over.grant);
+    node_stop(from);
+    node_stop(to);
+}
+
 /* ---- not per row ---- */
 
 static void nothing_moves_fails(const char *row)
@@ -711,6 +748,7 @@ PER_ROW(ticket_is_needed_once)
 PER_ROW(mismatch_has_a_sentence)
 PER_ROW(receiver_restarts)
 PER_ROW(sender_leaves)
+PER_ROW(leaves_a_slow_receiver)
 PER_ROW(overwritten_piece)
 PER_ROW(nothing_moves_fails)
 TEST(sender_killed_ipc) { sender_killed("ipc"); }
@@ -719,6 +757,6 @@ TEST(sender_stopped_ipc) { sender_stopped("ipc", false); }
 TEST(sender_stopped_tcp) { sender_stopped("tcp", true); }
 
 TEST_MAIN(ROWS(whole_transfers), ROWS(many_at_once), ROWS(cancel_and_fence), ROWS(stale_and_foreign_grants), ROWS(ticket_is_needed_once),
-          ROWS(mismatch_has_a_sentence), ROWS(receiver_restarts), ROWS(sender_leaves), ROWS(overwritten_piece), ROWS(nothing_moves_fails),
+          ROWS(mismatch_has_a_sentence), ROWS(receiver_restarts), ROWS(sender_leaves), ROWS(leaves_a_slow_receiver), ROWS(overwritten_piece), ROWS(nothing_moves_fails),
           CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc), CASE(sender_stopped_tcp), CASE(limits_and_bad_arguments),
           CASE(choice_of_transport), CASE(garbage_on_the_tcp_port), CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp), CASE(every_slot_is_filled))
