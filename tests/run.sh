@@ -62,7 +62,9 @@ build() {
         tail -n 20 "$dir/cmake.log" >&2
         return 1
     }
-    ninja -C "$dir" -j "$jobs" >"$dir/ninja.log" 2>&1 || {
+    local targets=()
+    [[ " $* " == *" -DBATON_FUZZ=ON "* ]] && targets=($(ninja -C "$dir" -t targets all | sed -n 's/^\(fuzz_[a-z0-9_]*\): phony$/\1/p'))
+    ninja -C "$dir" -j "$jobs" "${targets[@]}" >"$dir/ninja.log" 2>&1 || {
         tail -n 60 "$dir/ninja.log" >&2
         return 1
     }
