@@ -1,5 +1,7 @@
 /* cmd_generate.c - `baton generate`: a node without HTTP answers a file of batch lines, or streams the answer to one prompt. */
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
@@ -13,27 +15,40 @@ static const char INTRO[] =
     "       baton generate --model MODEL --prompt TEXT\n\n"
     "Answer OpenAI batch lines (custom_id, method, url, body), or stream the answer to one prompt.\n";
 
+enum { EXIT_INTERRUPTED = 130 /* as a shell reports SIGINT */ };
+
 struct generate {
     const struct config *c;
     struct node         *node;
-    bool                 raw; /* completions, not chat */
+    struct offline      *batch; /* NULL: none is running */
+    uint64_t             call;  /* of --prompt; 0: none */
+    bool                 raw;   /* completions, not chat */
 };
 
 /* ---- one prompt ---- */
 
-static void print_text(const cJSON *choice, bool raw)
+/* False when standard output takes no more. A reader that has enough (head) is told nothing. */
+static bool flush_output(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return true;
+    if (errno != EPIPE) fprintf(stderr, "\nbaton generate: standard output: %s\n", strerror(errno));
+    return false;
+}
+
+static bool print_text(const cJSON *choice, bool raw)
 {
     const cJSON *from = raw ? choice : cJSON_GetObjectItemCaseSensitive(choice, "delta");
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(from, raw ? "text" : "content");
-    if (!cJSON_IsString(text)) return;
+    if (!cJSON_IsString(text)) return true;
     fputs(text->valuestring, stdout);
-    fflush(stdout);
+    return flush_output();
 }
 
 static void on_reply(void *arg, int status, const char *headers, struct str body)
 {
     struct generate *g = arg;
     (void)headers;
+    g->call = 0;
     fprintf(stderr, "baton generate: %d %.*s\n", status, STR_ARG(body));
     node_stop(g->node, 1);
 }
@@ -47,23 +62,26 @@ static void on_begin(void *arg, const char *headers)
 static enum status on_chunk(void *arg, struct str json)
 {
     struct generate *g = arg;
+    enum status st = OK;
     cJSON *doc = cJSON_ParseWithLength(json.p, json.n);
     const cJSON *error = cJSON_GetObjectItemCaseSensitive(doc, "error"), *choices = cJSON_GetObjectItemCaseSensitive(doc, "choices");
     if (error) {
         fprintf(stderr, "\nbaton generate: %.*s\n", STR_ARG(json));
         node_stop(g->node, 1);
     } else if (cJSON_GetArraySize(choices)) {
-        print_text(cJSON_GetArrayItem(choices, 0), g->raw);
+        if (!print_text(cJSON_GetArrayItem(choices, 0), g->raw)) st = ERR_IO;
     }
+    if (st != OK) node_stop(g->node, 1);
     cJSON_Delete(doc);
-    return OK;
+    return st;
 }
 
 static void on_end(void *arg)
 {
     struct generate *g = arg;
+    g->call = 0;
     putchar('\n');
-    node_stop(g->node, 0);
+    node_stop(g->node, flush_output() ? 0 : 1);
 }
 
 static void ask(struct generate *g)
@@ -76,7 +94,7 @@ static void ask(struct generate *g)
     buf_printf(&body, ",\"stream\":true,\"max_tokens\":%lld,\"temperature\":%g}", (long long)config_int(g->c, "max-tokens"),
                config_float(g->c, "temperature"));
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, g };
-    serve_call(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions", buf_str(&body), "generate", &reply);
+    g->call = serve_call(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions", buf_str(&body), "generate", &reply);
     buf_release(&body);
 }
 
@@ -85,9 +103,10 @@ static void ask(struct generate *g)
 static void on_batch_done(void *arg, enum status st, uint64_t n_ok, uint64_t n_failed, const char *text)
 {
     struct generate *g = arg;
+    (void)n_ok; /* the progress line said it */
+    g->batch = NULL;
     if (st != OK) fprintf(stderr, "baton generate: %s\n", text);
-    else fprintf(stderr, "%llu answered, %llu failed\n", (unsigned long long)n_ok, (unsigned long long)n_failed);
-    node_stop(g->node, st != OK || n_failed ? 1 : 0);
+    node_stop(g->node, st == ERR_CANCELED ? EXIT_INTERRUPTED : st != OK || n_failed ? 1 : 0);
 }
 
 static void on_ready(void *arg)
@@ -102,9 +121,18 @@ static void on_ready(void *arg)
         .loop = node_loop(g->node), .serve = node_serve(g->node), .input = config_string(g->c, "input"), .output = config_string(g->c, "output"),
         .concurrency = (uint32_t)config_int(g->c, "concurrency"), .progress = true, .done = on_batch_done, .arg = g,
     };
-    if (offline_start(&o, &err) == OK) return;
+    if (offline_start(&o, &g->batch, &err) == OK) return;
     fprintf(stderr, "baton generate: %s\n", err.text);
     node_stop(g->node, 1);
+}
+
+static void on_signal(void *arg)
+{
+    struct generate *g = arg;
+    if (g->call) serve_cancel(node_serve(g->node), g->call);
+    g->call = 0;
+    if (g->batch) offline_stop(g->batch);
+    else node_stop(g->node, EXIT_INTERRUPTED);
 }
 
 /* ---- start ---- */
@@ -141,6 +169,7 @@ static int generate_with(struct config *c)
     }
     if (st == OK) {
         node_on_ready(g.node, on_ready, &g);
+        node_on_signal(g.node, on_signal, &g);
         exit_status = node_run(g.node);
     } else {
         fprintf(stderr, "baton generate: %s\n", err.text);
@@ -148,6 +177,14 @@ static int generate_with(struct config *c)
     node_free(g.node);
     node_options_release(&o);
     return exit_status;
+}
+
+/* Said before the model is loaded, which can take minutes. */
+static bool input_can_be_read(const char *input)
+{
+    if (str_eq_c(str_of(input), "-") || access(input, R_OK) == 0) return true;
+    fprintf(stderr, "baton generate: --input %s: %s\n", input, strerror(errno));
+    return false;
 }
 
 int cmd_generate(int argc, char **argv)
@@ -158,7 +195,7 @@ int cmd_generate(int argc, char **argv)
     bool input = config_is_set(c, "input"), prompt = config_is_set(c, "prompt");
     int exit_status = 2;
     if (input == prompt) fprintf(stderr, "baton generate: give either --input FILE or --prompt TEXT\n");
-    else exit_status = generate_with(c);
+    else if (!input || input_can_be_read(config_string(c, "input"))) exit_status = generate_with(c);
     config_free(c);
     return exit_status;
 }

@@ -66,6 +66,8 @@ struct node {
     int                      exit_status, n_signals;
     void                   (*on_ready)(void *arg);
     void                    *on_ready_arg;
+    void                   (*on_signal)(void *arg);
+    void                    *on_signal_arg;
     struct gauge            *loop_delay, *ready_gauge;
 };
 
@@ -503,7 +505,11 @@ static void on_signal(void *arg, int signum)
     n->n_signals++;
     log_info("signal", "signal=%s", signum == SIGINT ? "SIGINT" : "SIGTERM");
     if (n->state != NODE_READY || n->n_signals > 1) {
-        node_stop(n, n->state == NODE_READY || n->state == NODE_DRAINING ? 0 : 130);
+        node_stop(n, n->http && (n->state == NODE_READY || n->state == NODE_DRAINING) ? 0 : 130);
+        return;
+    }
+    if (n->on_signal) {
+        n->on_signal(n->on_signal_arg);
         return;
     }
     n->state = NODE_DRAINING;
@@ -575,6 +581,12 @@ void node_on_ready(struct node *n, void (*fn)(void *arg), void *arg)
 {
     n->on_ready = fn;
     n->on_ready_arg = arg;
+}
+
+void node_on_signal(struct node *n, void (*fn)(void *arg), void *arg)
+{
+    n->on_signal = fn;
+    n->on_signal_arg = arg;
 }
 
 struct serve *node_serve(struct node *n)

@@ -21,6 +21,8 @@ void        node_free(struct node *n);
 
 /* For subcommands that use a node without HTTP (generate): called on the loop once it is ready. */
 void         node_on_ready(struct node *n, void (*fn)(void *arg), void *arg);
+/* Called on the loop for the first signal once it is ready, in place of letting running requests end; it calls node_stop. */
+void         node_on_signal(struct node *n, void (*fn)(void *arg), void *arg);
 struct serve *node_serve(struct node *n);
 struct loop  *node_loop(struct node *n);
 /* End node_run with this exit status. Thread: loop. */

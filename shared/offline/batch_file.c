@@ -3,13 +3,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "shared/base/mem.h"
 
-enum { READ_STEP = 1 << 16 };
+enum { READ_STEP = 1 << 16, WAIT_MS = 200 };
 
 static enum status io_failed(struct err *err, const char *name)
 {
@@ -17,34 +19,55 @@ static enum status io_failed(struct err *err, const char *name)
     return err_set(err, cause == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", name, strerror(cause));
 }
 
+static enum status open_input(struct batch_file *f, const char *input, struct err *err)
+{
+    struct stat s;
+    bool standard = strcmp(input, "-") == 0;
+    int fd = standard ? STDIN_FILENO : open(input, O_RDONLY | O_CLOEXEC);
+    f->input = mem_strdup(standard ? "standard input" : input);
+    if (fd < 0) return io_failed(err, input);
+    f->in = fd;
+    if (fstat(fd, &s) != 0) return io_failed(err, f->input);
+    return S_ISDIR(s.st_mode) ? err_set(err, ERR_IO, "%s: is a directory", f->input) : OK;
+}
+
+static enum status open_output(struct batch_file *f, const char *output, struct err *err)
+{
+    struct stat s, link;
+    bool exists = stat(output, &s) == 0, in_place = lstat(output, &link) == 0 && !S_ISREG(link.st_mode);
+    struct buf partial = { 0 };
+    if (exists && S_ISDIR(s.st_mode)) return err_set(err, ERR_IO, "%s: is a directory", output);
+    f->output = mem_strdup(output);
+    if (!in_place) {
+        buf_printf(&partial, "%s.partial", output);
+        f->partial = buf_take(&partial);
+    }
+    const char *name = f->partial ? f->partial : f->output;
+    int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) return io_failed(err, name);
+    f->out = fd;
+    return OK;
+}
+
 enum status batch_file_open(struct batch_file *f, const char *input, const char *output, struct err *err)
 {
-    struct buf partial = { 0 };
-    *f = (struct batch_file){ .in = STDIN_FILENO, .out = STDOUT_FILENO };
-    if (strcmp(input, "-") != 0) {
-        f->in = open(input, O_RDONLY | O_CLOEXEC);
-        if (f->in < 0) return io_failed(err, input);
-    }
-    if (strcmp(output, "-") == 0) return OK;
-    buf_printf(&partial, "%s.partial", output);
-    f->partial = buf_take(&partial);
-    f->output = mem_strdup(output);
-    f->out = open(f->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (f->out >= 0) return OK;
-    enum status st = io_failed(err, f->partial);
     struct err ignored;
-    f->out = STDOUT_FILENO; /* nothing to close */
-    if (batch_file_close(f, false, &ignored) != OK) return st;
+    *f = (struct batch_file){ .in = STDIN_FILENO, .out = STDOUT_FILENO };
+    enum status st = open_input(f, input, err);
+    if (st == OK && strcmp(output, "-") != 0) st = open_output(f, output, err);
+    if (st != OK && batch_file_close(f, false, &ignored) != OK) return st;
     return st;
 }
 
 static enum status fill(struct batch_file *f, struct err *err)
 {
+    struct pollfd p = { .fd = f->in, .events = POLLIN };
+    if (poll(&p, 1, WAIT_MS) == 0) return ERR_TIMEOUT; /* what is wrong otherwise read says */
     char *at = buf_reserve(&f->pending, READ_STEP);
     ssize_t n;
     do n = read(f->in, at, READ_STEP);
     while (n < 0 && errno == EINTR);
-    if (n < 0) return io_failed(err, "the input");
+    if (n < 0) return io_failed(err, f->input);
     f->eof = n == 0;
     f->pending.len += (size_t)n;
     f->pending.data[f->pending.len] = 0;
@@ -87,7 +110,7 @@ enum status batch_file_write(struct batch_file *f, struct str text, struct err *
     while (text.n > 0) {
         ssize_t n = write(f->out, text.p, text.n);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return io_failed(err, f->partial ? f->partial : "standard output");
+        if (n < 0) return io_failed(err, f->partial ? f->partial : f->output ? f->output : "standard output");
         text = str_sub(text, (size_t)n, SIZE_MAX);
     }
     return OK;
@@ -97,8 +120,9 @@ enum status batch_file_close(struct batch_file *f, bool complete, struct err *er
 {
     enum status st = OK;
     if (f->in > STDERR_FILENO) close(f->in);
-    if (f->out > STDERR_FILENO && close(f->out) != 0) st = io_failed(err, f->partial);
-    if (st == OK && complete && f->output && rename(f->partial, f->output) != 0) st = io_failed(err, f->output);
+    if (f->out > STDERR_FILENO && close(f->out) != 0) st = io_failed(err, f->partial ? f->partial : f->output);
+    if (st == OK && complete && f->partial && rename(f->partial, f->output) != 0) st = io_failed(err, f->output);
+    mem_free(f->input);
     mem_free(f->output);
     mem_free(f->partial);
     buf_release(&f->pending);

@@ -59,7 +59,7 @@ struct offline {
     struct list        lines;         /* in order */
     uint32_t           n_held, n_working;
     struct buf         ready, writing;
-    bool               file_busy, eof, advancing, again;
+    bool               file_busy, eof, advancing, again, stopping;
     enum status        st;            /* of the run */
     struct err         err;
     uint64_t           n_ok, n_failed, t_start_ms;
@@ -103,6 +103,7 @@ static enum status read_lines(struct offline *f)
     enum status st = OK;
     while (st == OK && job->n_read < job->n_wanted && !job->eof) {
         enum status read = batch_file_read(&f->file, &text, &job->err);
+        if (read == ERR_TIMEOUT) break; /* the answers that are there come first */
         job->n_lines++;
         if (read == ERR_CANCELED) job->eof = true;
         else if (read != OK && read != ERR_TOO_LONG) st = read;
@@ -141,7 +142,7 @@ static void start_file_job(struct offline *f)
     uint32_t limit = f->concurrency * HELD_FACTOR, room = f->n_held < limit ? limit - f->n_held : 0;
     if (f->file_busy || f->st != OK) return;
     f->job.n_read = f->job.n_bad = 0;
-    f->job.n_wanted = f->eof ? 0 : room < READ_BATCH ? room : READ_BATCH;
+    f->job.n_wanted = f->eof || f->stopping ? 0 : room < READ_BATCH ? room : READ_BATCH;
     if (f->job.n_wanted == 0 && f->ready.len == 0) return;
     struct buf swap = f->writing;
     f->writing = f->ready;
@@ -209,7 +210,7 @@ static void start_line(struct offline *f, struct line *l)
 
 static void start_lines(struct offline *f)
 {
-    if (f->retry || f->st != OK) return; /* not more while the server is full */
+    if (f->retry || f->stopping || f->st != OK) return; /* not more while the server is full */
     LIST_FOREACH(l, &f->lines, struct line, node) {
         if (f->n_working >= f->concurrency || f->retry) return;
         if (l->state == LINE_READ) start_line(f, l);
@@ -234,18 +235,25 @@ static void show_progress(void *arg)
 {
     struct offline *f = arg;
     double s = (double)(clock_ms() - f->t_start_ms) * 1e-3;
-    uint64_t n = f->n_ok + f->n_failed;
     bool tty = isatty(STDERR_FILENO);
-    fprintf(stderr, "%s%" PRIu64 " answered, %" PRIu64 " failed, %u in work, %.1f s, %.1f requests/s%s", tty ? "\r\x1b[K" : "", n, f->n_failed,
-            f->n_working, s, s > 0 ? (double)n / s : 0, tty ? "" : "\n");
+    fprintf(stderr, "%s%" PRIu64 " answered, %" PRIu64 " failed, %u in work, %.1f s, %.1f requests/s%s", tty ? "\r\x1b[K" : "", f->n_ok, f->n_failed,
+            f->n_working, s, s > 0 ? (double)(f->n_ok + f->n_failed) / s : 0, tty ? "" : "\n");
     fflush(stderr);
+}
+
+static enum status stopped(const struct offline *f, struct err *err)
+{
+    const struct batch_file *b = &f->file;
+    return err_set(err, ERR_CANCELED, "interrupted; the answers up to here are in %s", b->partial ? b->partial : b->output ? b->output : "standard output");
 }
 
 static void finish(struct offline *f)
 {
     char text[ERR_TEXT_MAX];
     struct err err = f->err;
-    enum status st = f->st, closed = batch_file_close(&f->file, st == OK, &err);
+    enum status st = f->st;
+    if (st == OK && f->stopping) st = stopped(f, &err);
+    enum status closed = batch_file_close(&f->file, st == OK, st == OK ? &err : &(struct err){ 0 });
     if (st == OK) st = closed;
     if (f->o.progress) {
         show_progress(f);
@@ -259,7 +267,7 @@ static void finish(struct offline *f)
     }
     buf_release(&f->ready);
     buf_release(&f->writing);
-    if (st == OK) snprintf(text, sizeof text, "%" PRIu64 " answered, %" PRIu64 " failed", f->n_ok + f->n_failed, f->n_failed);
+    if (st == OK) snprintf(text, sizeof text, "%" PRIu64 " answered, %" PRIu64 " failed", f->n_ok, f->n_failed);
     else snprintf(text, sizeof text, "%s", err.text);
     struct offline_options o = f->o;
     uint64_t n_ok = f->n_ok, n_failed = f->n_failed;
@@ -281,10 +289,17 @@ static void offline_advance(struct offline *f)
     }
     f->advancing = false;
     if (f->file_busy) return;
-    if (f->st != OK || (f->eof && list_empty(&f->lines) && f->ready.len == 0)) finish(f);
+    if (f->st != OK || ((f->stopping || (f->eof && list_empty(&f->lines))) && f->ready.len == 0)) finish(f);
 }
 
-enum status offline_start(const struct offline_options *o, struct err *err)
+void offline_stop(struct offline *f)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    f->stopping = true;
+    offline_advance(f);
+}
+
+enum status offline_start(const struct offline_options *o, struct offline **out, struct err *err)
 {
     ASSERT_THREAD(THREAD_LOOP);
     struct offline *f = MEM_NEW(struct offline);
@@ -305,6 +320,7 @@ enum status offline_start(const struct offline_options *o, struct err *err)
         uint64_t every = isatty(STDERR_FILENO) ? PROGRESS_TTY_MS : PROGRESS_MS;
         f->progress = loop_timer_start(o->loop, every, every, show_progress, f);
     }
+    *out = f;
     offline_advance(f);
     return OK;
 }

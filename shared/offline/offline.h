@@ -23,6 +23,11 @@ struct offline_options {
     void         *arg;
 };
 
-enum status offline_start(const struct offline_options *o, struct err *err) MUST_CHECK;
+struct offline;
+
+/* *out is valid until `done`. */
+enum status offline_start(const struct offline_options *o, struct offline **out, struct err *err) MUST_CHECK;
+/* Start nothing more, write the answers that are there in their order, then `done` with ERR_CANCELED. */
+void        offline_stop(struct offline *f);
 
 #endif

@@ -1,5 +1,7 @@
 /* test_offline.c - batch files: order, malformed lines, a server that is full, files that cannot be used. */
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "shared/offline/offline.h"
 #include "tests/unit/serve/serve_rig.h"
@@ -34,13 +36,14 @@ static struct run run_batch(struct rig *r, struct str input, uint32_t concurrenc
 {
     struct run u = { 0 };
     struct err err = { 0 };
+    struct offline *batch;
     char in[512], out[512], partial[600];
     snprintf(in, sizeof in, "%s/in.jsonl", test_tmpdir());
     snprintf(out, sizeof out, "%s/out.jsonl", test_tmpdir());
     snprintf(partial, sizeof partial, "%s.partial", out);
     write_file(in, input);
     struct offline_options o = { .loop = r->loop, .serve = r->serve, .input = in, .output = out, .concurrency = concurrency, .done = on_done, .arg = &u };
-    CHECK_OK(offline_start(&o, &err));
+    CHECK_OK(offline_start(&o, &batch, &err));
     for (int i = 0; i < 50000 && !u.done; i++) rig_turn(r);
     CHECK(u.done);
     FILE *f = fopen(out, "rb");
@@ -153,27 +156,99 @@ TEST(empty_input)
 
 TEST(files_that_cannot_be_used)
 {
+    static const struct {
+        const char *input, *output;
+        enum status st;
+        const char *named;
+    } cases[] = {
+        { "/nonexistent/in", "-", ERR_NOT_FOUND, "/nonexistent/in" },
+        { "/dev/null", "/nonexistent/out", ERR_NOT_FOUND, "/nonexistent/out" },
+        { "/", "-", ERR_IO, "/: is a directory" },
+        { "/dev/null", "/", ERR_IO, "/: is a directory" },
+    };
     struct rig r;
-    struct err err = { 0 };
+    struct offline *batch;
     struct run u = { 0 };
     rig_open(&r);
     rig_start(&r);
-    struct offline_options o = { .loop = r.loop, .serve = r.serve, .input = "/nonexistent/in", .output = "-", .done = on_done, .arg = &u };
-    CHECK_STATUS(offline_start(&o, &err), ERR_NOT_FOUND);
-    CHECK(strstr(err.text, "/nonexistent/in"));
-    o.input = "/dev/null";
-    o.output = "/nonexistent/out";
-    CHECK_STATUS(offline_start(&o, &err), ERR_NOT_FOUND);
-    o.input = "/"; /* opens, but cannot be read */
-    char out[512];
-    snprintf(out, sizeof out, "%s/o", test_tmpdir());
-    o.output = out;
-    CHECK_OK(offline_start(&o, &err));
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct err err = { 0 };
+        struct offline_options o = { .loop = r.loop, .serve = r.serve, .input = cases[i].input, .output = cases[i].output, .done = on_done, .arg = &u };
+        CHECK_STATUS(offline_start(&o, &batch, &err), cases[i].st);
+        CHECK(strstr(err.text, cases[i].named));
+    }
+    rig_close(&r);
+}
+
+/* What is not a regular file keeps its place: replacing it by a file with the answers would break it. */
+TEST(pipes_and_links_are_written_in_place)
+{
+    struct rig r;
+    char target[512], link[512], fifo[512], in[512];
+    rig_open(&r);
+    rig_start(&r);
+    snprintf(in, sizeof in, "%s/in.jsonl", test_tmpdir());
+    snprintf(target, sizeof target, "%s/target", test_tmpdir());
+    snprintf(link, sizeof link, "%s/link", test_tmpdir());
+    snprintf(fifo, sizeof fifo, "%s/fifo", test_tmpdir());
+    write_file(in, STR("nothing\n"));
+    CHECK(symlink(target, link) == 0 && mkfifo(fifo, 0600) == 0);
+    write_file(target, STR("old"));
+    int reader = open(fifo, O_RDONLY | O_NONBLOCK);
+    const char *outputs[] = { link, fifo, "/dev/null" };
+    for (size_t i = 0; i < COUNT_OF(outputs); i++) {
+        struct err err = { 0 };
+        struct offline *batch;
+        struct run u = { 0 };
+        struct stat before, after;
+        CHECK(lstat(outputs[i], &before) == 0);
+        struct offline_options o = { .loop = r.loop, .serve = r.serve, .input = in, .output = outputs[i], .done = on_done, .arg = &u };
+        CHECK_OK(offline_start(&o, &batch, &err));
+        for (int k = 0; k < 20000 && !u.done; k++) rig_turn(&r);
+        CHECK_OK(u.st);
+        CHECK(lstat(outputs[i], &after) == 0);
+        CHECK_EQ_INT(after.st_ino, before.st_ino);
+        CHECK_EQ_INT(after.st_mode, before.st_mode);
+    }
+    char text[64] = "";
+    CHECK(read(reader, text, 20) == 20 && text[0] == '{');
+    close(reader);
+    struct stat s;
+    CHECK(stat(target, &s) == 0 && s.st_size > 20);
+    rig_close(&r);
+}
+
+/* Stopped while it waits for a writer that never comes: what was answered is there, in order, under the partial name. */
+TEST(stop_keeps_what_was_answered)
+{
+    struct rig r;
+    struct err err = { 0 };
+    struct offline *batch;
+    struct run u = { 0 };
+    struct stat s;
+    char fifo[512], out[512], partial[600];
+    rig_open(&r);
+    rig_start(&r);
+    snprintf(fifo, sizeof fifo, "%s/in", test_tmpdir());
+    snprintf(out, sizeof out, "%s/out", test_tmpdir());
+    snprintf(partial, sizeof partial, "%s.partial", out);
+    CHECK(mkfifo(fifo, 0600) == 0);
+    int writer = open(fifo, O_RDWR);
+    CHECK(write(writer, "bad\n{\"half", 10) == 10);
+    struct offline_options o = { .loop = r.loop, .serve = r.serve, .input = fifo, .output = out, .done = on_done, .arg = &u };
+    CHECK_OK(offline_start(&o, &batch, &err));
+    for (int i = 0; i < 20000 && (stat(partial, &s) != 0 || s.st_size == 0); i++) rig_turn(&r);
+    CHECK(s.st_size > 0 && !u.done); /* an answer does not wait for the next line */
+    offline_stop(batch);
     for (int i = 0; i < 20000 && !u.done; i++) rig_turn(&r);
-    CHECK_STATUS(u.st, ERR_IO);
-    CHECK(strstr(u.text, "the input"));
+    CHECK_STATUS(u.st, ERR_CANCELED);
+    CHECK_EQ_INT(u.n_failed, 1); /* the line that was cut short is not one */
+    CHECK(strstr(u.text, partial));
+    CHECK(stat(partial, &s) == 0 && s.st_size > 0);
+    CHECK(stat(out, &s) != 0);
+    close(writer);
     rig_close(&r);
 }
 
 TEST_MAIN(CASE(answers_come_in_the_order_of_the_input), CASE(bad_lines_do_not_stop_the_rest), CASE(full_server_is_asked_again), CASE(empty_input),
-          CASE(files_that_cannot_be_used))
+          CASE(files_that_cannot_be_used), CASE(pipes_and_links_are_written_in_place), CASE(stop_keeps_what_was_answered))
