@@ -15,6 +15,7 @@ enum {
     PAUSE_BUSY_MS = 50,       /* before a refused request is placed again */
     PAUSE_MOVE_MS = 0,
     RESERVE_STUCK_MS = 5000,  /* a grant is one round trip and one engine step */
+    FIRST_STUCK_MS = 60000,   /* KV complete, first token sent: the rest is one step of the decode engine, long on a slow CPU */
     /* Computing and decoding have no limit of their own: dead and frozen nodes are noticed by their links. */
     NEVER_MS = 0
 };
@@ -427,6 +428,8 @@ static void on_report(struct request *r, const struct cluster_message *m)
     r->trace.kv_tail_ns = p->kv_tail_ns;
     r->trace.n_cached = p->n_cached;
     snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
+    /* The prefill node has forgotten the request: should its first token have been lost on the way, nobody else would notice. */
+    if (r->state == REQUEST_PREFILL) r->wait_until_ms = clock_ms() + FIRST_STUCK_MS;
     baton__prefill_report__free_unpacked(p, NULL);
 }
 
@@ -554,7 +557,10 @@ void request_on_token(struct scheduler *s, struct request *r, uint64_t from, uin
         token_record_add(&r->held, r->id, attempt, index, t);
         return;
     }
-    if (r->state == REQUEST_PREFILL) set_state(r, REQUEST_DECODE);
+    if (r->state == REQUEST_PREFILL) {
+        r->wait_until_ms = NEVER_MS;
+        set_state(r, REQUEST_DECODE);
+    }
     if (r->state != REQUEST_DECODE && r->state != REQUEST_RUN) return;
     if (index < n_out(r)) return;
     if (index > n_out(r)) {

@@ -203,6 +203,33 @@ TEST(request_does_not_mind_a_lost_prefill_node_while_tokens_flow)
     world_close(&w);
 }
 
+TEST(request_does_not_wait_for_ever_for_a_first_token)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "ppdd", 5000);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    struct attempt a = play_split(&w, &c, AT_PREFILL, 0);
+    struct request *r = map_get(&w.s->by_id, map_key_u64(&a.request));
+    CHECK_EQ_INT(r->wait_until_ms, 0); /* computing takes as long as it takes */
+    Baton__PrefillReport report = BATON__PREFILL_REPORT__INIT;
+    report.transport = "tcp";
+    reply(a.prefill, &a, FRAME_PREFILL_REPORT, &report.base);
+    RIG_WAIT(&w.rig, r->wait_until_ms > clock_ms());
+    r->wait_until_ms = 1; /* time passes */
+    struct attempt b = play_split(&w, &c, AT_PREFILL, 0);
+    CHECK_EQ_INT(b.number, 2);
+    reply(b.prefill, &b, FRAME_PREFILL_REPORT, &report.base);
+    RIG_WAIT(&w.rig, r->wait_until_ms > 0);
+    reply_tokens(b.decode, &b, 0, 3, FINISH_NONE);
+    RIG_WAIT(&w.rig, c.n_tokens == 3);
+    CHECK_EQ_INT(r->wait_until_ms, 0); /* nor has decoding a limit */
+    play_rest(&w, &c, &b, 10);
+    CHECK_EQ_INT(c.end.trace.n_moves, 1);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(request_goes_on_alone_when_all_prefill_nodes_are_gone)
 {
     struct world w;
@@ -715,7 +742,7 @@ TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node)
           CASE(request_waits_for_a_busy_node_and_asks_again), CASE(request_takes_room_as_soon_as_another_leaves_it),
           CASE(request_moves_when_the_decode_node_is_lost),
           CASE(request_moves_when_the_prefill_node_is_lost), CASE(request_does_not_mind_a_lost_prefill_node_while_tokens_flow),
-          CASE(request_goes_on_alone_when_all_prefill_nodes_are_gone), CASE(request_ignores_messages_of_an_earlier_attempt_and_of_strangers),
+          CASE(request_does_not_wait_for_ever_for_a_first_token), CASE(request_goes_on_alone_when_all_prefill_nodes_are_gone), CASE(request_ignores_messages_of_an_earlier_attempt_and_of_strangers),
           CASE(request_moves_when_a_token_is_missing), CASE(request_moves_when_the_last_tokens_are_missing),
           CASE(request_is_over_with_its_last_token_whatever_is_lost_then), CASE(request_cancel_in_every_state_tells_the_nodes),
           CASE(request_cancel_before_and_while_it_is_placed), CASE(request_cancel_from_the_token_callback),
