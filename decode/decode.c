@@ -100,14 +100,20 @@ static void drop_if_over(struct decode_worker *w, struct generation *g)
 
 /* ---- answers ---- */
 
+/* The entry waits for each of these: one that does not fit takes the link with it, so that nobody waits for ever. */
+static void check_sent(struct decode_worker *w, uint64_t entry, uint64_t request, enum status st)
+{
+    if (st == ERR_FULL) cluster_cut(w->o.cluster, entry, "its queue of answers is full");
+    else if (st != OK) log_debug("answer not sent", "req=%016llx st=%s", (unsigned long long)request, status_name(st));
+}
+
 static void send_failed(struct decode_worker *w, uint64_t entry, uint64_t request, uint32_t attempt, enum status st, const char *text)
 {
     Baton__Failed f = BATON__FAILED__INIT;
     f.status = st;
     f.text = (char *)text;
     emit_flush_node(&w->emit, entry);
-    enum status sent = cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base);
-    if (sent != OK) log_debug("answer not sent", "req=%016llx st=%s", (unsigned long long)request, status_name(sent));
+    check_sent(w, entry, request, cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base));
 }
 
 /* Stop wanting a generation: engine and transfer are told, the record stays until both have answered. */
@@ -335,8 +341,7 @@ static void on_finished(struct decode_worker *w, struct generation *g, const str
         f.transport = (char *)(g->transport ? g->transport : "");
         f.n_tokens = g->n_sent;
         emit_flush_node(&w->emit, g->entry);
-        if (cluster_send_proto(w->o.cluster, g->entry, FRAME_FINISHED, g->request, g->attempt, &f.base) != OK)
-            log_debug("finish not sent", "req=%016llx", (unsigned long long)g->request);
+        check_sent(w, g->entry, g->request, cluster_send_proto(w->o.cluster, g->entry, FRAME_FINISHED, g->request, g->attempt, &f.base));
     }
     drop_if_over(w, g);
 }
@@ -364,8 +369,7 @@ void decode_on_engine(struct decode_worker *w, const struct engine_event *ev)
         token_record_add(&one, g->request, g->attempt, ev->index, &ev->lp);
         p.records.data = (uint8_t *)one.data;
         p.records.len = one.len;
-        if (cluster_send_proto(w->o.cluster, g->entry, FRAME_PROMPT_LOGPROBS, g->request, g->attempt, &p.base) != OK)
-            log_debug("prompt logprob not sent", "req=%016llx", (unsigned long long)g->request);
+        check_sent(w, g->entry, g->request, cluster_send_proto(w->o.cluster, g->entry, FRAME_PROMPT_LOGPROBS, g->request, g->attempt, &p.base));
         buf_release(&one);
         break;
     }
@@ -392,7 +396,8 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
         start_if_complete(w, g);
         break;
     case KVT_RECEIVE_FAILED:
-        if (g->state != GENERATION_CLOSING) fail_generation(w, g, ev->status, ev->text[0] ? ev->text : "the KV transfer failed");
+        /* Whatever a transfer died of is no fault of the request. */
+        if (g->state != GENERATION_CLOSING) fail_generation(w, g, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status, ev->text[0] ? ev->text : "the KV transfer failed");
         break; /* FENCED follows */
     case KVT_FENCED: {
         g->in_transfer = false;

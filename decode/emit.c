@@ -1,5 +1,5 @@
-/* emit.c - see emit.h. A frame that cannot be queued is dropped on purpose: its link is lost or about to be cut, and the
- * entry node then runs the request again from the last token it has. */
+/* emit.c - see emit.h. A frame that cannot be queued is dropped on purpose: its link is lost, or cut here, and the entry node then
+ * runs the request again from the last token it has. */
 #include "decode/emit.h"
 
 #include "shared/base/mem.h"
@@ -39,7 +39,7 @@ static void send_records(struct emit *e, struct emit_target *t)
 {
     if (t->records.len == 0) return;
     enum status st = cluster_send(e->cluster, t->node, FRAME_TOKENS, 0, 0, buf_str(&t->records));
-    (void)st; /* see the file comment */
+    if (st == ERR_FULL) cluster_cut(e->cluster, t->node, "its queue of tokens is full");
     buf_clear(&t->records);
 }
 

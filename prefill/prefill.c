@@ -141,8 +141,9 @@ static void send_failed(struct prefill_worker *w, uint64_t entry, uint64_t reque
     Baton__Failed f = BATON__FAILED__INIT;
     f.status = st;
     f.text = (char *)text;
-    if (cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base) != OK)
-        log_debug("answer not sent", "req=%016llx", (unsigned long long)request);
+    enum status sent = cluster_send_proto(w->o.cluster, entry, FRAME_FAILED, request, attempt, &f.base);
+    if (sent == ERR_FULL) cluster_cut(w->o.cluster, entry, "its queue of answers is full"); /* it waits for this one */
+    else if (sent != OK) log_debug("answer not sent", "req=%016llx", (unsigned long long)request);
 }
 
 /* The engine lets its blocks go when nothing reads them any more. */
@@ -456,7 +457,8 @@ static void on_send_over(struct prefill_worker *w, struct prompt *p, const struc
         counter_add(w->sent, 1);
         send_report(w, p, ev);
     } else if (p->state != PROMPT_CLOSING) {
-        fail_prompt(w, p, ev->status, ev->text[0] ? ev->text : "the KV transfer failed");
+        /* Whatever a transfer died of is no fault of the request. */
+        fail_prompt(w, p, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status, ev->text[0] ? ev->text : "the KV transfer failed");
         return;
     } else if (p->in_engine && !p->computed) { /* the cancel had to wait for the transfer to stop reading */
         if (engine_cancel(w->o.engine, p->id, true) != OK) p->in_engine = false;

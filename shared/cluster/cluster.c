@@ -14,12 +14,16 @@
 #include "shared/cluster/link.h"
 #include "shared/cluster/proto/node.pb-c.h"
 
-enum { PING_MS = 500, DEFAULT_LOST_MS = 2500, DEFAULT_QUEUE = 64 << 20, PEER_HOST_MAX = 64, BACKLOG = 512 };
+enum {
+    PING_MS = 500, DEFAULT_LOST_MS = 2500, DEFAULT_QUEUE = 64 << 20, DEFAULT_FORGET_MS = 60000, PEER_HOST_MAX = 64, BACKLOG = 512,
+    HANDSHAKES_MAX = 512 /* connections that have proved nothing yet; more are closed, so that strangers do not use up the descriptors */
+};
 
 struct peer {
     uint64_t     node;
     char         host[PEER_HOST_MAX];
     uint16_t     port;             /* 0: it connected to us and was never introduced */
+    uint64_t     t_learned_ms;
     struct link *link;             /* the one we send on; NULL: none yet */
     struct list  pending;          /* messages waiting for the link to come up */
     size_t       pending_bytes;
@@ -80,6 +84,21 @@ void cluster_learn(struct cluster *c, uint64_t node, const char *host, uint16_t 
     struct peer *p = get_peer(c, node);
     snprintf(p->host, sizeof p->host, "%s", host);
     p->port = port;
+    p->t_learned_ms = clock_ms();
+}
+
+/* Every restart of a node is another one: those that are not talked of any more must not add up. */
+static void forget_old(struct cluster *c, uint64_t now)
+{
+    size_t pos = 0;
+    struct str key;
+    void *value;
+    while (map_next(&c->peers, &pos, &key, &value)) {
+        struct peer *p = value;
+        if (p->link || now - p->t_learned_ms <= c->o.forget_ms) continue;
+        map_del(&c->peers, map_key_u64(&p->node));
+        free_peer(p);
+    }
 }
 
 bool cluster_knows(const struct cluster *c, uint64_t node)
@@ -225,6 +244,12 @@ enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type,
     return link_send(p->link, &h, body);
 }
 
+void cluster_cut(struct cluster *c, uint64_t node, const char *why)
+{
+    LIST_FOREACH(l, &c->links, struct link, link)
+        if (l->node == node) link_fail(l, "%s", why);
+}
+
 enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request, uint32_t attempt,
                                const ProtobufCMessage *body)
 {
@@ -289,6 +314,7 @@ static void on_ping_timer(void *arg)
         send_ping(c, l, progress, has_work);
     }
     gauge_set(c->links_up, n_up);
+    forget_old(c, now);
 }
 
 /* ---- life ---- */
@@ -296,9 +322,12 @@ static void on_ping_timer(void *arg)
 static void on_connection(uv_stream_t *listener, int st)
 {
     struct cluster *c = listener->data;
+    size_t n_handshakes = 0;
     if (st < 0) return;
+    LIST_FOREACH(other, &c->links, struct link, link) n_handshakes += !other->dialed && other->state != LINK_UP;
     struct link *l = link_accept(&c->host, listener);
     list_push(&c->links, &l->link);
+    if (n_handshakes >= HANDSHAKES_MAX) link_fail(l, "%d other connections have not finished their handshake", HANDSHAKES_MAX);
     if (l->dead) kick(c);
 }
 
@@ -333,6 +362,7 @@ enum status cluster_create(const struct cluster_options *o, struct cluster **out
     c->o = *o;
     if (!c->o.lost_ms) c->o.lost_ms = DEFAULT_LOST_MS;
     if (!c->o.queue_bytes) c->o.queue_bytes = DEFAULT_QUEUE;
+    if (!c->o.forget_ms) c->o.forget_ms = DEFAULT_FORGET_MS;
     snprintf(c->name, sizeof c->name, "%s", o->name);
     buf_add_str(&c->secret, o->secret);
     list_init(&c->links);

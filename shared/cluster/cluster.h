@@ -36,6 +36,7 @@ struct cluster_options {
     uint64_t     node;          /* this process's incarnation id; not 0 */
     struct str   secret;        /* empty: none (the caller then listens on loopback only) */
     uint32_t     lost_ms;       /* default 2,500 when 0 */
+    uint32_t     forget_ms;     /* an address learned this long ago and without a link is forgotten; default 60,000 when 0 */
     size_t       queue_bytes;   /* most bytes waiting for one peer; default 64 MiB when 0 */
     struct metrics *metrics;
     void (*on_message)(void *arg, const struct cluster_message *m);
@@ -50,11 +51,15 @@ void        cluster_free(struct cluster *c);
 uint16_t    cluster_port(const struct cluster *c);
 uint64_t    cluster_self(const struct cluster *c);
 
-/* Where a node is reached; remembered until it is lost. Needed before the first send to it unless it has connected to us. */
+/* Where a node is reached; remembered until it is lost, or for forget_ms when there is no link. Needed before the first send to it
+ * unless it has connected to us. */
 void        cluster_learn(struct cluster *c, uint64_t node, const char *host, uint16_t port);
 bool        cluster_knows(const struct cluster *c, uint64_t node);
 /* Queue one message. ERR_PEER_LOST: unknown node, or its link just failed (on_lost follows or came); ERR_FULL: queue_bytes. */
 enum status cluster_send(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request, uint32_t attempt, struct str body) MUST_CHECK;
+/* Cut the links to a node that cannot be given what it waits for (its queue is full): on_lost follows on both sides, and what
+ * hangs on the missing message is done again. */
+void        cluster_cut(struct cluster *c, uint64_t node, const char *why);
 /* Pack and send a protobuf-c message; frees nothing of it. */
 struct ProtobufCMessage;
 enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type type, uint64_t request, uint32_t attempt,

@@ -41,7 +41,7 @@ struct peer_node {
 
 struct peer_options {
     const char *secret;
-    uint32_t    lost_ms;
+    uint32_t    lost_ms, forget_ms;
     size_t      queue_bytes;
     uint16_t    port;
 };
@@ -120,7 +120,7 @@ static struct peer_node *peer_open(struct cluster_rig *r, uint64_t id, struct pe
     snprintf(name, sizeof name, "node-%llu", (unsigned long long)id);
     struct cluster_options co = {
         .loop = r->loop, .listen_host = "127.0.0.1", .port = o.port, .name = name, .node = id,
-        .secret = str_of(o.secret ? o.secret : "a shared secret"), .lost_ms = o.lost_ms, .queue_bytes = o.queue_bytes,
+        .secret = str_of(o.secret ? o.secret : "a shared secret"), .lost_ms = o.lost_ms, .forget_ms = o.forget_ms, .queue_bytes = o.queue_bytes,
         .metrics = r->metrics, .on_message = peer_on_message, .on_lost = peer_on_lost, .progress = peer_progress, .arg = n,
     };
     n->id = id;

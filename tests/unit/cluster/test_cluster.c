@@ -252,6 +252,55 @@ TEST(cluster_queue_is_bounded_before_and_after_the_link_is_up)
     cluster_rig_close(&r);
 }
 
+TEST(cluster_cut_is_a_loss_on_both_sides)
+{
+    enum { LIMIT = 100000 };
+    struct cluster_rig r;
+    uint8_t body[1000] = { 0 };
+    cluster_rig_open(&r);
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .queue_bytes = LIMIT }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    peer_meet(a, b);
+    CHECK_OK(cluster_send(a->c, 2, FRAME_GRANT, 0, 1, bytes_of(body, 1)));
+    RIG_WAIT(&r, b->n_log == 1);
+    for (size_t i = 1; cluster_send(a->c, 2, FRAME_GRANT, i, 1, bytes_of(body, sizeof body)) == OK;) i++;
+    cluster_cut(a->c, 2, "its queue is full");
+    cluster_cut(a->c, 2, "once is enough");
+    CHECK_EQ_INT(a->n_lost, 0); /* never inside the call */
+    CHECK_STATUS(cluster_send(a->c, 2, FRAME_GRANT, 0, 1, bytes_of(body, 1)), ERR_PEER_LOST);
+    RIG_WAIT(&r, a->n_lost == 1 && b->n_lost == 1);
+    CHECK_EQ_STR(a->why, "its queue is full");
+    peer_meet(a, b);
+    size_t n = b->n_log;
+    CHECK_OK(cluster_send(a->c, 2, FRAME_GRANT, 9, 1, bytes_of(body, 1)));
+    RIG_WAIT(&r, b->n_log == n + 1);
+    CHECK_EQ_INT(b->log[n].request, 9);
+    peer_close(a);
+    peer_close(b);
+    cluster_rig_close(&r);
+}
+
+TEST(cluster_forgets_addresses_that_nobody_uses)
+{
+    struct cluster_rig r;
+    cluster_rig_open(&r);
+    struct peer_node *a = peer_open(&r, 1, (struct peer_options){ .forget_ms = 700 }), *b = peer_open(&r, 2, (struct peer_options){ 0 });
+    peer_meet(a, b);
+    CHECK_OK(send_number(a, 2, 0));
+    for (uint64_t node = 100; node < 1100; node++) cluster_learn(a->c, node, "127.0.0.1", 9);
+    RIG_WAIT(&r, b->n_log == 1);
+    for (int i = 0; i < 20; i++) {
+        rig_turn_ms(&r, 100);
+        cluster_learn(a->c, 100, "127.0.0.1", 9); /* still talked of */
+    }
+    CHECK(cluster_knows(a->c, 2)); /* has a link */
+    CHECK(cluster_knows(a->c, 100));
+    for (uint64_t node = 101; node < 1100; node++) CHECK(!cluster_knows(a->c, node));
+    CHECK_EQ_INT(a->n_lost, 0);
+    peer_close(a);
+    peer_close(b);
+    cluster_rig_close(&r);
+}
+
 TEST(cluster_headers_count_against_the_queue)
 {
     enum { LIMIT = 10 << 20 };
@@ -631,7 +680,8 @@ TEST_MAIN(CASE(cluster_delivers_in_order_in_both_directions), CASE(cluster_both_
           CASE(cluster_delivers_to_itself_in_order_and_later), CASE(cluster_big_messages_arrive_whole),
           CASE(cluster_wrong_secret_is_lost_and_nothing_arrives), CASE(cluster_wrong_incarnation_is_lost),
           CASE(cluster_refused_connection_and_bad_address_are_lost), CASE(cluster_port_taken_is_a_clear_error),
-          CASE(cluster_queue_is_bounded_before_and_after_the_link_is_up), CASE(cluster_headers_count_against_the_queue),
+          CASE(cluster_queue_is_bounded_before_and_after_the_link_is_up), CASE(cluster_cut_is_a_loss_on_both_sides),
+          CASE(cluster_forgets_addresses_that_nobody_uses), CASE(cluster_headers_count_against_the_queue),
           CASE(cluster_no_progress_with_work_is_lost), CASE(cluster_killed_peer_is_lost_at_once),
           CASE(cluster_frozen_peer_is_lost_within_three_seconds), CASE(cluster_own_stop_loses_nobody),
           CASE(cluster_acceptor_that_skips_its_proof_stays_a_stranger), CASE(cluster_acceptor_with_a_wrong_proof_stays_a_stranger),
