@@ -2,7 +2,6 @@
 """ask.py - asks a node one question, streams the answer, and says where the time went. Standard library only.
 
 usage: ask.py [--max-tokens N] [--expect WORD] URL QUESTION     URL is http://host:port
-       ask.py --ready URL...                                    exit status 0 when every node is ready
        ask.py --free-ports N [PREFERRED...]                     N ports of this host that are free, preferred ones first
 
 The times are those of the node's own trace, which it adds to an answer whose request carries `x-baton-trace: 1`.
@@ -18,10 +17,14 @@ import urllib.parse
 
 
 def connect(url, timeout):
-    u = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
-    if not u.hostname:
+    try:
+        u = urllib.parse.urlsplit(url if "//" in url else "http://" + url)
+        host, port = u.hostname, u.port or 80
+    except ValueError:
+        host = None
+    if not host:
         sys.exit(f"ask.py: {url} is not http://host:port")
-    return http.client.HTTPConnection(u.hostname, u.port or 80, timeout=timeout)
+    return http.client.HTTPConnection(host, port, timeout=timeout)
 
 
 def headers():
@@ -30,15 +33,6 @@ def headers():
     if key:
         h["Authorization"] = "Bearer " + key
     return h
-
-
-def is_ready(url):
-    try:
-        c = connect(url, 2)
-        c.request("GET", "/ready", headers=headers())
-        return c.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def free_ports(n, preferred):
@@ -120,7 +114,7 @@ def print_times(trace, usage):
     t = trace.get
     prefill, decode = t("prefill_node"), t("decode_node")
     moved = bool(t("kv_bytes"))
-    kv = f"{size(t('kv_bytes'))} over {t('transport')} in {ms(t('kv_ms'))}, {ms(t('kv_tail_ms'))} of it after prefill" if moved else "not moved"
+    kv = f"{size(t('kv_bytes'))} over {t('transport')} during prefill, the last {ms(t('kv_tail_ms'))} after it" if moved else "not moved"
     rows = [
         ("queue", ms(t("queue_ms")), f"placing took {ms(t('place_ms'))}"),
         ("prefill", ms(t("prefill_ms")), f"on {prefill}; {usage.get('prompt_tokens', '?')} prompt tokens, {t('cached_tokens', 0)} of them cached"),
@@ -135,14 +129,11 @@ def print_times(trace, usage):
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("--ready", nargs="+", metavar="URL")
     a.add_argument("--free-ports", nargs="+", type=int, metavar="N")
     a.add_argument("--max-tokens", type=int, default=64)
     a.add_argument("--expect", metavar="WORD", help="fail when the answer does not contain it")
     a.add_argument("words", nargs="*", metavar="URL QUESTION")
     o = a.parse_args()
-    if o.ready:
-        return 0 if all(is_ready(u) for u in o.ready) else 1
     if o.free_ports:
         print(*free_ports(o.free_ports[0], o.free_ports[1:]))
         return 0
@@ -162,4 +153,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -9,7 +9,7 @@ set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libuv1-dev libhiredis-dev libcjson-dev node-llhttp libpcre2-dev
  libutf8proc-dev libprotobuf-c-dev protobuf-c-compiler libxxhash-dev libssl-dev
- python3 python3-pip ca-certificates"
+ python3 python3-pip ca-certificates curl"
 tests="redis-server python3-venv procps iproute2 git"
 fuzz="clang libclang-rt-14-dev"
 
@@ -52,7 +52,7 @@ case " $missing " in *" redis-server "*) had_redis=no ;; esac
 run_apt() {
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "$@" >>"$log" 2>&1
 }
-echo "installing:$missing" >&2
+echo "installing, which takes a minute or two:$missing" >&2
 if ! { run_apt update && run_apt install --no-install-recommends $missing; }; then
     tail -n 25 "$log" >&2
     echo "install_deps.sh: apt-get failed; its last lines are above" >&2

@@ -9,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 once=no
+[ $# -le 1 ] || { echo "quickstart.sh: one option at most" >&2; exit 2; }
 case ${1-} in
 '') ;;
 --once) once=yes ;;
@@ -77,7 +78,7 @@ choose_ports() {
         ports=$(python3 deploy/ask.py --free-ports 2 8000 8001)
     fi
     set -- $ports
-    [ $# = 2 ] || fail "two ports are needed, BATON_PORTS is '${BATON_PORTS:-}'"
+    [[ $# = 2 && $1 != "$2" && $1$2 != *[!0-9]* ]] || fail "two different ports are needed, BATON_PORTS is '${BATON_PORTS:-}'"
     prefill_url=http://127.0.0.1:$1
     decode_url=http://127.0.0.1:$2
     ports=$1,$2
@@ -85,14 +86,15 @@ choose_ports() {
 
 start() {
     local deadline=$((SECONDS + start_limit_s))
+    : >"$log"
     build/baton launch --prefill 1 --decode 1 --ports "$ports" --model "$model" >"$log" 2>&1 &
     launcher=$!
-    until python3 deploy/ask.py --ready "$prefill_url" "$decode_url"; do
+    # The launcher says so when the nodes see each other. A node by itself is ready earlier, and answers without the other.
+    until grep -q '^ready: all' "$log"; do
         kill -0 $launcher 2>/dev/null || fail "the nodes ended while they started"
         [ $SECONDS -lt $deadline ] || fail "the nodes were not ready after $start_limit_s s"
         sleep 0.2
     done
-    kill -0 $launcher 2>/dev/null || fail "another program answers on ports $ports; set BATON_PORTS to two free ones"
 }
 
 ask() {
@@ -122,7 +124,7 @@ if [ $once = yes ]; then
     exit 0
 fi
 # From here on Ctrl-C is the expected end.
-trap 'echo; echo "stopping"; stop; echo "the nodes are stopped"; exit 0' INT
+trap 'trap "" INT; echo; echo "stopping"; stop; echo "the nodes are stopped"; exit 0' INT
 cat <<END
 
 Both nodes take requests; an OpenAI client uses base_url $prefill_url/v1 or $decode_url/v1:
