@@ -64,6 +64,10 @@ build() {
     }
     local targets=()
     [[ " $* " == *" -DBATON_FUZZ=ON "* ]] && targets=($(ninja -C "$dir" -t targets all | sed -n 's/^\(fuzz_[a-z0-9_]*\): phony$/\1/p'))
+    if [ -t 1 ]; then # one line that counts
+        ninja -C "$dir" -j "$jobs" "${targets[@]}"
+        return
+    fi
     ninja -C "$dir" -j "$jobs" "${targets[@]}" >"$dir/ninja.log" 2>&1 || {
         tail -n 60 "$dir/ninja.log" >&2
         return 1
@@ -80,7 +84,7 @@ suite() {
     [ "$build" = release ] || plain+=(-u BATON_TEST_GGUF)
     setarch -R true 2>/dev/null && plain+=(setarch -R)
     "${plain[@]}" ctest --test-dir "$dir" -j "$jobs" --output-on-failure --output-junit "$dir/junit.xml" \
-        --test-output-size-passed 4000000 --test-output-size-failed 4000000 "$@" | grep -Ev '^ +Start +[0-9]+:'
+        --test-output-size-passed 4000000 --test-output-size-failed 4000000 "$@" | grep --line-buffered -Ev '^ +Start +[0-9]+:'
     if numbers=$(python3 tests/ctest_counts.py "$dir/junit.xml"); then
         count "$name" $numbers
     else
@@ -92,7 +96,7 @@ suite() {
 e2e() {
     local name=$1 log=$out/e2e.log line
     shift
-    BATON_BIN=$out/release/baton python3 tests/e2e/run.py "$@" 2>&1 | tee "$log"
+    BATON_BIN=$out/release/baton python3 -u tests/e2e/run.py "$@" 2>&1 | tee "$log"
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -n 1)
     if [ -n "$line" ]; then
         count "$name" $(echo "$line" | tr -dc '0-9 ')
