@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <unistd.h>
 
 enum { THREAD_NAME_MAX = 16 }; /* with the final 0: the kernel's limit */
 
@@ -13,7 +14,7 @@ void thread_become(enum thread_kind kind, const char *name)
 {
     char cut[THREAD_NAME_MAX];
     snprintf(cut, sizeof cut, "%s", name);
-    pthread_setname_np(pthread_self(), cut);
+    if (gettid() != getpid()) pthread_setname_np(pthread_self(), cut); /* the first one's is the process's, as ps and killall know it */
     thread_kind = kind;
 }
 

@@ -13,7 +13,7 @@
 
 enum thread_kind { THREAD_ANY, THREAD_LOOP, THREAD_ENGINE, THREAD_TRANSFER, THREAD_COMPUTE };
 
-/* Set the kind and the name (15 characters, as ps shows it) of the calling thread. */
+/* Set the kind and the name (15 characters, as ps shows it) of the calling thread; the main one keeps the program's. */
 void thread_become(enum thread_kind kind, const char *name);
 bool thread_is(enum thread_kind kind);
 #define ASSERT_THREAD(kind) ASSERT(thread_is(kind))
