@@ -442,10 +442,13 @@ static void finish_stop(struct node *n)
     serve_free(n->serve);
     n->serve = NULL;
     mailbox_close(n->events); /* from here on this thread waits for those who post */
-    engine_free(n->engine);
-    n->engine = NULL;
+    mailbox_close(n->events); /* a thread that waits for room in it goes on */
+    /* Each hands work to the next: the engine to kvtransfer, which reads the engine's pool. */
+    if (n->engine) engine_stop(n->engine);
     kvt_free(n->kvt);
     n->kvt = NULL;
+    engine_free(n->engine);
+    n->engine = NULL;
     decode_free(n->decode);
     n->decode = NULL;
     prefill_free(n->prefill);

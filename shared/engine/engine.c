@@ -123,13 +123,20 @@ err_engine:
     return st;
 }
 
+void engine_stop(struct engine *e)
+{
+    if (e->joined) return;
+    atomic_store_explicit(&e->stop, true, memory_order_release);
+    mailbox_close(e->commands);
+    pthread_join(e->thread, NULL);
+    e->joined = true;
+}
+
 void engine_free(struct engine *e)
 {
     if (!e) return;
     struct command c;
-    atomic_store_explicit(&e->stop, true, memory_order_release);
-    mailbox_close(e->commands);
-    pthread_join(e->thread, NULL);
+    engine_stop(e);
     while (mailbox_take(e->commands, &c)) command_drop(&c);
     kv_pool_verify(e->pool);
     model_free(e->opt.model);

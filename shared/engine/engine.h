@@ -87,7 +87,10 @@ struct engine_event {
 
 /* `out` runs at once. On failure the model stays the caller's. */
 enum status engine_create(const struct engine_options *o, struct engine **out, struct err *err) MUST_CHECK;
-/* Stop after the running step, end every sequence silently, join the thread. */
+/* Stop after the running step and join the thread: no callback comes any more, commands fail with ERR_CANCELED, the KV pool's memory
+ * stays. Whoever else touches that memory (kvtransfer) is stopped after this and before engine_free. */
+void        engine_stop(struct engine *e);
+/* engine_stop unless it was called, then end every sequence silently and free everything. */
 void        engine_free(struct engine *e);
 
 /* Commands: any thread, never block. ERR_FULL: too many waiting. ERR_TOO_LONG: more tokens than the context or the pool holds. */

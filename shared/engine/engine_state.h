@@ -54,6 +54,7 @@ struct engine {
 
     struct mailbox *commands;
     pthread_t       thread;
+    bool            joined; /* by engine_stop */
     _Atomic bool    stop; /* release by engine_free, acquire by the thread */
 
     struct kv_pool *pool;
