@@ -11,6 +11,7 @@
 
 #include "deploy/cli/commands.h"
 #include "deploy/cli/launch_plan.h"
+#include "deploy/cli/node_options.h"
 #include "scheduler/directory_serve.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
@@ -238,12 +239,18 @@ static void make_secret(const struct config *c)
 
 static enum status hold_view(struct launcher *l, char *holder, size_t cap, struct err *err)
 {
-    const char *name = config_string(l->c, "scheduler-name"), *secret = getenv("BATON_CLUSTER_SECRET");
+    const char *name = config_string(l->c, "scheduler-name");
+    struct arena arena;
+    struct str secret;
     struct directory_options d = { .loop = l->loop, .topic = config_string(l->c, "scheduler-topic"), .metrics = l->metrics };
     holder[0] = 0;
     if (str_eq_c(str_of(name), "splitwise") || str_eq_c(str_of(name), "global")) return OK;
     TRY(directory_open("local", &d, &l->directory, err));
-    TRY(directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, str_of(secret), &l->holder, err));
+    arena_init(&arena);
+    enum status st = node_options_secret(l->c, &arena, &secret, err); /* as the nodes read it: a file comes before the environment */
+    if (st == OK) st = directory_serve_start(l->loop, l->directory, "127.0.0.1", 0, secret, &l->holder, err);
+    arena_release(&arena);
+    if (st != OK) return st;
     snprintf(holder, cap, "127.0.0.1:%u", directory_serve_port(l->holder));
     return OK;
 }

@@ -112,12 +112,12 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
 
 /* ---- secrets ---- */
 
-static enum status read_secret(const struct config *c, struct node_options *o, struct err *err)
+enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out, struct err *err)
 {
     const char *file = config_string(c, "cluster-secret-file"), *env = getenv("BATON_CLUSTER_SECRET");
     char text[SECRET_MAX + 1];
     if (!file) {
-        if (env) o->secret = str_of(env);
+        *out = str_of(env);
         return OK;
     }
     FILE *f = fopen(file, "rb");
@@ -126,7 +126,7 @@ static enum status read_secret(const struct config *c, struct node_options *o, s
     fclose(f);
     struct str s = str_trim((struct str){ text, n });
     if (s.n == 0) return err_field(err, ERR_CONFIG, "cluster-secret-file", "--cluster-secret-file %s is empty", file);
-    o->secret = (struct str){ arena_strndup(&o->arena, s.p, s.n), s.n };
+    *out = (struct str){ arena_strndup(arena, s.p, s.n), s.n };
     return OK;
 }
 
@@ -262,7 +262,7 @@ static enum status read_directory(const struct config *c, struct node_options *o
 static enum status read_cluster(const struct config *c, struct node_options *o, struct err *err)
 {
     TRY(read_role(c, o, err));
-    TRY(read_secret(c, o, err));
+    TRY(node_options_secret(c, &o->arena, &o->secret, err));
     TRY(read_protocols(c, o, err));
     TRY(port_of(c, "engine-worker-queue-port", &o->control_port, err));
     TRY(port_of(c, "pd-comm-port", &o->cluster_port, err));

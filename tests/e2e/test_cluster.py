@@ -245,3 +245,21 @@ def test_secret():
         time.sleep(1)
         assert len(request(p.port, 'GET', '/cluster')[2]['nodes']) == 2
         complete(p.port)
+
+
+def test_launcher_takes_the_secret_from_the_file():
+    """The file comes before the environment for the holder of the view as for the nodes, and strangers get 401."""
+    ports = free_ports(2)
+    with tempfile.NamedTemporaryFile('w') as f:
+        f.write('the secret of this file\n')
+        f.flush()
+        l = Process([BIN, 'launch', '--model', TINY, '--prefill', '1', '--decode', '1', '--ports', f'{ports[0]},{ports[1]}', '--cluster-secret-file', f.name],
+                    dict(BATON_CLUSTER_SECRET='another', BATON_ADVERTISE_HOST='127.0.0.1'), name='launch')
+        with closing(l):
+            wait_until('launch ready', lambda: 'ready: all 2 nodes' in l.output(), 30)
+            listening = subprocess.run(['ss', '-ltnpH'], capture_output=True, text=True).stdout.splitlines()
+            holders = [int(s.split()[3].rsplit(':', 1)[1]) for s in listening if f'pid={l.p.pid},' in s]
+            assert len(holders) == 1, listening
+            status, _, body = request(holders[0], 'POST', '/cluster/v1/snapshot', '{"topic":"default"}')
+            assert status == 401, (status, body)
+            assert l.stop() == 0, l.output()[-2000:]
