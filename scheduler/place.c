@@ -38,15 +38,21 @@ static uint32_t blocks_for(const struct node_record *n, uint32_t tokens)
     return n->block_tokens ? (tokens + n->block_tokens - 1) / n->block_tokens : 0;
 }
 
-/* Could the decode node ever hold it? */
+/* The blocks it begins with: those of the prompt and of the first token, where there is to be one. */
+static uint32_t first_blocks(const struct node_record *n, const struct place_request *r)
+{
+    return blocks_for(n, r->n_tokens < r->n_total ? r->n_tokens + 1 : r->n_tokens);
+}
+
+/* Could the decode node ever hold it, to the end of its answer? */
 static bool decode_fits(const struct node_record *n, const struct place_request *r)
 {
-    return blocks_for(n, r->n_tokens + 1) <= n->n_blocks && r->n_tokens < n->max_model_len;
+    return blocks_for(n, r->n_total) <= n->n_blocks && r->n_total <= n->max_model_len;
 }
 
 static bool decode_has_room(const struct node_record *n, const struct place_request *r)
 {
-    return n->placed_seqs < n->max_seqs && n->placed_blocks + blocks_for(n, r->n_tokens + 1) <= n->n_blocks;
+    return n->placed_seqs < n->max_seqs && n->placed_blocks + first_blocks(n, r) <= n->n_blocks;
 }
 
 /* Rendezvous hashing: the node whose hash with the prompt's first block is highest. */
@@ -130,6 +136,6 @@ enum status place_choose(const struct node_record *nodes, size_t n, const struct
         out->decode = pick(&decode, &any_decode, decode_load, 0);
         if (out->prefill == out->decode) out->prefill = NULL;
     }
-    out->blocks = blocks_for(out->decode, r->n_tokens + 1);
+    out->blocks = first_blocks(out->decode, r);
     return OK;
 }

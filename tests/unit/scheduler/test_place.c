@@ -115,8 +115,25 @@ TEST(full_is_busy_and_too_small_is_unavailable)
     CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_BUSY);
     n[1].placed_blocks = 98;
     CHECK_OK(place_choose(n, 2, &r, &out));
-    r.n_tokens = 4096;
+    r.n_tokens = r.n_total = 4097;
     CHECK_STATUS(place_choose(n, 2, &r, &out), ERR_UNAVAILABLE);
+}
+
+/* A node that would have to cut the answer short does not get it; a prompt that fills the context needs no room for an answer when
+ * none is asked for. */
+TEST(the_whole_answer_must_fit)
+{
+    struct node_record n = node(2, ROLE_DECODE);
+    struct place_request r = { .n_tokens = 4000, .n_total = 4096, .model = 7, .random = 1 };
+    struct place_result out;
+    n.n_blocks = 64;
+    CHECK_OK(place_choose(&n, 1, &r, &out));
+    CHECK_EQ_INT(out.blocks, 63);
+    r.n_total = 4097;
+    CHECK_STATUS(place_choose(&n, 1, &r, &out), ERR_UNAVAILABLE);
+    r.n_tokens = r.n_total = 4096;
+    CHECK_OK(place_choose(&n, 1, &r, &out));
+    CHECK_EQ_INT(out.blocks, 64);
 }
 
 TEST(the_least_loaded_decode_node_wins)
@@ -261,5 +278,5 @@ TEST(equal_views_do_not_herd)
 
 TEST_MAIN(CASE(no_nodes_is_unavailable), CASE(a_pair_is_split), CASE(decode_nodes_alone_do_both), CASE(a_mixed_node_keeps_its_own_prompts),
           CASE(a_full_mixed_node_can_still_prefill), CASE(unfit_nodes_are_passed_over), CASE(full_is_busy_and_too_small_is_unavailable),
-          CASE(the_least_loaded_decode_node_wins), CASE(prefill_load_counts_beyond_the_slack), CASE(equal_prompts_go_to_one_prefill_node),
+          CASE(the_whole_answer_must_fit), CASE(the_least_loaded_decode_node_wins), CASE(prefill_load_counts_beyond_the_slack), CASE(equal_prompts_go_to_one_prefill_node),
           CASE(affinity_gives_way_to_load), CASE(a_thousand_placements_are_balanced), CASE(equal_views_do_not_herd))
