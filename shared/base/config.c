@@ -138,8 +138,11 @@ static enum status check_value(const struct option *row, const char *given_as, c
     case OPT_FLOAT: return check_number(row, given_as, value, err);
     case OPT_ENUM: return check_enum(row, given_as, value, err);
     case OPT_JSON: return check_json(row, given_as, value, err);
-    case OPT_STRING:
-    case OPT_LIST: break;
+    case OPT_LIST:
+        /* Not as if it was not given: an unset shell variable would open a server that was to ask for a key. */
+        if (value[strspn(value, ", \t")]) return OK;
+        return err_field(err, ERR_CONFIG, row->name, "%s is \"%.80s\", which names nothing", given_as, value);
+    case OPT_STRING: break;
     }
     return OK;
 }

@@ -145,6 +145,8 @@ TEST(config_errors_say_what_would_be_right)
     check_error("--port", "--port needs a value");
     check_error("--model~--port~1", "--model needs a value");
     check_error("--served-model-name", "--served-model-name needs a value");
+    check_error("--served-model-name=", "--served-model-name is \"\", which names nothing");
+    check_error("--served-model-name~,", "--served-model-name is \",\", which names nothing");
     check_error("--override~{", "--override is \"{\", but must be JSON: malformed JSON at byte 1: a member name in quotes is expected");
     check_error("--bench-only~1", "--bench-only is not an option of \"serve\"; these take it: bench other");
 }
