@@ -15,6 +15,7 @@ enum {
     PAUSE_BUSY_MS = 50,       /* before a refused request is placed again */
     PAUSE_MOVE_MS = 0,
     RESERVE_STUCK_MS = 5000,  /* a grant is one round trip and one engine step */
+    SUSPECTS_TRIED_MS = 1000, /* without any other node for this long: the directory still lists them, they may well live */
     FIRST_STUCK_MS = 60000,   /* KV complete, first token sent: the rest is one step of the decode engine, long on a slow CPU */
     /* Computing and decoding have no limit of their own: dead and frozen nodes are noticed by their links. */
     NEVER_MS = 0
@@ -330,6 +331,11 @@ static enum status place(struct scheduler *s, struct request *r)
     if (st == ERR_UNAVAILABLE && r->n_avoid) { /* better a node that failed once than none */
         r->n_avoid = 0;
         q.n_avoid = scheduler_avoid(s, r, avoid, PLACE_AVOID_MAX);
+        st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
+    }
+    /* All are suspects when it was this node that was stopped or cut off. */
+    if (st == ERR_UNAVAILABLE && q.n_avoid && clock_ms() - r->unplaced_since_ms >= SUSPECTS_TRIED_MS) {
+        q.n_avoid = 0;
         st = place_choose(s->nodes, s->n_nodes, &q, &chosen);
     }
     r->needs_room = false;

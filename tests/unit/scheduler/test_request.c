@@ -203,6 +203,24 @@ TEST(request_does_not_mind_a_lost_prefill_node_while_tokens_flow)
     world_close(&w);
 }
 
+TEST(request_tries_suspects_when_there_is_nobody_else)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "pd", 4000);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    struct attempt a = play_split(&w, &c, AT_DECODE, 2);
+    uint64_t t_ms = clock_ms();
+    cluster_cut(w.entry->c, a.prefill->id, "as after a stop of this node"); /* both live on */
+    cluster_cut(w.entry->c, a.decode->id, "as after a stop of this node");
+    struct attempt b = play_split(&w, &c, AT_DECODE, 2);
+    CHECK(clock_ms() - t_ms < 3000); /* long before suspicion ends */
+    play_rest(&w, &c, &b, 10);
+    CHECK_EQ_INT(c.end.trace.n_moves, 1);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(request_does_not_wait_for_ever_for_a_first_token)
 {
     struct world w;
@@ -742,6 +760,7 @@ TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node)
           CASE(request_waits_for_a_busy_node_and_asks_again), CASE(request_takes_room_as_soon_as_another_leaves_it),
           CASE(request_moves_when_the_decode_node_is_lost),
           CASE(request_moves_when_the_prefill_node_is_lost), CASE(request_does_not_mind_a_lost_prefill_node_while_tokens_flow),
+          CASE(request_tries_suspects_when_there_is_nobody_else),
           CASE(request_does_not_wait_for_ever_for_a_first_token), CASE(request_goes_on_alone_when_all_prefill_nodes_are_gone), CASE(request_ignores_messages_of_an_earlier_attempt_and_of_strangers),
           CASE(request_moves_when_a_token_is_missing), CASE(request_moves_when_the_last_tokens_are_missing),
           CASE(request_is_over_with_its_last_token_whatever_is_lost_then), CASE(request_cancel_in_every_state_tells_the_nodes),
