@@ -441,7 +441,6 @@ static void finish_stop(struct node *n)
     if (n->scheduler) scheduler_stop(n->scheduler);
     serve_free(n->serve);
     n->serve = NULL;
-    mailbox_close(n->events); /* from here on this thread waits for those who post */
     mailbox_close(n->events); /* a thread that waits for room in it goes on */
     /* Each hands work to the next: the engine to kvtransfer, which reads the engine's pool. */
     if (n->engine) engine_stop(n->engine);
