@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
 #include "shared/base/list.h"
@@ -187,7 +188,7 @@ static void on_begin(void *arg, const char *headers)
 {
     (void)arg;
     (void)headers;
-    ASSERT(!"a batch request was streamed");
+    assert_fail("a batch request was streamed", __FILE__, __LINE__, __func__);
 }
 
 static enum status on_chunk(void *arg, struct str json)
