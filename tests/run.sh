@@ -22,6 +22,8 @@ case ${1-} in
 -h | --help) sed -n '2,9s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
 *) echo "run.sh: there is no option $1; --quick, --asan and --all are known" >&2; exit 2 ;;
 esac
+export TMPDIR=$(mktemp -d) # what a test leaves goes with it
+trap 'rm -rf "$TMPDIR"' EXIT
 asan=no; all=no
 [ $mode = asan ] && asan=yes
 [ $mode = all ] && { asan=yes; all=yes; }
