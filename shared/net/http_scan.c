@@ -131,7 +131,7 @@ size_t http_scan_line(struct http_parse *p, const char *data, size_t n)
     struct http_scan *s = &p->scan;
     for (size_t i = 0; i < n; i++) {
         unsigned char c = (unsigned char)data[i];
-        if (c == ';' && s->kind == HTTP_LINE_CHUNK_SIZE && s->n_line > 0) return i;
+        if (c == ';' && s->kind == HTTP_LINE_CHUNK_SIZE && s->n_line > 0 && !s->cr) return i;
         if (c == '\n') {
             if (!s->cr) http_parse_fail(p, 400, "bad_line_end", "A line ends with LF alone; CRLF is required.");
             else scan_line_end(p);
