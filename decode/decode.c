@@ -208,7 +208,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
         struct engine_request r = engine_request_of(&wire, g->id);
         enum status st = engine_submit(w->o.engine, &r);
         g->in_engine = st == OK;
-        if (st != OK) fail_generation(w, g, st, st == ERR_TOO_LONG ? "the request does not fit in this node's KV cache" : "the engine's queue is full");
+        if (st != OK) fail_generation(w, g, st, st == ERR_TOO_LONG ? "the request does not fit in this node's KV cache" : st == ERR_FULL || st == ERR_BUSY ? "the engine's queue is full" : status_text(st));
     }
     arena_release(&arena);
     if (body) baton__run__free_unpacked(body, NULL);

@@ -108,6 +108,7 @@ static void reservation_drop(struct directory_local *d, struct local_reservation
     list_remove(&r->link);
     list_remove(&r->owned);
     map_del(&d->reservations, map_key_u64(&r->id));
+    if (d->m_reservations) gauge_set(d->m_reservations, (double)d->reservations.len);
     mem_free(r);
 }
 

@@ -15,8 +15,9 @@ static enum status read_template(const char *path, struct buf *out, struct err *
     FILE *f = fopen(path, "rb");
     if (!f) return err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: the file cannot be opened", path);
     size_t n = fread(buf_reserve(out, TEMPLATE_MAX), 1, TEMPLATE_MAX, f);
-    bool whole = feof(f) != 0;
+    bool whole = feof(f) != 0, failed = ferror(f) != 0;
     fclose(f);
+    if (failed) return err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: the file cannot be read", path);
     out->len += n;
     out->data[out->len] = 0;
     return whole ? OK : err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: over %d bytes", path, TEMPLATE_MAX);
@@ -24,6 +25,7 @@ static enum status read_template(const char *path, struct buf *out, struct err *
 
 static enum status make_tokenizer(const struct model_text *t, struct tokenizer **out, struct err *err)
 {
+    if (t->n_tokens == 0 && t->tokenizer_json.len == 0) return err_set(err, ERR_NOT_FOUND, "the model has no tokenizer.json beside its weights");
     if (t->n_tokens == 0) return tokenizer_from_json(buf_str(&t->tokenizer_json), buf_str(&t->tokenizer_config), out, err);
     struct tokenizer_vocab v = {
         .model = t->gguf_model, .pre = t->gguf_pre, .tokens = t->tokens, .kinds = t->kinds, .n_tokens = t->n_tokens,
@@ -100,6 +102,10 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);
     uint64_t n = o->n_blocks ? o->n_blocks : o->kv_bytes / kv_layout_block_bytes(&l);
+    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (n > memory / kv_layout_block_bytes(&l))
+        return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "%llu KV blocks are %.1f GiB, but this host has %.1f GiB of memory",
+                         (unsigned long long)n, (double)n * (double)kv_layout_block_bytes(&l) / (1 << 30), (double)memory / (1 << 30));
     if (!o->n_blocks && n > most) n = most;
     if (n < per_context)
         return err_field(err, ERR_CONFIG, "max-model-len",

@@ -73,6 +73,7 @@ static enum status read_model(const struct config *c, struct node_options *o, st
     if (st != OK) return st;
     o->chat_template = config_string(c, "chat-template");
     config_list(c, "served-model-name", 0, &n);
+    if (n > NODE_NAMES_MAX) return err_field(err, ERR_CONFIG, "served-model-name", "%zu served model names were given, at most %d", n, NODE_NAMES_MAX);
     for (size_t i = 0; i < n && i < NODE_NAMES_MAX; i++) o->names[o->n_names++] = config_list(c, "served-model-name", i, NULL);
     if (o->n_names == 0) o->names[o->n_names++] = o->model;
     return read_quantization(c, o, err);

@@ -44,6 +44,19 @@ static enum status encode(const struct call *c, struct prompt *q, const struct o
     return st == ERR_TOO_LONG ? too_long(c, part, "more than ", limit, err) : st;
 }
 
+/* A tokenizer may know tokens for which the model has no row (added ones, above all). */
+static enum status check_known(const struct call *c, const struct prompt *q, const struct openai_part *part, struct err *err)
+{
+    const struct serve *s = c->serve;
+    for (size_t i = 0; i < q->n_tokens; i++) {
+        if (q->tokens[i] >= 0 && (uint32_t)q->tokens[i] < s->o.n_vocab) continue;
+        struct str piece = tokenizer_piece(s->o.tokenizer, q->tokens[i]);
+        return err_field(err, ERR_INVALID, part->param, "token %d ('%.*s') in the %s is known to the tokenizer, but the model has tokens 0 to %u only", q->tokens[i],
+                         (int)(piece.n < 40 ? piece.n : 40), piece.p, part->place, s->o.n_vocab - 1);
+    }
+    return OK;
+}
+
 static void keep_last(struct prompt *q, size_t n)
 {
     if (q->n_tokens <= n) return;
@@ -56,6 +69,7 @@ enum status openai_add_prompt(struct call *c, uint32_t i, const struct openai_pa
     struct prompt *q = &c->prompts[i];
     if (part->ids) TRY(openai_parse_ids(c->serve, part->ids, part->param, &q->tokens, &q->n_tokens, err));
     else TRY(encode(c, q, part, err));
+    TRY(check_known(c, q, part, err));
     size_t n_all = q->n_tokens;
     if (c->p.truncate >= 0) keep_last(q, (size_t)c->p.truncate);
     TRY(check_length(c, q, part, err));
