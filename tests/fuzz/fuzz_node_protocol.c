@@ -4,6 +4,7 @@
  * 2 every protobuf body, and what it holds (a generation, records)  3 a generation with good sampling around fuzzed tokens
  * 4, 5 a real link (accepting, dialing) over a socket: the bytes are what its peer says. Nobody who does not know the secret
  *   may bring it up. 6 the same with the handshake honestly done first: frames of a peer that is inside. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -243,7 +244,9 @@ static int be_dialed(struct loop *loop, const struct link_host *host, struct wat
     ASSERT(getsockname(listener, (struct sockaddr *)&address, &len) == 0);
     w->l = link_dial(host, PEER, "127.0.0.1", ntohs(address.sin_port));
     turn(loop);
-    int fd = accept(listener, NULL, NULL);
+    int fd;
+    do fd = accept(listener, NULL, NULL);
+    while (fd < 0 && errno == EINTR); /* the fuzzer's alarm clock */
     close(listener);
     return fd;
 }
@@ -251,7 +254,10 @@ static int be_dialed(struct loop *loop, const struct link_host *host, struct wat
 static int dial(const struct sockaddr_in *address)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ASSERT(connect(fd, (const struct sockaddr *)address, sizeof *address) == 0);
+    int st;
+    do st = connect(fd, (const struct sockaddr *)address, sizeof *address);
+    while (st != 0 && (errno == EINTR || errno == EALREADY)); /* the fuzzer's alarm clock; the attempt goes on */
+    ASSERT(st == 0 || errno == EISCONN);
     return fd;
 }
 
