@@ -23,6 +23,16 @@ static enum status check_parts(const cJSON *parts, int i, struct err *err)
     return OK;
 }
 
+/* null, and nothing at all, is how clients send an assistant's turn that was only tool calls; most templates want a string. */
+static enum status fill_content(cJSON *m, struct err *err)
+{
+    cJSON *empty = cJSON_CreateString("");
+    cJSON_DeleteItemFromObjectCaseSensitive(m, "content");
+    if (empty && cJSON_AddItemToObject(m, "content", empty)) return OK;
+    cJSON_Delete(empty);
+    return err_set(err, ERR_NOMEM, "not enough memory for the messages");
+}
+
 static enum status check_message(cJSON *m, int i, struct err *err)
 {
     static const char *const roles[] = { "system", "developer", "user", "assistant", "tool" };
@@ -38,7 +48,8 @@ static enum status check_message(cJSON *m, int i, struct err *err)
     if (r == 1 && !cJSON_SetValuestring(role, "system")) return err_set(err, ERR_NOMEM, "not enough memory for the messages");
     const cJSON *content = json_member(m, "content"), *calls = json_member(m, "tool_calls");
     if (calls && !cJSON_IsArray(calls)) return err_field(err, ERR_INVALID, "messages", "messages[%d] has tool_calls that are not an array", i);
-    if (!content || cJSON_IsString(content)) return OK;
+    if (!content) return fill_content(m, err);
+    if (cJSON_IsString(content)) return OK;
     if (cJSON_IsArray(content)) return check_parts(content, i, err);
     return err_field(err, ERR_INVALID, "messages", "messages[%d] has a content that is neither a string nor an array of parts nor null", i);
 }

@@ -89,6 +89,19 @@ def test_tokens_the_model_does_not_have():
             assert status == 400 and '<far>' in body['error']['message'] and body['error']['param'] == 'prompt', body
 
 
+def test_a_message_without_content_is_an_empty_one():
+    call = [dict(id='1', type='function', function=dict(name='f', arguments='{}'))]
+    with closing(Node(TINY)) as n:
+        wait_ready(n)
+        tokens = []
+        for message in (dict(content=''), dict(content=None), {}):
+            body = dict(messages=[dict(role='user', content='a'), dict(role='assistant', tool_calls=call, **message), dict(role='user', content='b')])
+            status, _, answer = request(n.port, 'POST', '/tokenize', body)
+            assert status == 200, answer
+            tokens.append(answer['tokens'])
+        assert tokens[0] == tokens[1] == tokens[2]
+
+
 def test_metrics_are_valid():
     """One HELP and TYPE per family, its samples behind it, no sample twice, buckets that only grow up to the count."""
     with closing(Node(TINY)) as n:
