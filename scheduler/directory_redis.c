@@ -221,10 +221,26 @@ static void on_reply(void *arg, enum status st, const redisReply *reply)
     mem_free(c);
 }
 
+static void on_loaded(void *arg, enum status st, const redisReply *reply)
+{
+    (void)arg;
+    (void)reply;
+    if (st != OK && st != ERR_CANCELED) log_debug("script not loaded", "st=%s", status_name(st)); /* the lease ends by itself */
+}
+
+/* The leave script runs once, when the process is about to end: a first try that Redis does not know would have no second. */
+static void load_leave_script(struct directory_redis *d)
+{
+    const char *args[] = { "SCRIPT", "LOAD", DIRECTORY_SCRIPT_LEAVE };
+    const size_t lengths[] = { strlen(args[0]), strlen(args[1]), strlen(args[2]) };
+    if (redis_command(d->redis, on_loaded, NULL, 3, args, lengths) != OK) log_debug("script not sent", "topic=%s", d->topic);
+}
+
 static void on_up(void *arg)
 {
     struct directory_redis *d = arg;
     d->n_holds++;
+    if (!d->closed) load_leave_script(d);
     remote_up(&d->remote);
     if (!d->closed) send_owed(d);
     unhold(d);

@@ -12,6 +12,8 @@
 #include "deploy/cli/options.h"
 #include "shared/base/assert.h"
 
+enum { PORT_FIRST = 8000, PORT_END = 10000 };
+
 struct args {
     struct launch_plan *plan;
     struct launch_node *node;
@@ -66,16 +68,30 @@ static void hand_on(struct args *a, const struct config *c)
     buf_release(&value);
 }
 
-/* A port that is free now. Another program may take it before the node does; the node then says so. */
-static uint16_t free_port(void)
+static bool is_free(uint16_t port)
 {
-    struct sockaddr_in sa = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t len = sizeof sa;
-    uint16_t port = 0;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&sa, sizeof sa) == 0 && getsockname(fd, (struct sockaddr *)&sa, &len) == 0) port = ntohs(sa.sin_port);
+    struct sockaddr_in sa = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY), .sin_port = htons(port) };
+    int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 && bind(fd, (struct sockaddr *)&sa, sizeof sa) == 0
+              && listen(fd, 1) == 0;
     if (fd >= 0) close(fd);
-    return port;
+    return ok;
+}
+
+static bool is_planned(const struct launch_plan *p, uint16_t port)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (p->nodes[i].port == port) return true;
+    return false;
+}
+
+/* The next free port from 8000 on, where people look; these lie below the range the kernel hands out, so that no node's own "any free
+ * port" takes one first. Another program may still take it before the node does; the node then says so. */
+static uint16_t free_port(const struct launch_plan *p)
+{
+    for (uint16_t port = PORT_FIRST; port < PORT_END; port++)
+        if (!is_planned(p, port) && is_free(port)) return port;
+    return 0;
 }
 
 static enum status listed_port(const struct config *c, const char *name, size_t i, int64_t *out, struct err *err)
@@ -105,7 +121,7 @@ static enum status plan_node(const struct config *c, const char *program, const 
     char number[32];
     TRY(listed_port(c, "ports", i, &port, err));
     TRY(listed_port(c, "metrics-ports", i, &metrics_port, err));
-    node->port = port > 0 ? (uint16_t)port : free_port();
+    node->port = port > 0 ? (uint16_t)port : free_port(p);
     if (node->port == 0) return err_set(err, ERR_CONFIG, "no free port could be found for node %zu", i);
     add_arg(&a, program);
     add_arg(&a, "serve");

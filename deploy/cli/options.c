@@ -115,7 +115,7 @@ const struct option OPTIONS[] = {
     { .name = "num-servers", .aliases = "mixed", .env = "BATON_NUM_SERVERS", .type = OPT_INT, .min = 0, .max = 256, .def = "0", .group = "Launch", .commands = "launch doctor",
       .help = "Mixed nodes to start." },
     { .name = "ports", .env = "BATON_PORTS", .type = OPT_LIST, .group = "Launch", .commands = "launch doctor",
-      .help = "API ports: prefill nodes first, then decode, then mixed. Missing ones are free ports." },
+      .help = "API ports: prefill nodes first, then decode, then mixed. Missing ones are the next free ports from 8000 on." },
     { .name = "metrics-ports", .env = "BATON_METRICS_PORTS", .type = OPT_LIST, .group = "Launch", .commands = "launch doctor", .help = "Metrics ports in the same order." },
     { .name = "restart", .env = "BATON_RESTART", .type = OPT_BOOL, .def = "true", .group = "Launch", .commands = "launch doctor",
       .help = "Start a node again when its process dies." },

@@ -120,7 +120,7 @@ static void add_help_row(const struct option *row, struct buf *out)
 void config_help(const struct option *table, const char *command, const char *intro, bool all, struct buf *out)
 {
     struct help_scope scope = { command, all };
-    if (intro) buf_printf(out, "%s\n", intro);
+    if (intro) buf_add_c(out, intro);
     for (const struct option *first = table; first->name; first++) {
         if (!shown_in_help(first, &scope) || !begins_group(table, first, shown_in_help, &scope)) continue;
         buf_printf(out, "\n%s\n", first->group);
