@@ -1,7 +1,8 @@
 """Requests while processes die: a random node is killed with -9 every few seconds and started again at its port.
 
 Counts: wrong tokens, repeated tokens, hung requests (all must be 0); complete ones; errors, which are allowed only where the entry node
-itself was killed or no capable node was alive."""
+itself was killed. A client whose entry node died sends its request again to another node, as the SDKs do: with that at least 98 % must
+be complete and equal to their reference."""
 import collections
 
 from harness import *
@@ -84,20 +85,29 @@ def rounds(model, n, concurrency, every_s, vocab, longest, max_tokens, seed=5):
                     time.sleep(0.2)
                     port = rng.choice(cluster.nodes).port
                 return one(cluster, port, b, w)
+
+            def job_again(b, w):
+                """The verdict of the last try and how often the entry node died under it."""
+                for n_died in range(4):
+                    verdict, seconds = job(b, w)
+                    if verdict != 'entry killed':
+                        break
+                return verdict, seconds, n_died
             t0 = time.monotonic()
-            results = parallel([lambda b=b, w=w: job(b, w) for b, w in zip(bodies, want)], concurrency)
+            results = parallel([lambda b=b, w=w: job_again(b, w) for b, w in zip(bodies, want)], concurrency)
             took = time.monotonic() - t0
             stop.set()
             k.join()
             wait_ready(*cluster.nodes)
             count = collections.Counter(r[0] if isinstance(r, tuple) else f'error: {r!r}' for r in results)
-            print(f'  {n} requests, {len(cluster.kills)} kills, {took:.0f} s: {dict(count)}; slowest {max(r[1] for r in results if isinstance(r, tuple)):.1f} s', flush=True)
+            died = sum(r[2] for r in results if isinstance(r, tuple))
+            print(f'  {n} requests, {len(cluster.kills)} kills, {took:.0f} s: {dict(count)}; sent again because the entry node died: {died}; '
+                  f'slowest try {max(r[1] for r in results if isinstance(r, tuple)):.1f} s', flush=True)
             assert len(cluster.kills) >= 3, 'too few kills to prove anything'
             assert count['wrong'] == 0 and count['hung'] == 0, count
             others = {v: c for v, c in count.items() if v not in ('ok', 'entry killed')}
             assert not others, others
-            # Requests whose own entry node was killed cannot be helped; of the rest 98 % must be complete and equal.
-            assert count['ok'] >= 0.98 * (n - count['entry killed']), count
+            assert count['ok'] >= 0.98 * n, count
             for x in cluster.nodes:
                 wait_until(f'{x.name} holds no blocks', lambda: sum(v for m, v in metrics(x.port).items() if m.startswith('baton_kv_blocks') and ('held' in m or 'quarantine' in m)) == 0, 15)
 
