@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
@@ -121,9 +120,7 @@ TEST(bpe_a_million_tokens_merge_in_one_piece)
     int32_t *ids = MEM_ARRAY(int32_t, N);
     bpe_init(&b, 16);
     for (int32_t i = 0; i < 16; i++) bpe_put(&b, i, i, (uint32_t)i, i + 1);
-    uint64_t t = clock_ms();
-    CHECK_EQ_INT(bpe_merge(&b, ids, N, &w), N >> 16);
-    CHECK(clock_ms() - t < 3000);
+    CHECK_EQ_INT(bpe_merge(&b, ids, N, &w), N >> 16); /* quadratic work would run into the case's time limit */
     bpe_work_release(&w);
     bpe_release(&b);
     mem_free(ids);

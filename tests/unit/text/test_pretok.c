@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
@@ -199,9 +198,7 @@ TEST(pretok_long_runs_take_linear_time)
             struct pretok_pieces w = { 0 };
             struct err err = { 0 };
             while (w.text.len < 1u << 20) buf_add_c(&w.text, units[u]);
-            uint64_t t = clock_ms();
-            CHECK_OK(pretok_run(&p, true, &w, &err));
-            CHECK(clock_ms() - t < 3000);
+            CHECK_OK(pretok_run(&p, true, &w, &err)); /* quadratic work would run into the case's time limit */
             size_t at = 0;
             for (size_t k = 0; k < w.n; at += w.spans[k++].n) CHECK(w.spans[k].at == at);
             CHECK(at == w.text.len);
