@@ -202,7 +202,7 @@ static void backend_cancel(void *self, uint64_t id)
 static void backend_stats(void *self, struct backend_stats *out)
 {
     struct scheduler *s = self;
-    uint32_t n_prefill = 0, n_decode = 0, n_mixed = 0;
+    uint32_t n_decode = 0, n_mixed = 0; /* decode nodes alone can serve: they prefill themselves */
     *out = (struct backend_stats){ 0 };
     LIST_FOREACH(r, &s->live, struct request, link) {
         if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
@@ -210,7 +210,6 @@ static void backend_stats(void *self, struct backend_stats *out)
     }
     for (size_t i = 0; i < s->n_nodes; i++) {
         if (s->nodes[i].draining || (s->model && s->nodes[i].model != s->model)) continue;
-        n_prefill += s->nodes[i].role == ROLE_PREFILL;
         n_decode += s->nodes[i].role == ROLE_DECODE;
         n_mixed += s->nodes[i].role == ROLE_MIXED;
     }
@@ -219,7 +218,6 @@ static void backend_stats(void *self, struct backend_stats *out)
     else if (!out->ready)
         snprintf(out->why, sizeof out->why, "no node that can decode is in this topic; topics and roles seen: %.380s",
                  s->topics[0] ? s->topics : "none");
-    (void)n_prefill; /* decode nodes alone can serve: they prefill themselves */
 }
 
 static void backend_nodes(void *self, struct buf *out)

@@ -147,12 +147,6 @@ static void make_alone(struct node_options *o)
     o->shutdown_s = 0;
 }
 
-static void say_note(void *arg, const char *sentence)
-{
-    (void)arg;
-    fprintf(stderr, "note: %s\n", sentence);
-}
-
 static int generate_with(struct config *c)
 {
     struct node_options o;
@@ -161,7 +155,7 @@ static int generate_with(struct config *c)
     int exit_status = 2;
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
-        config_notes(c, say_note, NULL);
+        config_notes(c, command_say_note, NULL);
         if (!config_is_set(c, "log-level")) log_set_level(LOG_WARN);
         make_alone(&o);
         exit_status = 1;

@@ -14,12 +14,6 @@ static const char INTRO[] =
     "usage: baton serve MODEL [options]   (or --model MODEL)\n\n"
     "Serve one node. MODEL is a Hugging Face folder, a .gguf file, or org/name in a local cache.\n";
 
-static void say_note(void *arg, const char *sentence)
-{
-    (void)arg;
-    fprintf(stderr, "note: %s\n", sentence);
-}
-
 static int serve_with(struct config *c)
 {
     struct node_options o;
@@ -29,8 +23,8 @@ static int serve_with(struct config *c)
     int exit_status = 2;
     enum status st = node_options_read(c, &o, &err);
     if (st == OK) {
-        config_notes(c, say_note, NULL);
-        compatibility_env_notes(say_note, NULL);
+        config_notes(c, command_say_note, NULL);
+        compatibility_env_notes(command_say_note, NULL);
         node_options_print(&o, c, &page);
         fwrite(page.data, 1, page.len, stderr);
         exit_status = 1;

@@ -43,3 +43,9 @@ struct config *command_config(const char *command, const char *intro, int argc, 
     if (config_load_args(c, argc - 1, argv + 1, words, n_words ? n_words : &none, &err) != OK) return fail(c, command, &err);
     return c;
 }
+
+void command_say_note(void *arg, const char *sentence)
+{
+    (void)arg;
+    fprintf(stderr, "note: %s\n", sentence);
+}

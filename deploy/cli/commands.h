@@ -26,4 +26,7 @@ int cmd_docs(int argc, char **argv);
  * not options (NULL: none allowed). */
 struct config *command_config(const char *command, const char *intro, int argc, char **argv, const char **words, int *n_words, bool *done);
 
+/* One sentence about an option without effect, on stderr; for config_notes. */
+void command_say_note(void *arg, const char *sentence);
+
 #endif

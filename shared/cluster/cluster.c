@@ -263,7 +263,7 @@ enum status cluster_send_proto(struct cluster *c, uint64_t node, enum frame_type
 
 /* ---- liveness ---- */
 
-static void send_ping(struct cluster *c, struct link *l, uint64_t progress, bool has_work)
+static void send_ping(struct link *l, uint64_t progress, bool has_work)
 {
     uint8_t bytes[64];
     Baton__Ping m = BATON__PING__INIT;
@@ -273,7 +273,6 @@ static void send_ping(struct cluster *c, struct link *l, uint64_t progress, bool
     struct frame_header h = { .type = FRAME_PING, .length = (uint32_t)n, .incarnation = l->node };
     enum status st = link_send(l, &h, (struct str){ (const char *)bytes, n });
     (void)st; /* a full queue or a dead link is noticed by the checks of this timer */
-    (void)c;
 }
 
 static void check_link(struct cluster *c, struct link *l, uint64_t now)
@@ -311,7 +310,7 @@ static void on_ping_timer(void *arg)
         check_link(c, l, now);
         if (l->dead || l->state != LINK_UP) continue;
         n_up++;
-        send_ping(c, l, progress, has_work);
+        send_ping(l, progress, has_work);
     }
     gauge_set(c->links_up, n_up);
     forget_old(c, now);
