@@ -8,7 +8,7 @@
 set -eu
 
 build="gcc libc6-dev cmake ninja-build pkg-config libuv1-dev libhiredis-dev libcjson-dev node-llhttp libpcre2-dev
- libutf8proc-dev libprotobuf-c-dev protobuf-c-compiler libxxhash-dev libssl-dev
+ libutf8proc-dev libprotobuf-c-dev protobuf-c-compiler libxxhash-dev libssl-dev libibverbs-dev librdmacm-dev libucx-dev
  python3 python3-pip ca-certificates curl"
 tests="redis-server python3-venv procps iproute2 git"
 fuzz="clang libclang-rt-14-dev"

@@ -67,7 +67,7 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     k->listen_host = o->listen_host ? mem_strdup(o->listen_host) : NULL;
     k->advertise_host = o->advertise_host ? mem_strdup(o->advertise_host) : NULL;
     random_bytes(k->node, sizeof k->node);
-    k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
+    k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .tuning = o->tuning, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
                                .port = o->port, .max_copies = kvt_plan_max_copies(&o->layout), .max_peers = KVT_PEERS_MAX, .arg = k,
                                .admit = kvt_progress_admit, .place = kvt_progress_place, .placed = kvt_progress_placed };
     enum status st = open_rows(k, o->protocols, err);

@@ -30,6 +30,7 @@
 #define BATON_KVTRANSFER_KVTRANSFER_H
 
 #include "kernels/device.h"
+#include "kvtransfer/tuning.h"
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
 #include "shared/base/metrics.h"
@@ -56,6 +57,7 @@ struct kvt_event {
     uint64_t            bytes;       /* RECEIVED, SENT: KV bytes moved */
     uint64_t            ns;          /* RECEIVED: first byte (or grant) to verified; SENT: first push to acknowledged */
     uint64_t            tail_ns;     /* SENT: kvt_send_finish to acknowledged: what did not overlap with compute */
+    uint64_t            link_speed;  /* CONNECTED, SENT, RECEIVED: bytes per second of the link; 0: not known */
     char                text[160];   /* a sentence for failures */
 };
 
@@ -69,6 +71,7 @@ struct kvt_options {
     bool                  checksum;     /* verify blocks (a sender always makes them unless the receiver's hello says off) */
     uint32_t              n_transfers;  /* most at once, each direction */
     uint32_t              stall_ms;     /* a transfer that moves nothing for this long fails (default 10,000 when 0) */
+    struct kvt_tuning     tuning;       /* zeros: choose everything */
     struct metrics       *metrics;
     void (*on_event)(void *arg, const struct kvt_event *ev);
     void                 *arg;
@@ -90,6 +93,10 @@ void        kvt_disconnect(struct kvt *k, uint64_t peer);
  * The grant is appended to `out`. ERR_FULL: too many transfers. n_skip == n_blocks is legal: nothing moves, only the proof. */
 enum status kvt_expect(struct kvt *k, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
                        struct buf *out) MUST_CHECK;
+/* As kvt_expect for a part of the heads, [first_head, first_head + n_heads) of this pool's: the grant of one sender of several, when peers
+ * differ in tensor-parallel size. Every part is a transfer of its own with an id of its own; together they cover all heads. */
+enum status kvt_expect_heads(struct kvt *k, uint64_t id, uint32_t first_head, uint32_t n_heads, const int32_t *blocks, uint32_t n_blocks,
+                             uint32_t n_skip, uint32_t n_tokens, struct buf *out) MUST_CHECK;
 void        kvt_expect_cancel(struct kvt *k, uint64_t id);
 
 /* Sender. */

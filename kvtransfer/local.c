@@ -218,6 +218,7 @@ void local_close(struct kvt_transport *base)
 }
 
 int local_wait_fd(struct kvt_transport *t) { return transport(t)->epoll_fd; }
+uint64_t local_link_speed(const struct kvt_conn *c) { (void)c; return 0; }
 uint16_t local_port(struct kvt_transport *t) { (void)t; return 0; }
 enum status local_flush(struct kvt_transport *t) { (void)t; return OK; }
 
@@ -501,8 +502,7 @@ enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
     struct local_transport *t = c->lt;
     if (c->state != LOCAL_UP) return ERR_PEER_LOST;
     if (t->n_done == LOCAL_DONE_MAX) return ERR_BUSY;
-    const char *pool = t->env->mem->ptr;
-    for (uint32_t i = 0; i < p->n_copies; i++) memcpy(c->remote + p->copies[i].remote, pool + p->copies[i].local, p->copies[i].bytes);
+    for (uint32_t i = 0; i < p->n_copies; i++) memcpy(c->remote + p->copies[i].remote, kvt_source(t->env, p->copies[i].local), p->copies[i].bytes);
     t->done[t->n_done].conn = base;
     t->done[t->n_done++].tag = p->tag;
     return OK;

@@ -76,11 +76,13 @@ enum status local_notify(struct kvt_conn *c, const struct kvt_message *m);
 enum status local_flush(struct kvt_transport *t);
 enum status local_fence(struct kvt_conn *c);
 size_t      local_poll(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
+uint64_t    local_link_speed(const struct kvt_conn *c);
 void        local_disconnect(struct kvt_conn *c);
 
 #define LOCAL_SLOTS                                                                                                              \
     .close = local_close, .wait_fd = local_wait_fd, .port = local_port, .export_address = local_export_address,                  \
     .can_reach = local_can_reach, .connect = local_connect, .put = local_put, .abandon = local_abandon, .notify = local_notify,  \
-    .flush = local_flush, .fence = local_fence, .poll = local_poll, .disconnect = local_disconnect
+    .flush = local_flush, .fence = local_fence, .poll = local_poll, .link_speed = local_link_speed,                              \
+    .disconnect = local_disconnect
 
 #endif

@@ -4,6 +4,8 @@
 
 #include "kvtransfer/transport.h"
 
+/* Defined only where BATON_HAVE_RDMA and BATON_HAVE_UCX are. */
+extern const struct kvt_transport_ops kvt_rdma_ops, kvt_ucx_ops;
 extern const struct kvt_transport_ops kvt_mem_ops, kvt_ipc_ops, kvt_tcp_ops;
 
 #endif

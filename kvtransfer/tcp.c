@@ -179,6 +179,7 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
 }
 
 static int tcp_wait_fd(struct kvt_transport *t) { return ((struct tcp_transport *)t)->epoll_fd; }
+static uint64_t tcp_link_speed(const struct kvt_conn *c) { (void)c; return 0; }
 static uint16_t tcp_port(struct kvt_transport *t) { return ((struct tcp_transport *)t)->port; }
 static enum status tcp_flush(struct kvt_transport *t) { (void)t; return OK; }
 
@@ -279,7 +280,7 @@ static int put_iov(const struct tcp_transport *t, const struct tcp_put *p, struc
     }
     uint64_t skip = p->copy_sent;
     for (uint32_t i = p->i_copy; i < p->n_copies && n < cap; i++, n++, skip = 0)
-        iov[n] = (struct iovec){ (char *)t->env->mem->ptr + p->copies[i].local + skip, p->copies[i].bytes - skip };
+        iov[n] = (struct iovec){ kvt_source(t->env, p->copies[i].local) + skip, p->copies[i].bytes - skip };
     return n;
 }
 
@@ -552,6 +553,6 @@ const struct kvt_transport_ops kvt_tcp_ops = {
     .notify = tcp_notify,
     .flush = tcp_flush,
     .fence = tcp_fence,
-    .poll = tcp_poll,
+    .poll = tcp_poll, .link_speed = tcp_link_speed,
     .disconnect = tcp_disconnect,
 };

@@ -20,6 +20,7 @@
 #include <sys/uio.h>
 
 #include "kernels/device.h"
+#include "kvtransfer/tuning.h"
 #include "kvtransfer/wire.h"
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
@@ -35,7 +36,10 @@ enum kvt_cap {
 
 enum { KVT_IOV_MAX = 64, KVT_CONNECT_MS = 3000, KVT_QUEUE_BYTES = 64 * 1024, KVT_QUEUE_LIMIT = 1024 * 1024 };
 
-/* One contiguous copy: offsets in the sender's and the receiver's pool. */
+/* Source offsets from here on lie in the staging memory (pieces converted for a peer of another layout), below it in the pool. */
+#define KVT_STAGING (UINT64_C(1) << 62)
+
+/* One contiguous copy: offset in the sender's sources (pool or staging) and in the receiver's pool. */
 struct kvt_copy {
     uint64_t local, remote, bytes;
 };
@@ -76,9 +80,11 @@ struct kvt_incident {
 /* What a row may use; borrowed until close. */
 struct kvt_env {
     struct kv_layout      layout;
-    const struct dev_mem *mem;
+    const struct dev_mem *mem;     /* the pool: read by puts, written by peers */
+    const struct dev_mem *staging; /* read by puts only, never exposed to a peer; NULL: none */
+    struct kvt_tuning     tuning;
     const char           *listen_host, *advertise_host;
-    uint16_t              port;
+    uint16_t              port;    /* tcp */
     uint32_t              max_copies;
     uint32_t              max_peers; /* connections, both directions */
     void                 *arg;
@@ -117,9 +123,17 @@ struct kvt_transport_ops {
      * After the first call only fence and disconnect are called for this connection. */
     enum status (*fence)(struct kvt_conn *c);
     size_t      (*poll)(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
+    /* Bytes per second of the link(s) this connection uses, as their hardware says; 0: not known (loopback, memory). */
+    uint64_t    (*link_speed)(const struct kvt_conn *c);
     /* Close orderly and free; sources are not read any more, no incident follows. The peer is told that this side has stopped. */
     void        (*disconnect)(struct kvt_conn *c);
 };
+
+/* Where the bytes of a copy begin in this process. */
+static inline char *kvt_source(const struct kvt_env *env, uint64_t local)
+{
+    return local < KVT_STAGING ? (char *)env->mem->ptr + local : (char *)env->staging->ptr + (local - KVT_STAGING);
+}
 
 /* The rows in order of preference when options.protocols does not give one; NULL ends. */
 extern const struct kvt_transport_ops *const kvt_transports[];

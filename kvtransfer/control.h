@@ -1,0 +1,72 @@
+/* control.h - the TCP connection beside the queue pairs of a peer: tickets, set-up, messages, and word of its death. Used by rdma and ucx.
+ *
+ * A hub listens on one port and keeps all connections of one row. What crosses one connection, after the ticket preambles of wire.h, is
+ * frames: a fixed head of 16 bytes (magic, kind, length, `after`) and a body of at most CONTROL_BODY_MAX bytes, the row's own.
+ *
+ *   outgoing  CONNECTING ── ticket ──▶ WAITING ── WELCOME ──▶ OPEN ──▶ LOST
+ *   incoming  GREETING ── ticket admitted: WELCOME ──▶ OPEN ──▶ LOST
+ *
+ * Invariants
+ *  1 No CONTROL_OPENED before env->admit took the ticket (incoming) or WELCOME came (outgoing), within KVT_CONNECT_MS.
+ *  2 Frames arrive whole, in order, exactly once, or the connection is LOST.
+ *  3 A peer whose process ended is LOST as soon as its kernel says so; one whose host is gone within 3 s (keepalive, user timeout).
+ *  4 A connection that was never announced is never mentioned: wrong tickets end silently here. A full descriptor table (EMFILE) pauses
+ *    accepting for a moment instead of spinning.
+ * Thread: transfer; nothing blocks. */
+#ifndef BATON_KVTRANSFER_CONTROL_H
+#define BATON_KVTRANSFER_CONTROL_H
+
+#include "kvtransfer/transport.h"
+
+enum { CONTROL_HEAD_BYTES = 16, CONTROL_BODY_MAX = 4096 };
+
+struct control_hub;
+
+struct control_conn {
+    struct control_hub *hub;
+    bool                incoming;
+    void               *owner; /* the row's; NULL until it sets it */
+};
+
+enum control_event_kind {
+    CONTROL_OPENED, /* both directions may send; incoming ones appear here for the first time */
+    CONTROL_FRAME,
+    CONTROL_LOST    /* never came up, ended, or broke the format; status and text say why. control_close frees it */
+};
+
+struct control_event {
+    enum control_event_kind kind;
+    struct control_conn    *conn;
+    uint8_t                 frame; /* FRAME: the row's kind */
+    uint64_t                after; /* FRAME: the row's */
+    struct str              body;  /* FRAME: valid during the call */
+    enum status             status;
+    char                    text[120];
+};
+
+/* Called from control_poll; may call control_send and control_close, of this connection too. */
+typedef void control_handler(void *arg, const struct control_event *ev);
+
+/* `row` names the transport in sentences. `port` 0: any. ERR_CONFIG: taken, or no such address or interface (`ifname` may be NULL). */
+enum status control_open(const struct kvt_env *env, const char *row, uint16_t port, const char *ifname, struct control_hub **out,
+                         struct err *err) MUST_CHECK;
+void        control_hub_free(struct control_hub *h); /* closes what is left, without events */
+int         control_wait_fd(const struct control_hub *h);
+uint16_t    control_port(const struct control_hub *h);
+/* "host:port" as peers should use it. */
+struct str  control_address(const struct control_hub *h);
+bool        control_can_reach(struct str address);
+/* OPENED or LOST follows exactly when OK. */
+enum status control_connect(struct control_hub *h, struct str address, const uint8_t ticket[KVT_TICKET_BYTES], void *owner,
+                            struct control_conn **out, struct err *err) MUST_CHECK;
+/* Queue a frame. ERR_FULL: KVT_QUEUE_LIMIT bytes are waiting. ERR_PEER_LOST: LOST was or will be said. */
+enum status control_send(struct control_conn *c, uint8_t frame, uint64_t after, const void *body, size_t n) MUST_CHECK;
+size_t      control_queued(const struct control_conn *c); /* bytes not taken by the kernel yet */
+void        control_poll(struct control_hub *h, control_handler *on_event, void *arg);
+/* What is queued is still tried for a moment; then the descriptor goes. No event follows. */
+void        control_close(struct control_conn *c);
+/* Local and remote address of the connection, for choosing a device and a GID. */
+struct sockaddr_storage;
+void        control_addresses(const struct control_conn *c, struct sockaddr_storage *local, struct sockaddr_storage *remote);
+
+#endif
