@@ -28,32 +28,43 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
     return OK;
 }
 
-static enum status open_row(struct kvt *k, struct str name, struct err *err)
+/* ERR_NODEV is not an error yet: another allowed row may do. `why` keeps the last such sentence. */
+static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, struct err *why, struct err *err)
 {
-    struct kvt_row row = { 0 };
-    TRY(kvt_transport_find(name, &row.ops, err));
-    for (uint32_t i = 0; i < k->n_rows; i++)
-        if (k->rows[i].ops == row.ops) return OK; /* named twice */
+    struct kvt_row row = { .ops = ops };
     if (k->n_rows == KVT_ROWS_MAX) return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
-    enum status st = row.ops->open(&k->env, &row.t, err);
+    enum status st = ops->open(&k->env, &row.t, err ? err : why);
     if (st == ERR_NODEV) {
-        log_warn("kv transport not available", "transport=%s why=\"%s\"", row.ops->name, err ? err->text : "");
+        if (err) *why = *err;
+        log_info("kv transport not available", "transport=%s why=\"%s\"", ops->name, why->text);
         return OK;
     }
     TRY(st);
-    row.ops->export_address(row.t, &row.address);
+    ops->export_address(row.t, &row.address);
     k->rows[k->n_rows++] = row;
     return OK;
 }
 
+static bool names_row(const char *protocols, const struct kvt_transport_ops *ops)
+{
+    struct str rest = str_of(protocols), item;
+    while (str_split(&rest, ',', &item))
+        if (str_eq_c(str_trim(item), ops->name)) return true;
+    return false;
+}
+
+/* The named rows in the order of the table: which one is best does not depend on how the list was written. */
 static enum status open_rows(struct kvt *k, const char *protocols, struct err *err)
 {
     struct str rest = str_of(protocols), item;
-    while (str_split(&rest, ',', &item)) {
-        item = str_trim(item);
-        if (item.n) TRY(open_row(k, item, err));
-    }
-    if (k->n_rows == 0) return err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host", protocols ? protocols : "");
+    struct err why = { 0 };
+    const struct kvt_transport_ops *ops;
+    while (str_split(&rest, ',', &item))
+        if (str_trim(item).n) TRY(kvt_transport_find(str_trim(item), &ops, err));
+    for (size_t i = 0; kvt_transports[i]; i++)
+        if (names_row(protocols, kvt_transports[i])) TRY(open_row(k, kvt_transports[i], &why, err));
+    if (k->n_rows == 0)
+        return err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host%s%s", protocols ? protocols : "", *why.text ? ": " : "", why.text);
     return OK;
 }
 

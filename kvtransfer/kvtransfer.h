@@ -64,7 +64,7 @@ struct kvt_event {
 struct kvt_options {
     struct kv_layout      layout;
     const struct dev_mem *mem;          /* the pool, DEVICE_MEM_SHARED; borrowed until kvt_free */
-    const char           *protocols;    /* allowed, comma list: "ipc,tcp" ("mem" for tests); order is preference */
+    const char           *protocols;    /* allowed, comma list: "ipc,tcp" ("mem" for tests); the order does not matter */
     const char           *listen_host;  /* for transports that listen */
     uint16_t              port;         /* tcp listener; 0: any free one */
     const char           *advertise_host; /* address peers should use; NULL: listen_host */

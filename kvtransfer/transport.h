@@ -135,7 +135,7 @@ static inline char *kvt_source(const struct kvt_env *env, uint64_t local)
     return local < KVT_STAGING ? (char *)env->mem->ptr + local : (char *)env->staging->ptr + (local - KVT_STAGING);
 }
 
-/* The rows in order of preference when options.protocols does not give one; NULL ends. */
+/* The rows, best first; NULL ends. */
 extern const struct kvt_transport_ops *const kvt_transports[];
 /* ERR_UNSUPPORTED names the protocol and the rows there are. */
 enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out, struct err *err) MUST_CHECK;
