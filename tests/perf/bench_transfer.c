@@ -1,15 +1,17 @@
 /* bench_transfer.c - how fast KV moves between two processes, next to what the machine can do, in the same run.
  *
- *     bench_transfer [MiB per transfer, default 256] [rounds, default 5]
+ *     bench_transfer [ipc|tcp|all] [MiB per transfer, default 256] [rounds, default 5] [copiers or connections, default 0: chosen]
  *
- * Limits: memcpy of the same bytes (for ipc), and a plain loopback socket with 1 MiB writes into reads (for tcp). Each figure is the best of
- * the rounds. The sender is a forked process, as in a cluster. */
-#include <arpa/inet.h>
-#include <netinet/in.h>
+ * Each round measures every limit and every figure one after the other, so that a disturbance of the machine meets both. A line says:
+ * best figure of the rounds, best limit, the ratio of the two, and the median over the rounds of the ratio within a round.
+ * Limits: for ipc, memcpy of the same bytes by as many threads as copy; for tcp, iperf3 over loopback with as many connections and the
+ * system's congestion control ("iperf3"), and with the one that our connections use there ("iperf3 -C reno"). iperf3 sends and reads one
+ * small buffer again and again, which stays in the cache; KV comes from and goes to memory.
+ * The sender is a forked process, as in a cluster. Pieces are scattered at random in both pools. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,7 +22,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-enum { WRITE_BYTES = 1 << 20 };
+enum { LIMITS_MAX = 2, ROUNDS_MAX = 100, TRANSFERS = 4, IPERF_PORT = 46731, THREADS_MAX = 16 };
 
 static void need(int ok, const char *what)
 {
@@ -29,73 +31,71 @@ static void need(int ok, const char *what)
     exit(1);
 }
 
-/* A layer piece of a 7-8B model with grouped heads: 64 tokens x 8 heads x 128 x (K, V) in bf16 = 256 KiB. */
-static struct kv_layout bench_layout(size_t bytes)
-{
-    struct kv_layout l = { .model_fingerprint = 1, .dtype = DTYPE_BF16, .block_tokens = 64, .n_layers = 16, .n_kv_heads = 8, .head_dim = 128,
-                           .tp_size = 1, .n_blocks = 1 };
-    l.n_blocks = (uint32_t)(bytes / kv_layout_block_bytes(&l));
-    if (l.n_blocks < 1) l.n_blocks = 1;
-    return l;
-}
+struct setting {
+    size_t   bytes;
+    int      rounds;
+    uint32_t n; /* copiers, connections; 0: chosen */
+};
 
 /* ---- limits ---- */
 
-static double memcpy_rate(size_t bytes, int rounds)
+struct slice {
+    char  *to, *from;
+    size_t bytes;
+};
+
+static void *copy_slice(void *arg)
 {
-    char *a = mem_aligned(4096, bytes), *b = mem_aligned(4096, bytes);
-    double best = 0;
-    memset(a, 1, bytes);
-    memset(b, 2, bytes);
-    for (int i = 0; i < rounds; i++) {
-        uint64_t t = clock_ns();
-        for (size_t at = 0; at < bytes; at += WRITE_BYTES) memcpy(b + at, a + at, bytes - at < WRITE_BYTES ? bytes - at : WRITE_BYTES);
-        double rate = (double)bytes / (double)(clock_ns() - t);
-        if (rate > best) best = rate;
-    }
-    mem_free(a);
-    mem_free(b);
-    return best;
+    const struct slice *s = arg;
+    const size_t step = 1 << 20; /* as a put */
+    for (size_t at = 0; at < s->bytes; at += step) memcpy(s->to + at, s->from + at, s->bytes - at < step ? s->bytes - at : step);
+    return NULL;
 }
 
-static double socket_rate(size_t bytes, int rounds)
+static double memcpy_rate(size_t bytes, uint32_t n_threads)
 {
-    int l = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t n = sizeof a;
-    need(bind(l, (struct sockaddr *)&a, n) == 0 && listen(l, 1) == 0 && getsockname(l, (struct sockaddr *)&a, &n) == 0, "listen");
-    char *memory = mem_aligned(4096, bytes);
-    memset(memory, 1, bytes);
-    pid_t child = fork();
-    int fd = -1;
-    if (child == 0) {
-        fd = socket(AF_INET, SOCK_STREAM, 0);
-        need(connect(fd, (struct sockaddr *)&a, n) == 0, "connect");
-        for (size_t at = 0, total = bytes * (size_t)rounds; at < total;) {
-            size_t from = at % bytes, len = bytes - from < WRITE_BYTES ? bytes - from : WRITE_BYTES;
-            ssize_t sent = send(fd, memory + from, len, 0);
-            if (sent <= 0) _exit(1);
-            at += (size_t)sent;
+    char *a = mem_aligned(4096, bytes), *b = mem_aligned(4096, bytes);
+    struct slice slices[THREADS_MAX];
+    pthread_t threads[THREADS_MAX];
+    memset(a, 1, bytes);
+    memset(b, 2, bytes);
+    uint64_t t = clock_ns();
+    for (int i = 0; i < TRANSFERS; i++) {
+        for (uint32_t j = 0; j < n_threads; j++) {
+            slices[j] = (struct slice){ b + bytes / n_threads * j, a + bytes / n_threads * j, bytes / n_threads };
+            if (j) need(pthread_create(&threads[j], NULL, copy_slice, &slices[j]) == 0, "pthread_create");
         }
-        _exit(0);
+        copy_slice(&slices[0]);
+        for (uint32_t j = 1; j < n_threads; j++) pthread_join(threads[j], NULL);
     }
-    fd = accept(l, NULL, NULL);
-    double best = 0;
-    for (int i = 0; i < rounds; i++) {
-        uint64_t t = clock_ns();
-        for (size_t at = 0; at < bytes;) {
-            ssize_t got = recv(fd, memory + at, bytes - at < WRITE_BYTES ? bytes - at : WRITE_BYTES, 0);
-            need(got > 0, "recv");
-            at += (size_t)got;
-        }
-        double rate = (double)bytes / (double)(clock_ns() - t);
-        if (rate > best) best = rate;
+    double rate = (double)bytes * TRANSFERS / (double)(clock_ns() - t);
+    mem_free(a);
+    mem_free(b);
+    return rate;
+}
+
+/* What iperf3 received per second; 0 when it is not installed. */
+static double iperf_rate(uint32_t n_connections, const char *options)
+{
+    char command[256];
+    snprintf(command, sizeof command,
+             "iperf3 -s -1 -p %d >/dev/null 2>&1 & sleep 0.2; iperf3 -c 127.0.0.1 -p %d -P %u -t 1 %s -f k 2>/dev/null; wait", IPERF_PORT,
+             IPERF_PORT, n_connections, options);
+    FILE *f = popen(command, "r");
+    need(f != NULL, "popen");
+    char line[256];
+    double kbits = 0;
+    while (fgets(line, sizeof line, f)) { /* "[SUM] 0.00-1.00 sec 8.2 GBytes 70123456 Kbits/sec receiver"; the sum comes last */
+        char *unit = strstr(line, "Kbits/sec");
+        if (!unit || !strstr(line, "receiver")) continue;
+        *unit = 0;
+        char *number = unit;
+        while (number > line && number[-1] == ' ') *--number = 0;
+        number = strrchr(line, ' ');
+        if (number) kbits = atof(number);
     }
-    close(fd);
-    close(l);
-    waitpid(child, NULL, 0);
-    mem_free(memory);
-    return best;
+    pclose(f);
+    return kbits / 8e6;
 }
 
 /* ---- the transfer ---- */
@@ -110,7 +110,10 @@ static void on_event(void *arg, const struct kvt_event *ev)
     if (ev->kind == KVT_CONNECTED) s->connected++;
     else if (ev->kind == KVT_SENT) s->sent++;
     else if (ev->kind == KVT_RECEIVED) s->received++;
-    else if (ev->kind != KVT_PEER_LOST) s->failed++;
+    else if (ev->kind != KVT_PEER_LOST) {
+        s->failed++;
+        fprintf(stderr, "bench_transfer: event %d: %s\n", ev->kind, ev->text);
+    }
 }
 
 static void wait_for(_Atomic int *counter, int value, struct seen *s)
@@ -121,15 +124,33 @@ static void wait_for(_Atomic int *counter, int value, struct seen *s)
     }
 }
 
-static struct kvt *start(const char *row, const struct kv_layout *l, bool checksum, struct dev_mem *mem, struct seen *seen)
+struct figure {
+    const char *row, *name;
+    size_t      piece;
+    bool        checksum;
+    enum kvt_switch cma;
+};
+
+/* A piece is tokens x heads x 128 x (K, V) in bf16: 512 bytes per token and head. 256 KiB is that of a 7-8B model with 8 KV heads. */
+static struct kv_layout layout_of(size_t piece, size_t bytes)
 {
-    struct device *device;
+    struct kv_layout l = { .model_fingerprint = 1, .dtype = DTYPE_BF16, .block_tokens = piece >= 32768 ? 64 : 8, .n_layers = 16, .head_dim = 128,
+                           .tp_size = 1, .n_blocks = 1 };
+    l.n_kv_heads = (uint32_t)(piece / 512 / l.block_tokens);
+    l.n_blocks = (uint32_t)(bytes / kv_layout_block_bytes(&l));
+    need(l.n_blocks >= 1 && kv_layout_piece_bytes(&l) == piece, "the layout");
+    return l;
+}
+
+static struct kvt *start(const struct figure *f, const struct kv_layout *l, const struct setting *s, struct device **device, struct dev_mem *mem,
+                         struct seen *seen)
+{
     struct err err = { 0 };
     struct kvt *k = NULL;
-    need(device_open("cpu", &device, &err) == OK && device_mem_alloc(device, kv_layout_pool_bytes(l), DEVICE_MEM_SHARED, mem, &err) == OK, err.text);
+    need(device_open("cpu", device, &err) == OK && device_mem_alloc(*device, kv_layout_pool_bytes(l), DEVICE_MEM_SHARED, mem, &err) == OK, err.text);
     memset(mem->ptr, 1, kv_layout_pool_bytes(l)); /* touched: page faults are not the subject */
-    struct kvt_options o = { .layout = *l, .mem = mem, .protocols = row, .listen_host = "127.0.0.1", .checksum = checksum, .n_transfers = 4,
-                             .on_event = on_event, .arg = seen };
+    struct kvt_options o = { .layout = *l, .mem = mem, .protocols = f->row, .listen_host = "127.0.0.1", .checksum = f->checksum, .n_transfers = 4,
+                             .tuning = { .copiers = s->n, .tcp_connections = s->n, .cma = f->cma }, .on_event = on_event, .arg = seen };
     need(kvt_create(&o, &k, &err) == OK, err.text);
     return k;
 }
@@ -154,22 +175,36 @@ static void get_all(int fd, struct buf *b)
     b->len += n;
 }
 
-static _Noreturn void sender(const char *row, const struct kv_layout *l, int rounds, int in, int out)
+static int32_t *shuffled(uint32_t n, uint32_t seed)
+{
+    int32_t *t = MEM_ARRAY(int32_t, n);
+    for (uint32_t i = 0; i < n; i++) t[i] = (int32_t)i;
+    for (uint32_t i = n; i > 1; i--) {
+        seed = seed * 1664525 + 1013904223;
+        uint32_t j = (uint32_t)((uint64_t)seed * i >> 32);
+        int32_t swap = t[i - 1];
+        t[i - 1] = t[j];
+        t[j] = swap;
+    }
+    return t;
+}
+
+static _Noreturn void sender(const struct figure *f, const struct kv_layout *l, const struct setting *s, int in, int out)
 {
     struct seen seen = { 0 };
+    struct device *device;
     struct dev_mem mem;
-    struct kvt *k = start(row, l, true, &mem, &seen);
+    struct kvt *k = start(f, l, s, &device, &mem, &seen);
     struct buf b = { 0 };
     struct err err = { 0 };
     uint64_t peer;
-    int32_t *table = MEM_ARRAY(int32_t, l->n_blocks);
-    for (uint32_t i = 0; i < l->n_blocks; i++) table[i] = (int32_t)((i * 7) % l->n_blocks); /* scattered when 7 does not divide it */
+    int32_t *table = shuffled(l->n_blocks, 1);
     kvt_hello(k, &b);
     put_all(out, &b);
     get_all(in, &b);
     need(kvt_connect(k, buf_str(&b), &peer, &err) == OK, err.text);
     wait_for(&seen.connected, 1, &seen);
-    for (int i = 0; i < rounds; i++) {
+    for (int i = 0; i <= TRANSFERS; i++) {
         get_all(in, &b);
         need(kvt_send_open(k, (uint64_t)i, peer, buf_str(&b), &err) == OK, err.text);
         for (uint32_t layer = 0; layer < l->n_layers; layer++)
@@ -180,59 +215,135 @@ static _Noreturn void sender(const char *row, const struct kv_layout *l, int rou
     _exit(0);
 }
 
-static double transfer_rate(const char *row, size_t bytes, int rounds, bool checksum)
+/* TRANSFERS transfers of all bytes, after one that warms up. */
+static double transfer_rate(const struct figure *f, const struct setting *s)
 {
-    struct kv_layout l = bench_layout(bytes);
+    struct kv_layout l = layout_of(f->piece, s->bytes);
     int down[2], up[2];
     need(pipe(down) == 0 && pipe(up) == 0, "pipe");
+    fflush(stdout);
     pid_t child = fork();
-    if (child == 0) sender(row, &l, rounds, down[0], up[1]);
+    if (child == 0) sender(f, &l, s, down[0], up[1]);
     struct seen seen = { 0 };
+    struct device *device;
     struct dev_mem mem;
-    struct kvt *k = start(row, &l, checksum, &mem, &seen);
+    struct kvt *k = start(f, &l, s, &device, &mem, &seen);
     struct buf hello = { 0 }, b = { 0 };
     struct err err = { 0 };
-    int32_t *table = MEM_ARRAY(int32_t, l.n_blocks);
-    for (uint32_t i = 0; i < l.n_blocks; i++) table[i] = (int32_t)i;
+    int32_t *table = shuffled(l.n_blocks, 2);
     get_all(up[0], &hello);
     need(kvt_answer(k, buf_str(&hello), &b, &err) == OK, err.text);
     put_all(down[1], &b);
-    double best = 0;
-    for (int i = 0; i < rounds; i++) {
+    uint64_t t = 0;
+    for (int i = 0; i <= TRANSFERS; i++) {
+        if (i == 1) t = clock_ns();
         buf_clear(&b);
         need(kvt_expect(k, (uint64_t)i, table, l.n_blocks, 0, l.n_blocks * l.block_tokens, &b) == OK, "kvt_expect");
-        uint64_t t = clock_ns();
         put_all(down[1], &b);
         wait_for(&seen.received, i + 1, &seen);
-        double rate = (double)kv_layout_pool_bytes(&l) / (double)(clock_ns() - t);
-        if (rate > best) best = rate;
     }
+    double rate = (double)kv_layout_pool_bytes(&l) * TRANSFERS / (double)(clock_ns() - t);
     waitpid(child, NULL, 0);
     kvt_free(k);
+    device_mem_free(device, &mem);
+    device_close(device);
+    for (int i = 0; i < 2; i++) close(down[i]), close(up[i]);
     buf_release(&hello);
     buf_release(&b);
     mem_free(table);
-    return best;
+    return rate;
 }
+
+/* ---- rounds ---- */
+
+static double best(const double *v, int n)
+{
+    double b = 0;
+    for (int i = 0; i < n; i++) b = v[i] > b ? v[i] : b;
+    return b;
+}
+
+static int compare(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : *(const double *)a > *(const double *)b; }
+
+static double median_ratio(const double *v, const double *limit, int n)
+{
+    double r[ROUNDS_MAX];
+    for (int i = 0; i < n; i++) r[i] = v[i] / limit[i];
+    qsort(r, (size_t)n, sizeof *r, compare);
+    return r[n / 2];
+}
+
+static void run(const struct figure *figures, size_t n_figures, const char *const *limit_names, double (*limit)(const struct setting *, int),
+                int n_limits, const struct setting *s)
+{
+    static double got[16][ROUNDS_MAX], limits[LIMITS_MAX][ROUNDS_MAX];
+    for (int i = 0; i < s->rounds; i++) {
+        for (int j = 0; j < n_limits; j++) limits[j][i] = limit(s, j);
+        for (size_t j = 0; j < n_figures; j++) got[j][i] = transfer_rate(&figures[j], s);
+    }
+    for (size_t j = 0; j < n_figures; j++)
+        for (int k = 0; k < n_limits; k++) {
+            double top = best(limits[k], s->rounds), mine = best(got[j], s->rounds);
+            if (top <= 0) {
+                printf("%-44s %6.2f GB/s   limit unknown: %s is not installed\n", figures[j].name, mine, limit_names[k]);
+                continue;
+            }
+            printf("%-44s %6.2f GB/s   limit %6.2f GB/s %-18s ratio %.3f   median of rounds %.3f\n", figures[j].name, mine, top, limit_names[k],
+                   mine / top, median_ratio(got[j], limits[k], s->rounds));
+        }
+}
+
+static uint32_t ipc_threads(const struct setting *s)
+{
+    if (s->n) return s->n < THREADS_MAX ? s->n : THREADS_MAX;
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN); /* as the transport chooses; it looks at the CPUs allowed */
+    return cpus <= 2 ? 1 : cpus >= 8 ? 4 : (uint32_t)cpus / 2;
+}
+
+static double ipc_limit(const struct setting *s, int which)
+{
+    (void)which;
+    return memcpy_rate(s->bytes, ipc_threads(s));
+}
+
+static double tcp_limit(const struct setting *s, int which)
+{
+    return iperf_rate(s->n ? s->n : 1, which ? "-C reno" : "");
+}
+
+static const struct figure IPC[] = {
+    { "ipc", "ipc, 1 MiB pieces, checksum off", 1 << 20, false, KVT_OFF },
+    { "ipc", "ipc, 1 MiB pieces, checksum on", 1 << 20, true, KVT_OFF },
+    { "ipc", "ipc, 64 KiB pieces, checksum off", 64 << 10, false, KVT_OFF },
+    { "ipc", "ipc, 64 KiB pieces, checksum on", 64 << 10, true, KVT_OFF },
+    { "ipc", "ipc, 4 KiB scattered, checksum off", 4 << 10, false, KVT_OFF },
+    { "ipc", "ipc, 4 KiB scattered, checksum on", 4 << 10, true, KVT_OFF },
+    { "ipc", "ipc by process_vm_writev, 1 MiB, checksum off", 1 << 20, false, KVT_ON },
+};
+
+static const struct figure TCP[] = {
+    { "tcp", "tcp, 1 MiB pieces, checksum off", 1 << 20, false, KVT_OFF },
+    { "tcp", "tcp, 1 MiB pieces, checksum on", 1 << 20, true, KVT_OFF },
+    { "tcp", "tcp, 4 KiB scattered, checksum off", 4 << 10, false, KVT_OFF },
+    { "tcp", "tcp, 4 KiB scattered, checksum on", 4 << 10, true, KVT_OFF },
+};
 
 int main(int argc, char **argv)
 {
-    size_t bytes = (size_t)(argc > 1 ? atol(argv[1]) : 256) << 20;
-    int rounds = argc > 2 ? atoi(argv[2]) : 5;
-    if (bytes == 0 || rounds < 1) {
-        fprintf(stderr, "usage: bench_transfer [MiB] [rounds]\n");
+    const char *what = argc > 1 ? argv[1] : "all";
+    struct setting s = { .bytes = (size_t)(argc > 2 ? atol(argv[2]) : 256) << 20, .rounds = argc > 3 ? atoi(argv[3]) : 5,
+                         .n = argc > 4 ? (uint32_t)atoi(argv[4]) : 0 };
+    bool all = strcmp(what, "all") == 0, ipc = all || strcmp(what, "ipc") == 0, tcp = all || strcmp(what, "tcp") == 0;
+    if (s.bytes < 32 << 20 || s.rounds < 1 || s.rounds > ROUNDS_MAX || s.n > THREADS_MAX || !(ipc || tcp)) {
+        fprintf(stderr, "usage: bench_transfer [ipc|tcp|all] [MiB, at least 32] [rounds, 1 to %d] [copiers or connections, 0 to %d]\n", ROUNDS_MAX,
+                THREADS_MAX);
         return 2;
     }
     log_set_level(LOG_ERROR);
-    double copy = memcpy_rate(bytes, rounds), wire = socket_rate(bytes, rounds);
-    printf("%zu MiB per transfer, best of %d\n", bytes >> 20, rounds);
-    printf("memcpy, 1 thread       %6.2f GB/s\nloopback socket        %6.2f GB/s\n", copy, wire);
-    for (int row = 0; row < 2; row++)
-        for (int checksum = 1; checksum >= 0; checksum--) {
-            const char *name = row ? "tcp" : "ipc";
-            double rate = transfer_rate(name, bytes, rounds, checksum);
-            printf("%s checksum %-3s       %6.2f GB/s   %5.1f %% of %s\n", name, checksum ? "on" : "off", rate, 100 * rate / (row ? wire : copy),
-                   row ? "the socket" : "memcpy");
-        }
+    char memcpy_name[32];
+    snprintf(memcpy_name, sizeof memcpy_name, "memcpy, %u thread%s", ipc_threads(&s), ipc_threads(&s) > 1 ? "s" : "");
+    printf("%zu MiB per transfer, %d transfers a round, %d rounds\n", s.bytes >> 20, TRANSFERS, s.rounds);
+    if (ipc) run(IPC, COUNT_OF(IPC), (const char *const[]){ memcpy_name }, ipc_limit, 1, &s);
+    if (tcp) run(TCP, COUNT_OF(TCP), (const char *const[]){ "iperf3", "iperf3 -C reno" }, tcp_limit, 2, &s);
     return 0;
 }
