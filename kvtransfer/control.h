@@ -12,13 +12,28 @@
  *  3 A peer whose process ended is LOST as soon as its kernel says so; one whose host is gone within 3 s (keepalive, user timeout).
  *  4 A connection that was never announced is never mentioned: wrong tickets end silently here. A full descriptor table (EMFILE) pauses
  *    accepting for a moment instead of spinning.
- * Thread: transfer; nothing blocks. */
+ *  5 Memory is bounded: KVT_QUEUE_LIMIT and one frame out, CONTROL_IN_BYTES in, per connection; env->max_peers connections.
+ *  6 A connection says LOST at most once and nothing after it; after control_close it says nothing.
+ * Thread: transfer (control_open: the creator's, it may resolve names); nothing blocks. Deadlines need control_poll to be called every
+ * 50 ms or so whether or not control_wait_fd is readable. */
 #ifndef BATON_KVTRANSFER_CONTROL_H
 #define BATON_KVTRANSFER_CONTROL_H
 
 #include "kvtransfer/transport.h"
 
-enum { CONTROL_HEAD_BYTES = 16, CONTROL_BODY_MAX = 4096 };
+enum { CONTROL_HEAD_BYTES = 16, CONTROL_BODY_MAX = 4096, CONTROL_IN_BYTES = 16 * 1024 };
+
+/* One frame as it lies on the wire, little-endian: magic u16, kind u8, zero u8, length u32 (of the body), after u64, body. */
+struct control_frame {
+    uint8_t    kind;
+    uint64_t   after;
+    struct str body; /* borrowed from the input */
+};
+
+/* The first frame of in[n], any bytes: OK, *used tells its size; ERR_BUSY: so far a frame, not whole yet; ERR_FORMAT: not a frame. */
+enum status control_frame_decode(const void *in, size_t n, struct control_frame *out, size_t *used) MUST_CHECK;
+/* Append one; n <= CONTROL_BODY_MAX. */
+void        control_frame_encode(struct buf *out, uint8_t kind, uint64_t after, const void *body, size_t n);
 
 struct control_hub;
 
@@ -44,26 +59,28 @@ struct control_event {
     char                    text[120];
 };
 
-/* Called from control_poll; may call control_send and control_close, of this connection too. */
+/* Called from control_poll; may call everything but control_poll and control_hub_free, of this connection too. */
 typedef void control_handler(void *arg, const struct control_event *ev);
 
-/* `row` names the transport in sentences. `port` 0: any. ERR_CONFIG: taken, or no such address or interface (`ifname` may be NULL). */
+/* `row` names the transport in sentences; it and `env` are borrowed until control_hub_free. `port` 0: any. `ifname`: listen on and leave from
+ * that interface's address instead of env->listen_host; NULL or "": no. ERR_CONFIG: port taken, no such address or interface. */
 enum status control_open(const struct kvt_env *env, const char *row, uint16_t port, const char *ifname, struct control_hub **out,
                          struct err *err) MUST_CHECK;
 void        control_hub_free(struct control_hub *h); /* closes what is left, without events */
 int         control_wait_fd(const struct control_hub *h);
 uint16_t    control_port(const struct control_hub *h);
-/* "host:port" as peers should use it. */
+/* "address port", numeric, as peers should use it (tcp_address.h). */
 struct str  control_address(const struct control_hub *h);
 bool        control_can_reach(struct str address);
-/* OPENED or LOST follows exactly when OK. */
+/* OPENED or LOST follows exactly when OK. ERR_FORMAT (address), ERR_FULL (env->max_peers), ERR_PEER_LOST. */
 enum status control_connect(struct control_hub *h, struct str address, const uint8_t ticket[KVT_TICKET_BYTES], void *owner,
                             struct control_conn **out, struct err *err) MUST_CHECK;
-/* Queue a frame. ERR_FULL: KVT_QUEUE_LIMIT bytes are waiting. ERR_PEER_LOST: LOST was or will be said. */
+/* Queue a frame; `body` is copied. ERR_FULL: KVT_QUEUE_LIMIT bytes are waiting, nothing was taken. ERR_INVALID: n > CONTROL_BODY_MAX.
+ * ERR_PEER_LOST: not OPEN; LOST was or will be said, unless the connection is still being set up. */
 enum status control_send(struct control_conn *c, uint8_t frame, uint64_t after, const void *body, size_t n) MUST_CHECK;
 size_t      control_queued(const struct control_conn *c); /* bytes not taken by the kernel yet */
 void        control_poll(struct control_hub *h, control_handler *on_event, void *arg);
-/* What is queued is still tried for a moment; then the descriptor goes. No event follows. */
+/* What is queued still goes out if the peer takes it within a second; then the descriptor goes. No event follows; `c` is gone. */
 void        control_close(struct control_conn *c);
 /* Local and remote address of the connection, for choosing a device and a GID. */
 struct sockaddr_storage;
