@@ -52,10 +52,16 @@ struct kvt_tuning {
 };
 
 /* Set one value by its environment name ("KVCACHE_RDMA_NICS", "KVCACHE_IB_TIMEOUT", "BATON_TCP_CONNECTIONS", ...). *known says whether the
- * name is one of these. ERR_CONFIG names the variable, the value and what would be right. `value` is borrowed. */
+ * name is one of these. An empty value is like no value: nothing changes. Whether a device or an interface exists is the row's question,
+ * asked at open; here only the form is checked. ERR_CONFIG: err->field is the name, the sentence has it, the value and what would be
+ * right, and *t is as before. `value` is borrowed as long as *t is used. */
 enum status kvt_tuning_set(struct kvt_tuning *t, const char *name, const char *value, bool *known, struct err *err) MUST_CHECK;
-/* The names kvt_tuning_set knows, each with one line of help; NULL name ends. */
-struct kvt_tuning_name { const char *name, *help; };
+/* The names kvt_tuning_set knows, in the order in which they are to be set (of two names for one thing the later wins), each with the
+ * values it takes and one line of help; NULL name ends. `no_effect`: FastDeploy has it, here its value is neither read nor judged. */
+struct kvt_tuning_name {
+    const char *name, *values, *help;
+    bool        no_effect;
+};
 extern const struct kvt_tuning_name kvt_tuning_names[];
 
 #endif

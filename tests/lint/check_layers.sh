@@ -36,9 +36,9 @@ xxhash.h         shared/base
 pcre2.h          shared/text
 utf8proc.h       shared/text
 protobuf-c/      shared/cluster
-infiniband/      shared/fabric
-rdma/            shared/fabric
-ucp/             shared/fabric
+infiniband/      shared/fabric kvtransfer
+rdma/            shared/fabric kvtransfer
+ucp/             shared/fabric kvtransfer deploy
 cuda             kernels
 nccl.h           kernels
 '
