@@ -13,12 +13,22 @@
 #include <xxhash.h>
 
 #include "shared/base/assert.h"
+#include "shared/base/hash_isa.h"
 
 /* Hashes are exchanged between machines and are taken over the bytes in memory. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens and hashes are little endian");
 _Static_assert(sizeof(struct hash128) == 16, "no padding");
 
-uint64_t hash_64(const void *p, size_t n, uint64_t seed) { return XXH3_64bits_withSeed(p, n, seed); }
+enum { LONG_INPUT = 1024 }; /* below it XXH3 hardly uses vectors */
+
+uint64_t hash_64(const void *p, size_t n, uint64_t seed)
+{
+#if HASH_ISA
+    if (n >= LONG_INPUT && __builtin_cpu_supports("avx512f")) return hash_64_avx512(p, n, seed);
+    if (n >= LONG_INPUT && __builtin_cpu_supports("avx2")) return hash_64_avx2(p, n, seed);
+#endif
+    return XXH3_64bits_withSeed(p, n, seed);
+}
 
 struct hash128 hash_128(const void *p, size_t n)
 {

@@ -1,7 +1,11 @@
 /* test_hash.c - hashes and random numbers against published vectors. */
 #include <string.h>
 
+#define XXH_STATIC_LINKING_ONLY
+#include <xxhash.h>
+
 #include "shared/base/hash.h"
+#include "shared/base/hash_isa.h"
 #include "shared/base/rng.h"
 #include "tests/harness/test.h"
 
@@ -22,6 +26,43 @@ TEST(hash_xxh3_of_nothing)
     struct hash128 h = hash_128("", 0);
     CHECK(h.hi == 0x99AA06D3014798D8u && h.lo == 0x6001C324468D497Fu);
     CHECK(hash_64("abc", 3, 0) != hash_64("abc", 3, 1));
+}
+
+static void check_same_as_library(uint64_t (*hash)(const void *, size_t, uint64_t))
+{
+    static uint8_t bytes[40000];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)(i * 2654435761u >> 13);
+    for (size_t n = 0; n < 3000; n += n < 300 ? 1 : 37)
+        for (size_t at = 0; at < 3; at++) {
+            CHECK(hash(bytes + at, n, 0) == XXH3_64bits_withSeed(bytes + at, n, 0));
+            CHECK(hash(bytes + at, n, 99) == XXH3_64bits_withSeed(bytes + at, n, 99));
+        }
+    for (size_t n = sizeof bytes - 70; n <= sizeof bytes; n++) CHECK(hash(bytes, n, 0) == XXH3_64bits_withSeed(bytes, n, 0));
+}
+
+TEST(hash_is_that_of_the_library)
+{
+    check_same_as_library(hash_64);
+}
+
+TEST(hash_avx2_is_that_of_the_library)
+{
+#if HASH_ISA
+    if (!__builtin_cpu_supports("avx2")) SKIP("this CPU has no AVX2");
+    check_same_as_library(hash_64_avx2);
+#else
+    SKIP("x86-64 only");
+#endif
+}
+
+TEST(hash_avx512_is_that_of_the_library)
+{
+#if HASH_ISA
+    if (!__builtin_cpu_supports("avx512f")) SKIP("this CPU has no AVX-512");
+    check_same_as_library(hash_64_avx512);
+#else
+    SKIP("x86-64 only");
+#endif
 }
 
 TEST(hash_block_is_the_hash_of_parent_then_tokens)
@@ -94,6 +135,7 @@ TEST(rng_uniform_is_in_range_and_even)
     CHECK(rng_uniform(7, 1, 3) == rng_uniform(7, 1, 3));
 }
 
-TEST_MAIN(CASE(hash_xxh3_of_nothing), CASE(hash_block_is_the_hash_of_parent_then_tokens),
+TEST_MAIN(CASE(hash_xxh3_of_nothing), CASE(hash_is_that_of_the_library), CASE(hash_avx2_is_that_of_the_library),
+          CASE(hash_avx512_is_that_of_the_library), CASE(hash_block_is_the_hash_of_parent_then_tokens),
           CASE(hash_sha256_and_hmac_vectors), CASE(hash_constant_time_compare_and_random_bytes),
           CASE(rng_philox_known_answers), CASE(rng_uniform_is_in_range_and_even))

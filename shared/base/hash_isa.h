@@ -1,0 +1,20 @@
+/* hash_isa.h - XXH3 per instruction set, for hash.c and its test alone. All give the same value for the same input.
+ *
+ * A checksum is made over every KV byte on both sides of a transfer: at the compiler's baseline (SSE2) it costs as much as the copy itself.
+ * Thread: any. */
+#ifndef BATON_BASE_HASH_ISA_H
+#define BATON_BASE_HASH_ISA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#define HASH_ISA 1
+/* Only where __builtin_cpu_supports names the set. */
+uint64_t hash_64_avx2(const void *p, size_t n, uint64_t seed);
+uint64_t hash_64_avx512(const void *p, size_t n, uint64_t seed);
+#else
+#define HASH_ISA 0
+#endif
+
+#endif
