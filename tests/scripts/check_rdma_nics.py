@@ -1,0 +1,91 @@
+"""check_rdma_nics.py - runs deploy/get_rdma_nics.sh against the sysfs trees of several kinds of servers.
+
+usage: check_rdma_nics.py ROOT     exit status 0: every expectation of every description in tests/data/sysfs holds
+
+What holds for every run: success is one line on stdout; failure is a status other than 0, nothing on stdout, one sentence on stderr.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+import sysfs_tree
+
+PREFIX = {"gpu": "KVCACHE_RDMA_NICS=", "cpu": "KV_CACHE_SOCKET_IFNAME="}
+n_run = n_bad = 0
+
+
+def bad(name, what, text):
+    global n_bad
+    n_bad += 1
+    print(f"{name}: {what}: {text}")
+
+
+def run(script, arguments, **environment):
+    environment = {"PATH": os.environ["PATH"], **environment}
+    return subprocess.run(["bash", script, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def judge(name, kind, want, done):
+    """One run against one expectation."""
+    global n_run
+    n_run += 1
+    lines = done.stdout.splitlines()
+    if want.startswith("fails"):
+        words = want.removeprefix("fails").strip()
+        if done.returncode == 0 or done.stdout:
+            bad(name, kind, f"did not fail: status {done.returncode}, stdout {done.stdout!r}")
+        elif words not in done.stderr or len(done.stderr.splitlines()) != 1:
+            bad(name, kind, f"stderr is {done.stderr!r}, without '{words}'")
+    elif done.returncode != 0 or lines != [want]:
+        bad(name, kind, f"printed {done.stdout!r} (status {done.returncode}, {done.stderr.strip()!r}), expected '{want}'")
+    elif not want.startswith(PREFIX[kind.split("+")[0]]):
+        bad(name, kind, f"the expectation '{want}' is of another kind")
+
+
+def check_tree(script, path):
+    with open(path) as f, tempfile.TemporaryDirectory() as scratch:
+        root = os.path.join(scratch, "sys")
+        tree = sysfs_tree.build(f.read(), root)
+        addresses = os.path.join(scratch, "addresses")
+        with open(addresses, "w") as out:
+            out.write(sysfs_tree.ip_addr_text(tree))
+        if not tree.expectations:
+            bad(os.path.basename(path), "description", "expects nothing")
+        for kind, want in tree.expectations:
+            software = "1" if kind.endswith("+software") else "0"
+            done = run(script, [kind.split("+")[0]], SYSFS_ROOT=root, IP_ADDR_FILE=addresses, BATON_RDMA_SOFTWARE=software)
+            judge(os.path.basename(path), kind, want, done)
+
+
+def check_usage(script):
+    """Other arguments, a tree that is none, addresses that cannot be read, and the way users call it."""
+    with tempfile.TemporaryDirectory() as empty:
+        for arguments in ([], ["gpu", "cpu"], ["tpu"], ["xpu"], ["vxpu"], ["vcpu"], ["cpu_ib"]):
+            judge("usage", " ".join(arguments), "fails gpu", run(script, arguments))
+        judge("usage", "gpu", "fails is not a sysfs tree", run(script, ["gpu"], SYSFS_ROOT=empty))
+        os.makedirs(os.path.join(empty, "class/net"))
+        done = run(script, ["cpu"], SYSFS_ROOT=empty, IP_ADDR_FILE=os.path.join(empty, "nothing"))
+        if done.returncode == 0 or done.stdout or "cannot be read" not in done.stderr:
+            bad("usage", "cpu", f"unreadable addresses: {done}")
+        tree = sysfs_tree.build("host 0000:00\n  bridge 0000:00:01.0\n    gpu 0000:01:00.0\n    rdma 0000:02:00.0 mlx5_0 port=ACTIVE/100/EDR/Ethernet\n",
+                                os.path.join(empty, "sys"))
+        line = f'export $(bash "{script}" gpu); echo "$KVCACHE_RDMA_NICS"'
+        done = subprocess.run(["bash", "-c", line], env={**os.environ, "SYSFS_ROOT": tree.root}, capture_output=True, text=True, timeout=60)
+        if done.stdout != "mlx5_0\n":
+            bad("usage", "export", repr(done.stdout))
+
+
+def main():
+    root = os.path.abspath(sys.argv[1])
+    script = os.path.join(root, "deploy/get_rdma_nics.sh")
+    folder = os.path.join(root, "tests/data/sysfs")
+    names = sorted(n for n in os.listdir(folder) if n.endswith(".tree"))
+    for name in names:
+        check_tree(script, os.path.join(folder, name))
+    check_usage(script)
+    print(f"{len(names)} trees, {n_run} runs, {n_bad} at fault")
+    return 1 if n_bad or not names else 0
+
+
+sys.exit(main())
