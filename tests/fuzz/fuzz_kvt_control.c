@@ -1,0 +1,103 @@
+/* fuzz_kvt_control.c - hostile bytes for the control connection: the frame decoder, and a hub that is sent them over a real socket.
+ *
+ * First byte even: the rest goes to the decoder; frame by frame what is accepted must encode to the very same bytes, and a beginning of an
+ * input is never accepted as something else than the whole input is. Odd: the rest is what a peer that holds a good ticket says to a hub,
+ * in pieces whose sizes come from the first byte; the hub must tell exactly the decoder's frames, in order, and then LOST. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "kvtransfer/control.h"
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+
+static void decode(struct str in)
+{
+    struct control_frame f, shorter;
+    size_t used, less;
+    enum status st;
+    while ((st = control_frame_decode(in.p, in.n, &f, &used)) == OK) {
+        struct buf again = { 0 };
+        control_frame_encode(&again, f.kind, f.after, f.body.p, f.body.n);
+        ASSERT(used <= in.n && again.len == used);
+        ASSERT(memcmp(again.data, in.p, used) == 0);
+        for (size_t cut = 0; cut < used; cut++) ASSERT(control_frame_decode(in.p, cut, &shorter, &less) == ERR_BUSY);
+        buf_release(&again);
+        in = str_sub(in, used, in.n);
+    }
+    ASSERT(st == ERR_BUSY || st == ERR_FORMAT);
+    ASSERT(st == ERR_FORMAT || in.n < CONTROL_HEAD_BYTES + CONTROL_BODY_MAX);
+}
+
+struct told {
+    struct str rest; /* what the decoder has not been asked about yet */
+    bool       opened, lost;
+};
+
+static void on_event(void *arg, const struct control_event *ev)
+{
+    struct told *t = arg;
+    struct control_frame f;
+    size_t used;
+    ASSERT(!t->lost);
+    if (ev->kind == CONTROL_OPENED) {
+        ASSERT(!t->opened);
+        t->opened = true;
+    } else if (ev->kind == CONTROL_FRAME) {
+        ASSERT(t->opened && control_frame_decode(t->rest.p, t->rest.n, &f, &used) == OK);
+        ASSERT(f.kind == ev->frame && f.after == ev->after && f.body.n == ev->body.n);
+        ASSERT(f.body.n == 0 || memcmp(f.body.p, ev->body.p, f.body.n) == 0);
+        t->rest = str_sub(t->rest, used, t->rest.n);
+    } else {
+        ASSERT(control_frame_decode(t->rest.p, t->rest.n, &f, &used) == ev->status || ev->status == ERR_PEER_LOST);
+        t->lost = true;
+        control_close(ev->conn);
+    }
+}
+
+static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { (void)arg, (void)ticket; return OK; }
+
+static void send_some(int fd, const void *p, size_t n)
+{
+    for (size_t at = 0; at < n;) {
+        ssize_t sent = send(fd, (const char *)p + at, n - at, MSG_NOSIGNAL);
+        if (sent <= 0) return; /* the hub has closed: it had enough */
+        at += (size_t)sent;
+    }
+}
+
+static void converse(struct str in, size_t piece)
+{
+    struct kvt_env env = { .listen_host = "127.0.0.1", .max_peers = 2, .admit = admit };
+    struct control_hub *h = NULL;
+    struct told t = { .rest = in };
+    ASSERT(control_open(&env, "fuzz", 0, NULL, &h, NULL) == OK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(control_port(h)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    ASSERT(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    uint8_t hello[KVT_PREAMBLE_BYTES];
+    kvt_preamble_encode(&(struct kvt_preamble){ .kind = KVT_PREAMBLE_TICKET }, hello);
+    send_some(fd, hello, sizeof hello);
+    for (size_t at = 0; at < in.n; at += piece) {
+        send_some(fd, in.p + at, in.n - at < piece ? in.n - at : piece);
+        control_poll(h, on_event, &t);
+    }
+    shutdown(fd, SHUT_WR);
+    for (int i = 0; i < 100000 && !t.lost; i++) control_poll(h, on_event, &t);
+    ASSERT(t.opened && t.lost);
+    close(fd);
+    control_hub_free(h);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0) return 0;
+    struct str in = { (const char *)data + 1, size - 1 };
+    if (data[0] % 2 == 0) decode(in);
+    else converse(in, 1 + (size_t)data[0] * 8);
+    return 0;
+}
