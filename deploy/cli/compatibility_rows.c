@@ -10,6 +10,7 @@
 #define ENV_OPTION(n, s)         { .kind = COMPAT_ENV, .name = n, .seeds = s }
 #define ENV(n, s, why)           { .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_ACCEPTED, .sentence = why }
 #define ENV_QUIET(n, s, why)     { .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_ACCEPTED, .sentence = why, .quiet = true }
+#define ENV_WORKS(n, s, why)     { .kind = COMPAT_ENV, .name = n, .seeds = s, .effect = EFFECT_WORKS, .sentence = why }
 #define VALUE(n, s, e, why)      { .kind = COMPAT_VALUE, .name = n, .seeds = s, .effect = EFFECT_##e, .sentence = why }
 
 #define PROXY  "load_balance_proxy_server_example.py"
@@ -38,7 +39,7 @@ const struct compat_row COMPATIBILITY[] = {
             "`baton router` is not built yet; `baton launch` and prefill nodes hold the cluster view that --router names, and any node takes requests"),
     COMMAND("LLM(...).generate(prompts, sampling_params)", "001", WORKS,
             "`baton generate --input requests.jsonl --output answers.jsonl`; it computes in one process, so the scheduler's arguments are left out"),
-    COMMAND("bash scripts/get_rdma_nics.sh", "001", REFUSED, "rdma is not built into this binary, so there are no RDMA cards to name"),
+    COMMAND("bash scripts/get_rdma_nics.sh", "001", WORKS, "`bash deploy/get_rdma_nics.sh` with the same words and the same output"),
     COMMAND("vllm serve", "002", WORKS, "`baton serve` with the same options; each option's row says what it does"),
     COMMAND("run_dp_template.sh", "002", WORKS, "its `vllm serve` becomes `baton serve`; --quantization ascend has to go"),
     COMMAND("multiprocessing launcher of run_dp_template.sh", "002", WORKS, "`baton launch --num-servers N` (or --prefill N --decode M) starts and supervises the nodes of a host"),
@@ -116,7 +117,7 @@ const struct compat_row COMPATIBILITY[] = {
     ENV_OPTION("OMP_NUM_THREADS", "002"),
     ENV("FD_ENABLE_MULTI_API_SERVER", "000 001", "`baton launch` starts several servers without a switch"),
     ENV("CUDA_VISIBLE_DEVICES", "001 003 004", NO_GPU),
-    ENV("KVCACHE_RDMA_NICS", "001", "rdma is not built into this binary: KV takes ipc or tcp"),
+    ENV_WORKS("KVCACHE_RDMA_NICS", "001", "the RDMA devices to use, in this order; without it every active port near the memory"),
     ENV("ENABLE_V1_KVCACHE_SCHEDULER", "003", "KV blocks are always managed for the whole node"),
     ENV("FD_SAMPLING_CLASS", "003", "it chooses how to sample on a GPU; the distribution is the one asked for either way"),
     ENV("FD_ATTENTION_BACKEND", "003", "it chooses a GPU kernel; --cpu-isa chooses the kernels of this build"),
@@ -186,7 +187,7 @@ const struct compat_row COMPATIBILITY[] = {
     VALUE("--quantization wint4", "003", REFUSED, "quantising while loading is not built yet; a GGUF file has quantised weights, and with one the option has no effect"),
     VALUE("--quantization wint8", "003", REFUSED, "as wint4"),
     VALUE("--quantization block_wise_fp8", "003", REFUSED, "as wint4"),
-    VALUE("--cache-transfer-protocol rdma", "001", ACCEPTED, "rdma is not built into this binary: of \"rdma,ipc\" ipc is used; rdma alone is refused"),
+    VALUE("--cache-transfer-protocol rdma", "001", WORKS, "KV goes through RDMA queue pairs; with \"rdma,ipc\" shared memory is used inside a host, whatever the order"),
     VALUE("--additional-config enable_weight_nz_layout", "002", ACCEPTED, "it tunes Ascend kernels"),
     VALUE("--additional-config enable_prefill_optimizations", "002", ACCEPTED, "it tunes Ascend kernels"),
     VALUE("--kv-transfer-config kv_role", "002", WORKS, "kv_producer is --splitwise-role prefill, kv_consumer decode, kv_both mixed"),

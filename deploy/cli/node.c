@@ -282,6 +282,7 @@ static enum status start_kvt(struct node *n, struct err *err)
         .checksum = n->o.kv_checksum,
         .n_transfers = MAX_TRANSFERS,
         .stall_ms = STALL_MS,
+        .tuning = n->o.tuning,
         .metrics = n->metrics,
         .on_event = on_kvt_event,
         .arg = n,

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "kernels/kernels.h"
+#include "kvtransfer/transport.h"
 #include "shared/base/json.h"
 #include "shared/base/log.h"
 #include "shared/model/model_files.h"
@@ -192,22 +193,33 @@ static enum status read_role(const struct config *c, struct node_options *o, str
     return st == OK ? OK : ERR_CONFIG;
 }
 
-/* Of the allowed protocols, those this binary has; unknown names are errors, known ones that are not built are left out with a word. */
+static bool is_listed(const struct str *known, size_t n, struct str name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (str_eq(known[i], name)) return true;
+    return false;
+}
+
+/* Of the allowed protocols, those this binary has; unknown names are errors, known ones that are not built are left out with a word
+ * when they were asked for. */
 static enum status read_protocols(const struct config *c, struct node_options *o, struct err *err)
 {
+    const struct str known[] = { STR("ipc"), STR("rdma"), STR("ucx"), STR("tcp") };
+    const struct kvt_transport_ops *row;
     struct buf kept = { 0 };
     size_t n = 0;
     config_list(c, "cache-transfer-protocol", 0, &n);
     for (size_t i = 0; i < n; i++) {
         struct str p = str_trim(str_of(config_list(c, "cache-transfer-protocol", i, NULL)));
-        if (str_eq_c(p, "ipc") || str_eq_c(p, "tcp")) {
+        if (!is_listed(known, COUNT_OF(known), p)) {
+            buf_release(&kept);
+            return err_field(err, ERR_CONFIG, "cache-transfer-protocol", "--cache-transfer-protocol: '%.*s' is not one of ipc, rdma, ucx, tcp", STR_ARG(p));
+        }
+        if (kvt_transport_find(p, &row, NULL) == OK) {
             if (kept.len) buf_add_char(&kept, ',');
             buf_add_str(&kept, p);
-        } else if (str_eq_c(p, "rdma") || str_eq_c(p, "ucx")) {
+        } else if (config_is_set(c, "cache-transfer-protocol")) {
             fprintf(stderr, "note: --cache-transfer-protocol: %.*s is not built into this binary\n", STR_ARG(p));
-        } else {
-            buf_release(&kept);
-            return err_field(err, ERR_CONFIG, "cache-transfer-protocol", "--cache-transfer-protocol: '%.*s' is not one of ipc, tcp, rdma, ucx", STR_ARG(p));
         }
     }
     bool none = kept.len == 0;
@@ -217,6 +229,17 @@ static enum status read_protocols(const struct config *c, struct node_options *o
         return err_field(err, ERR_CONFIG, "cache-transfer-protocol",
                          "none of the protocols in --cache-transfer-protocol is built into this binary; add ipc (same host) or tcp");
     return OK;
+}
+
+/* What an operator may set about the transports, by the names FastDeploy's users know. */
+static enum status read_tuning(const struct config *c, struct node_options *o, struct err *err)
+{
+    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++) {
+        const char *value = getenv(n->name);
+        bool known;
+        if (value && *value) TRY(kvt_tuning_set(&o->tuning, n->name, value, &known, err));
+    }
+    return port_of(c, "rdma-comm-ports", &o->tuning.rdma.port, err);
 }
 
 static enum status read_host_port(struct node_options *o, const char *name, const char *text, struct err *err)
@@ -268,6 +291,7 @@ static enum status read_cluster(const struct config *c, struct node_options *o, 
     TRY(port_of(c, "engine-worker-queue-port", &o->control_port, err));
     TRY(port_of(c, "pd-comm-port", &o->cluster_port, err));
     TRY(port_of(c, "cache-queue-port", &o->kv_port, err));
+    TRY(read_tuning(c, o, err));
     TRY(read_directory(c, o, err));
     TRY(read_addresses(c, o, err));
     o->kv_checksum = config_bool(c, "kv-checksum");
@@ -361,6 +385,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     if (o->metrics_port) print_port(out, c, "metrics", o->host, o->metrics_port, "metrics-port");
     print_port(out, c, "nodes", o->cluster_host, o->cluster_port, "pd-comm-port");
     print_port(out, c, "KV", o->cluster_host, o->kv_port, "cache-queue-port");
+    if (config_is_set(c, "rdma-comm-ports")) print_port(out, c, "rdma", o->cluster_host, o->tuning.rdma.port, "rdma-comm-ports");
     line(out, "KV by", o->protocols, config_source_text(c, "cache-transfer-protocol"));
     print_directory(o, c, out);
     snprintf(text, sizeof text, "%u tokens of context, %u sequences, %u tokens per step, blocks of %u", o->max_model_len, o->max_seqs,

@@ -4,6 +4,7 @@
 #ifndef BATON_DEPLOY_CLI_NODE_OPTIONS_H
 #define BATON_DEPLOY_CLI_NODE_OPTIONS_H
 
+#include "kvtransfer/tuning.h"
 #include "scheduler/directory.h"
 #include "shared/base/config.h"
 #include "shared/base/mem.h"
@@ -45,6 +46,7 @@ struct node_options {
     uint16_t       kv_port;            /* --cache-queue-port, 0: any */
     const char    *protocols;          /* --cache-transfer-protocol, rows that are built */
     bool           kv_checksum;
+    struct kvt_tuning tuning;          /* --rdma-comm-ports, KVCACHE_* and BATON_* variables of kvt_tuning_names */
     /* directory */
     const char    *directory;          /* "local", "http", "redis" */
     const char    *directory_host;     /* http: the holder */
