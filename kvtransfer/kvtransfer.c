@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "kvtransfer/fault.h"
 #include "kvtransfer/progress.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
@@ -29,18 +30,20 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
 }
 
 /* ERR_NODEV is not an error yet: another allowed row may do. `why` keeps the last such sentence. */
-static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, struct err *why, struct err *err)
+static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, struct metrics *m, struct err *why, struct err *err)
 {
     struct kvt_row row = { .ops = ops };
     if (k->n_rows == KVT_ROWS_MAX) return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
-    enum status st = ops->open(&k->env, &row.t, err ? err : why);
+    const char *fault = k->env.tuning.fault;
+    enum status st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, m, &row.t, err ? err : why) : ops->open(&k->env, &row.t, err ? err : why);
     if (st == ERR_NODEV) {
         if (err) *why = *err;
         log_info("kv transport not available", "transport=%s why=\"%s\"", ops->name, why->text);
         return OK;
     }
     TRY(st);
-    ops->export_address(row.t, &row.address);
+    row.ops = row.t->ops; /* not `ops` when faults are injected */
+    row.ops->export_address(row.t, &row.address);
     k->rows[k->n_rows++] = row;
     return OK;
 }
@@ -54,7 +57,7 @@ static bool names_row(const char *protocols, const struct kvt_transport_ops *ops
 }
 
 /* The named rows in the order of the table: which one is best does not depend on how the list was written. */
-static enum status open_rows(struct kvt *k, const char *protocols, struct err *err)
+static enum status open_rows(struct kvt *k, const char *protocols, struct metrics *m, struct err *err)
 {
     struct str rest = str_of(protocols), item;
     struct err why = { 0 };
@@ -62,7 +65,7 @@ static enum status open_rows(struct kvt *k, const char *protocols, struct err *e
     while (str_split(&rest, ',', &item))
         if (str_trim(item).n) TRY(kvt_transport_find(str_trim(item), &ops, err));
     for (size_t i = 0; kvt_transports[i]; i++)
-        if (names_row(protocols, kvt_transports[i])) TRY(open_row(k, kvt_transports[i], &why, err));
+        if (names_row(protocols, kvt_transports[i])) TRY(open_row(k, kvt_transports[i], m, &why, err));
     if (k->n_rows == 0)
         return err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host%s%s", protocols ? protocols : "", *why.text ? ": " : "", why.text);
     return OK;
@@ -81,7 +84,7 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .tuning = o->tuning, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
                                .port = o->port, .max_copies = kvt_plan_max_copies(&o->layout), .max_peers = KVT_PEERS_MAX, .arg = k,
                                .admit = kvt_progress_admit, .place = kvt_progress_place, .placed = kvt_progress_placed };
-    enum status st = open_rows(k, o->protocols, err);
+    enum status st = open_rows(k, o->protocols, o->metrics, err);
     if (st == OK) st = kvt_progress_start(k, err);
     if (st != OK) {
         kvt_free(k);

@@ -50,6 +50,7 @@ struct node_options {
     uint32_t         stall_ms;
     bool             no_checksum;
     struct metrics  *metrics;
+    const char      *fault; /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be run over a wrapped row */
 };
 
 static struct node *node_start(struct node_options o)
@@ -62,7 +63,7 @@ static struct node *node_start(struct node_options o)
     CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&o.layout), DEVICE_MEM_SHARED, &n->mem, &err));
     struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
                               .checksum = !o.no_checksum, .n_transfers = 64, .stall_ms = o.stall_ms, .metrics = o.metrics,
-                              .on_event = node_on_event, .arg = n };
+                              .tuning = { .fault = o.fault ? o.fault : getenv("BATON_KV_FAULT") }, .on_event = node_on_event, .arg = n };
     if (kvt_create(&ko, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
     return n;
 }
