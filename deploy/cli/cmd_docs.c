@@ -4,6 +4,7 @@
 #include "deploy/cli/commands.h"
 #include "deploy/cli/compatibility.h"
 #include "deploy/cli/options.h"
+#include "kvtransfer/tuning.h"
 
 static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPrint a page of docs/ that is made from the program's own tables.\n";
 
@@ -21,6 +22,14 @@ static const char CONFIGURATION_HEAD[] =
     "| `HF_HUB_CACHE`, `HF_HOME` | Hugging Face's cache, in which `--model org/name` is looked for; default `~/.cache/huggingface`. |\n"
     "| `MODELSCOPE_CACHE` | ModelScope's cache, in which it is looked for next; default `~/.cache/modelscope`. |\n\n";
 
+static void tuning_markdown(struct buf *out)
+{
+    buf_add_c(out, "Variables that tune how KV is moved (docs/kv-transfer.md says when to); without one the node chooses:\n\n"
+                   "| Variable | Values | What it is |\n|---|---|---|\n");
+    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++) buf_printf(out, "| `%s` | %s | %s |\n", n->name, n->values, n->help);
+    buf_add_c(out, "\n");
+}
+
 int cmd_docs(int argc, char **argv)
 {
     bool done;
@@ -33,6 +42,7 @@ int cmd_docs(int argc, char **argv)
         compatibility_markdown(&out);
     } else if (n_words == 1 && str_eq_c(str_of(words[0]), "configuration")) {
         buf_add_c(&out, CONFIGURATION_HEAD);
+        tuning_markdown(&out);
         config_markdown(OPTIONS, &out);
     }
     fwrite(out.data, 1, out.len, stdout);
