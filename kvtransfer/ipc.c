@@ -55,7 +55,7 @@ static void detach(struct local_conn *c)
     c->remote = NULL;
 }
 
-static const struct local_kind IPC = { .prefix = "baton-ipc-", .offer = offer, .attach = attach, .detach = detach };
+static const struct local_kind IPC = { .prefix = "baton-ipc-", .offer = offer, .attach = attach, .detach = detach, .move = local_move_mapped };
 
 static enum status ipc_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {

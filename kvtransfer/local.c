@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -25,9 +26,9 @@ enum { ACCEPTS_PER_POLL = 16, PACKETS_PER_POLL = 64, BYE_WAIT_MS = 50, DRAIN_MS 
 static struct local_transport *transport(struct kvt_transport *t) { return (struct local_transport *)t; }
 static struct local_conn *connection(struct kvt_conn *c) { return (struct local_conn *)c; }
 
-/* ---- epoll: the low bit of the pointer marks a connection's pidfd; NULL is the listener ---- */
+/* ---- epoll: the low bit of the pointer marks a connection's pidfd; NULL is the listener, the transport itself its copiers ---- */
 
-static void watch(struct local_transport *t, int op, int fd, void *who, uint32_t events)
+void local_watch(struct local_transport *t, int op, int fd, void *who, uint32_t events)
 {
     struct epoll_event e = { .events = events, .data.ptr = who };
     (void)epoll_ctl(t->epoll_fd, op, fd, &e); /* ENOMEM: the connection's deadlines end it */
@@ -35,7 +36,7 @@ static void watch(struct local_transport *t, int op, int fd, void *who, uint32_t
 
 static void watch_process(struct local_conn *c)
 {
-    if (c->pidfd >= 0) watch(c->lt, EPOLL_CTL_ADD, c->pidfd, (char *)c + 1, EPOLLIN);
+    if (c->pidfd >= 0) local_watch(c->lt, EPOLL_CTL_ADD, c->pidfd, (char *)c + 1, EPOLLIN);
 }
 
 /* ---- life ---- */
@@ -69,8 +70,16 @@ static enum status listen_local(struct local_transport *t, struct err *err)
     t->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (t->listen_fd < 0 || bind(t->listen_fd, (struct sockaddr *)&name, n) != 0 || listen(t->listen_fd, 64) != 0)
         return err_set(err, ERR_CONFIG, "no unix socket to receive KV on: %s", strerror(errno));
-    watch(t, EPOLL_CTL_ADD, t->listen_fd, NULL, EPOLLIN);
+    local_watch(t, EPOLL_CTL_ADD, t->listen_fd, NULL, EPOLLIN);
     return OK;
+}
+
+/* On a copier. */
+static void wake(void *arg)
+{
+    const struct local_transport *t = arg;
+    uint64_t one = 1;
+    while (write(t->wake_fd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops *ops, const struct local_kind *kind,
@@ -81,13 +90,17 @@ enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops
     t->env = env;
     t->kind = kind;
     t->listen_fd = -1;
+    t->copy = copy_choose();
     list_init(&t->conns);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : listen_local(t, err);
+    t->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    enum status st = t->epoll_fd < 0 || t->wake_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : listen_local(t, err);
+    if (st == OK) st = copier_create(copier_choose(env->tuning.copiers), LOCAL_DONE_MAX, local_run_job, wake, t, &t->copier, err);
     if (st != OK) {
         local_close(&t->base);
         return st;
     }
+    local_watch(t, EPOLL_CTL_ADD, t->wake_fd, t, EPOLLIN);
     *out = &t->base;
     return OK;
 }
@@ -104,7 +117,7 @@ static struct local_conn *new_conn(struct local_transport *t, int fd, bool incom
     c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
     list_push(&t->conns, &c->link);
     t->n_conns++;
-    watch(t, EPOLL_CTL_ADD, fd, c, EPOLLIN);
+    local_watch(t, EPOLL_CTL_ADD, fd, c, EPOLLIN);
     return c;
 }
 
@@ -118,20 +131,30 @@ static void forget_done(struct local_conn *c)
     t->n_done = kept;
 }
 
+static void forget_broken(struct local_conn *c)
+{
+    if (c->broken) c->lt->n_broken--;
+    c->broken = NULL;
+}
+
 static void free_conn(struct local_conn *c)
 {
     struct local_transport *t = c->lt;
+    local_settle(c);
     forget_done(c);
     list_remove(&c->link);
     t->n_conns--;
+    forget_broken(c);
     if (c->remote) t->kind->detach(c);
+    for (uint32_t i = 0; c->puts && i < LOCAL_PUTS_MAX; i++) mem_free(c->puts[i].copies);
+    mem_free(c->puts);
     close(c->fd);
     if (c->pidfd >= 0) close(c->pidfd);
     buf_release(&c->out);
     mem_free(c);
 }
 
-static enum status send_packet(int fd, const void *p, size_t n)
+enum status local_send_packet(int fd, const void *p, size_t n)
 {
     for (;;) {
         ssize_t sent = send(fd, p, n, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -146,7 +169,7 @@ static enum status say_bye(struct local_conn *c)
 {
     uint8_t bytes[KVT_MESSAGE_MAX];
     size_t n = kvt_message_encode(&(struct kvt_message){ .kind = KVT_MSG_BYE }, bytes);
-    return send_packet(c->fd, bytes, n);
+    return local_send_packet(c->fd, bytes, n);
 }
 
 /* A receiver that does not read now (it is stopped, or far behind) still hears BYE when it goes on: without it the blocks we wrote
@@ -155,6 +178,7 @@ void local_disconnect(struct kvt_conn *base)
 {
     struct local_conn *c = connection(base);
     enum status said = OK;
+    local_settle(c);
     if (!base->incoming && c->remote) {
         c->lt->kind->detach(c); /* before BYE: invariant 1 */
         c->remote = NULL;
@@ -165,11 +189,12 @@ void local_disconnect(struct kvt_conn *base)
         return;
     }
     forget_done(c);
+    forget_broken(c);
     base->peer = NULL;
     c->state = LOCAL_DOWN;
     c->silent = c->leaving = true;
-    watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0); /* it may be out already, after an end of file */
-    watch(c->lt, EPOLL_CTL_ADD, c->fd, c, EPOLLOUT);
+    local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0); /* it may be out already, after an end of file */
+    local_watch(c->lt, EPOLL_CTL_ADD, c->fd, c, EPOLLOUT);
 }
 
 /* The receiver's socket has room again, or is gone. */
@@ -213,6 +238,8 @@ void local_close(struct kvt_transport *base)
         if (c->leaving) finish_leaving(c);
     if (t->kind->drain) drain_writers(t);
     LIST_FOREACH(c, &t->conns, struct local_conn, link) free_conn(c);
+    copier_free(t->copier);
+    if (t->wake_fd >= 0) close(t->wake_fd);
     if (t->epoll_fd >= 0) close(t->epoll_fd);
     mem_free(t);
 }
@@ -266,7 +293,7 @@ enum status local_connect(struct kvt_transport *base, struct str address, const 
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
     memcpy(p.ticket, ticket, sizeof p.ticket);
     kvt_preamble_encode(&p, preamble);
-    if (identify(t->kind, fd, &pidfd) != OK || send_packet(fd, preamble, sizeof preamble) != OK) {
+    if (identify(t->kind, fd, &pidfd) != OK || local_send_packet(fd, preamble, sizeof preamble) != OK) {
         close(fd);
         if (pidfd >= 0) close(pidfd);
         return err_set(err, ERR_UNSUPPORTED, "%s: the receiver's process is not visible from here", base->ops->name);
@@ -316,9 +343,11 @@ static void go_down(struct incidents *in, struct local_conn *c, enum status st, 
         return;
     }
     c->state = LOCAL_DOWN;
+    local_settle(c); /* invariant 3 */
     shutdown(c->fd, SHUT_WR); /* the peer reads end of file, stops, says BYE */
     if (c->silent) return;
     c->silent = true;
+    forget_broken(c);
     struct kvt_incident *i = add(in, KVT_DOWN, c);
     i->status = st;
     snprintf(i->text, sizeof i->text, "%s: %s", c->base.t->ops->name, text);
@@ -407,7 +436,7 @@ static void on_packet(struct incidents *in, struct local_conn *c, const uint8_t 
 static void on_end(struct incidents *in, struct local_conn *c)
 {
     if (c->state != LOCAL_GREETING) {
-        watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0);
+        local_watch(c->lt, EPOLL_CTL_DEL, c->fd, NULL, 0);
         if (c->base.incoming && !c->said_bye) watch_process(c);
     }
     go_down(in, c, ERR_PEER_LOST, "the peer closed the connection");
@@ -439,19 +468,11 @@ static void read_conn(struct incidents *in, struct local_conn *c)
     }
 }
 
-static void write_conn(struct local_conn *c)
+/* A copier found the receiver's memory gone; nobody else notices before its socket says so. */
+static void end_broken(struct local_transport *t, struct incidents *in)
 {
-    size_t sent = 0;
-    while (sent < c->out.len) {
-        uint16_t n;
-        memcpy(&n, c->out.data + sent, sizeof n);
-        enum status st = send_packet(c->fd, c->out.data + sent + sizeof n, n);
-        if (st == ERR_BUSY) break;
-        if (st != OK) sent = c->out.len - n - sizeof n; /* lost: reading tells */
-        sent += n + sizeof n;
-    }
-    buf_consume(&c->out, sent);
-    if (c->out.len == 0) watch(c->lt, EPOLL_CTL_MOD, c->fd, c, EPOLLIN);
+    LIST_FOREACH(c, &t->conns, struct local_conn, link)
+        if (c->broken && in->n < in->cap) go_down(in, c, ERR_PEER_LOST, c->broken);
 }
 
 static void check_deadlines(struct local_transport *t, struct incidents *in)
@@ -469,6 +490,7 @@ size_t local_poll(struct kvt_transport *base, struct kvt_incident *out, size_t c
 {
     struct local_transport *t = transport(base);
     struct incidents in = { out, 0, cap };
+    local_collect(t);
     while (t->n_done && in.n < cap) {
         t->n_done--;
         add(&in, KVT_PUT_DONE, connection(t->done[t->n_done].conn))->tag = t->done[t->n_done].tag;
@@ -480,52 +502,22 @@ size_t local_poll(struct kvt_transport *base, struct kvt_incident *out, size_t c
         struct local_conn *c = (struct local_conn *)(who & ~(uintptr_t)1);
         if (!who) {
             accept_conns(t);
+        } else if (who == (uintptr_t)t) {
+            uint64_t count;
+            while (read(t->wake_fd, &count, sizeof count) < 0 && errno == EINTR) {}
         } else if (who & 1) {
-            watch(t, EPOLL_CTL_DEL, c->pidfd, NULL, 0);
+            local_watch(t, EPOLL_CTL_DEL, c->pidfd, NULL, 0);
             c->ended = true;
         } else if (c->leaving) {
             go_on_leaving(c);
         } else {
-            if (events[i].events & EPOLLOUT) write_conn(c);
+            if (events[i].events & EPOLLOUT) local_write_out(c);
             if (events[i].events & ~(uint32_t)EPOLLOUT) read_conn(&in, c);
         }
     }
+    if (t->n_broken) end_broken(t, &in);
     check_deadlines(t, &in);
     return in.n;
-}
-
-/* ---- what sessions ask for ---- */
-
-enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
-{
-    struct local_conn *c = connection(base);
-    struct local_transport *t = c->lt;
-    if (c->state != LOCAL_UP) return ERR_PEER_LOST;
-    if (t->n_done == LOCAL_DONE_MAX) return ERR_BUSY;
-    for (uint32_t i = 0; i < p->n_copies; i++) memcpy(c->remote + p->copies[i].remote, kvt_source(t->env, p->copies[i].local), p->copies[i].bytes);
-    t->done[t->n_done].conn = base;
-    t->done[t->n_done++].tag = p->tag;
-    return OK;
-}
-
-/* A put is over when it returns. */
-void local_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation) { (void)c, (void)session, (void)generation; }
-
-enum status local_notify(struct kvt_conn *base, const struct kvt_message *m)
-{
-    struct local_conn *c = connection(base);
-    uint8_t bytes[KVT_MESSAGE_MAX];
-    if (c->state != LOCAL_UP) return ERR_PEER_LOST;
-    if (m->kind == KVT_MSG_NOTE && c->out.len) return ERR_BUSY;
-    if (c->out.len > KVT_QUEUE_LIMIT) return ERR_FULL;
-    uint16_t n = (uint16_t)kvt_message_encode(m, bytes);
-    enum status st = c->out.len ? ERR_BUSY : send_packet(c->fd, bytes, n);
-    if (st != ERR_BUSY) return st;
-    watch(c->lt, EPOLL_CTL_MOD, c->fd, c, EPOLLIN | EPOLLOUT);
-    if (m->kind == KVT_MSG_NOTE) return ERR_BUSY;
-    buf_add(&c->out, &n, sizeof n);
-    buf_add(&c->out, bytes, n);
-    return OK;
 }
 
 enum status local_fence(struct kvt_conn *base)

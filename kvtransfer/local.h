@@ -1,7 +1,9 @@
-/* local.h - what the transports of one host share: SOCK_SEQPACKET connections over abstract unix sockets, writers by memcpy.
+/* local.h - what the transports of one host share: SOCK_SEQPACKET connections over abstract unix sockets, writers that copy.
  *
  * The receiver listens under a random name that vanishes with its process. A writer connects, presents its ticket, and gets WELCOME with
- * what it needs to see the receiver's pool; from then on put() is memcpy into that pool and messages are packets.
+ * what it needs to see the receiver's pool; from then on put() copies into that pool and messages are packets.
+ * Copying is done by the transfer thread and, where there are CPUs for it, by a bounded number of copiers (copier.h): a put is cut into jobs,
+ * is over when its last job is, and a message waits in `out` until the puts before it are over.
  *
  *   incoming  GREETING ── ticket good ──▶ UP ── end of file, malformed packet, fence() ──▶ DOWN ── BYE | process ended: fenced
  *   outgoing  WAITING ── WELCOME ──▶ UP ── end of file ──▶ DOWN ── disconnect: BYE (when it fits), close
@@ -10,16 +12,39 @@
  *  1 A writer unmaps (or forgets) the pool before it says BYE, and says BYE before it closes: after BYE nothing of it can land.
  *  2 End of file alone proves nothing (a descriptor can be closed while the mapping stays): without BYE the fence is the end of the
  *    process, seen through the pidfd taken when it connected, before its ticket was looked at.
- * Thread: transfer. */
+ *  3 No copier works for a connection that is DOWN or being disconnected: the transfer thread waits for the jobs on their way (at most
+ *    COPIER_AHEAD bytes each) before it says either. So 1 holds for every thread.
+ * Thread: transfer; `move` of a kind also on copiers, which change nothing of a connection. */
 #ifndef BATON_KVTRANSFER_LOCAL_H
 #define BATON_KVTRANSFER_LOCAL_H
 
+#include <stdatomic.h>
+
+#include "kvtransfer/copier.h"
+#include "kvtransfer/copy.h"
 #include "kvtransfer/transport.h"
 #include "shared/base/list.h"
 
-enum { LOCAL_BOOT_CHARS = 36, LOCAL_NAME_CHARS = 32, LOCAL_ADDRESS_CHARS = LOCAL_BOOT_CHARS + LOCAL_NAME_CHARS, LOCAL_DONE_MAX = 256 };
+enum {
+    LOCAL_BOOT_CHARS = 36,
+    LOCAL_NAME_CHARS = 32,
+    LOCAL_ADDRESS_CHARS = LOCAL_BOOT_CHARS + LOCAL_NAME_CHARS,
+    LOCAL_DONE_MAX = 256, /* puts of all connections that PUT_DONE has not been said of */
+    LOCAL_PUTS_MAX = 8    /* of one connection with jobs on their way */
+};
 
 enum local_state { LOCAL_GREETING, LOCAL_WAITING, LOCAL_UP, LOCAL_DOWN };
+
+/* A put that is not over. */
+struct local_put {
+    struct local_conn *conn;
+    uint64_t           tag, generation;
+    uint32_t           session, n_copies, n_jobs; /* jobs on their way */
+    bool               whole;                     /* every byte is copied or in a job */
+    _Atomic bool       abandoned; /* relaxed: only makes copiers stop early; that they have stopped is known from their jobs' return */
+    _Atomic bool       failed;    /* relaxed likewise: a copier could not write; read after its job came back */
+    struct kvt_copy   *copies;    /* env->max_copies */
+};
 
 struct local_conn {
     struct kvt_conn         base;
@@ -30,9 +55,20 @@ struct local_conn {
     char                   *remote;       /* outgoing: the receiver's pool as seen here */
     size_t                  remote_bytes, need_bytes; /* need: what their layout says */
     uint64_t                deadline_ms;  /* GREETING, WAITING */
-    struct buf              out;          /* packets that did not fit: u16 length, bytes */
+    struct local_put       *puts;         /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
+    uint64_t                n_put, n_over; /* puts taken; puts over without a gap */
+    uint32_t                n_jobs;
+    const char             *broken;       /* why the receiver's memory cannot be written any more; NULL: it can */
+    void                   *kind_state;   /* the kind's, from attach to detach */
+    struct buf              out;          /* packets that wait, for a put or for room: struct local_packet, bytes */
+    bool                    wants_write;
     bool                    said_bye, ended, silent; /* silent: DOWN is known to the session layer */
     bool                    leaving;      /* outgoing, disconnected: BYE waits for room in the receiver's socket */
+};
+
+struct local_packet {
+    uint64_t after; /* n_over that must be reached */
+    uint64_t bytes;
 };
 
 /* How a pool becomes visible to a writer: the difference between the rows. */
@@ -45,6 +81,11 @@ struct local_kind {
     /* Writer: fill remote and remote_bytes; closes or keeps nothing of `fd` (-1: none came). */
     enum status (*attach)(struct local_conn *c, uint64_t value, int fd, char *text, size_t text_max);
     void        (*detach)(struct local_conn *c);
+    /* Copy `bytes` bytes of copies[0..] from byte `skip` of copies[0] on. False: the receiver's memory cannot be written any more. Transfer
+     * thread and copiers. */
+    bool        (*move)(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes);
+    /* NULL, or instead of `move`: begin the whole put; copier_done follows for each of the n_jobs it sets. False as above. */
+    bool        (*begin)(struct local_conn *c, struct local_put *p);
 };
 
 struct local_transport {
@@ -57,7 +98,11 @@ struct local_transport {
     uint32_t                 n_conns;
     uint64_t                 checked_ms; /* when deadlines were last looked at */
     struct { struct kvt_conn *conn; uint64_t tag; } done[LOCAL_DONE_MAX];
-    uint32_t                 n_done;
+    uint32_t                 n_done, n_unfinished; /* puts over and to be told; puts not over */
+    struct copier           *copier;
+    int                      wake_fd;    /* readable when copiers have finished jobs */
+    const struct copy_row   *copy;
+    uint32_t                 n_broken;   /* connections with `broken` whose DOWN has not been said */
 };
 
 /* The slots of both rows; open is called by each row's own. */
@@ -78,6 +123,15 @@ enum status local_fence(struct kvt_conn *c);
 size_t      local_poll(struct kvt_transport *t, struct kvt_incident *out, size_t cap);
 uint64_t    local_link_speed(const struct kvt_conn *c);
 void        local_disconnect(struct kvt_conn *c);
+
+/* local_put.c: puts and what waits behind them. */
+bool        local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes);
+void        local_run_job(const struct copier_job *j); /* copiers */
+void        local_collect(struct local_transport *t);  /* take finished jobs back; what waited for their puts goes out */
+void        local_settle(struct local_conn *c);        /* abandon its puts and wait until no copier works for it */
+void        local_write_out(struct local_conn *c);     /* packets whose time has come and for which there is room */
+void        local_watch(struct local_transport *t, int op, int fd, void *who, uint32_t events);
+enum status local_send_packet(int fd, const void *p, size_t n);
 
 #define LOCAL_SLOTS                                                                                                              \
     .close = local_close, .wait_fd = local_wait_fd, .port = local_port, .export_address = local_export_address,                  \

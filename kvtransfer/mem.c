@@ -21,7 +21,7 @@ static enum status attach(struct local_conn *c, uint64_t value, int fd, char *te
 
 static void detach(struct local_conn *c) { c->remote = NULL; }
 
-static const struct local_kind MEM = { .prefix = "baton-mem-", .same_process = true, .drain = true, .offer = offer, .attach = attach, .detach = detach };
+static const struct local_kind MEM = { .prefix = "baton-mem-", .same_process = true, .drain = true, .offer = offer, .attach = attach, .detach = detach, .move = local_move_mapped };
 
 static enum status mem_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {

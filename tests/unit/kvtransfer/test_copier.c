@@ -1,0 +1,167 @@
+/* test_copier.c - copy rows against memcpy, and copiers: every job comes back once, whoever ran it, and what was copied is whole. */
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtransfer/copier.h"
+#include "kvtransfer/copy.h"
+#include "shared/base/mem.h"
+#include "tests/harness/test.h"
+
+static void check_row(const struct copy_row *row, size_t to_at, size_t from_at, size_t n)
+{
+    enum { ROOM = 72 * 1024, EDGE = 128 };
+    static char from[ROOM], to[ROOM] __attribute__((aligned(64)));
+    static bool filled;
+    for (size_t i = 0; !filled && i < ROOM; i++) from[i] = (char)(i * 2654435761u >> 11);
+    filled = true;
+    memset(to, 0x5a, EDGE + to_at + n + EDGE);
+    row->copy(to + EDGE + to_at, from + from_at, n);
+    if (memcmp(to + EDGE + to_at, from + from_at, n) != 0) test_fail(__FILE__, __LINE__, "%s: %zu bytes from %zu to %zu differ", row->name, n, from_at, to_at);
+    for (size_t i = 0; i < EDGE + to_at; i++) CHECK_EQ_INT(to[i], 0x5a);
+    for (size_t i = 0; i < EDGE; i++) CHECK_EQ_INT(to[EDGE + to_at + n + i], 0x5a);
+}
+
+static void check_all(const struct copy_row *row)
+{
+    static const size_t large[] = { 4096, 16384, 16385, 32767, 65536, 65600 + 63 };
+    if (!row->runs_here()) SKIP("this CPU has not the instruction set of the row");
+    for (size_t to = 0; to < 66; to += 1 + to % 3)
+        for (size_t n = 0; n < 700; n += 1 + n / 16) check_row(row, to, (to * 7 + n) % 65, n);
+    for (size_t i = 0; i < COUNT_OF(large); i++)
+        for (size_t to = 0; to < 64; to += 7)
+            for (size_t from = 0; from < 64; from += 13) check_row(row, to, from, large[i]);
+}
+
+TEST(copy_plain) { check_all(&copy_plain); }
+#if defined(__x86_64__)
+TEST(copy_avx2) { check_all(&copy_avx2); }
+TEST(copy_avx512) { check_all(&copy_avx512); }
+#else
+TEST(copy_avx2) { SKIP("x86-64 only"); }
+TEST(copy_avx512) { SKIP("x86-64 only"); }
+#endif
+
+TEST(copy_choice_runs_here)
+{
+    const struct copy_row *row = copy_choose();
+    CHECK(row->runs_here());
+    char a[100000], b[100000];
+    for (size_t i = 0; i < sizeof a; i++) a[i] = (char)(i * 31);
+    for (size_t n = 1; n <= sizeof a; n = n * 3 + 1) {
+        memset(b, 0, sizeof b);
+        copy_bytes(row, b, a, n);
+        CHECK(memcmp(a, b, n) == 0);
+    }
+}
+
+/* ---- copiers ---- */
+
+struct book {
+    _Atomic uint32_t n_run;
+    _Atomic uint32_t gate; /* 1: workers wait */
+    char            *to, *from;
+};
+
+static void run(const struct copier_job *j)
+{
+    struct book *b = j->put;
+    while (atomic_load(&b->gate)) sched_yield();
+    memcpy(b->to + j->skip, b->from + j->skip, j->bytes);
+    atomic_fetch_add(&b->n_run, 1);
+}
+
+static void count_wake(void *arg) { atomic_fetch_add((_Atomic uint32_t *)arg, 1); }
+
+TEST(copier_jobs_come_back_once)
+{
+    enum { N = 2000, BYTES = 1000 };
+    struct book b = { .to = calloc(N, BYTES), .from = malloc(N * BYTES) };
+    struct copier *c;
+    struct err err;
+    _Atomic uint32_t n_wakes = 0;
+    for (size_t i = 0; i < N * BYTES; i++) b.from[i] = (char)(i * 13 >> 3);
+    CHECK_OK(copier_create(4, 0, run, count_wake, &n_wakes, &c, &err));
+    uint32_t offered = 0, self = 0, back = 0;
+    static uint8_t seen[N];
+    struct copier_job j;
+    for (uint32_t i = 0; i < N; i++) {
+        struct copier_job job = { .put = &b, .i_copy = i, .skip = (uint64_t)i * BYTES, .bytes = BYTES };
+        if (copier_offer(c, job)) offered++;
+        else run(&job), self++;
+        while (copier_take(c, &j)) seen[j.i_copy]++, back++;
+    }
+    while (back < offered) {
+        copier_wait(c, 100);
+        while (copier_take(c, &j)) seen[j.i_copy]++, back++;
+    }
+    CHECK_EQ_INT(atomic_load(&b.n_run), N);
+    CHECK_EQ_INT(offered + self, N);
+    for (uint32_t i = 0; i < N; i++) CHECK(seen[i] <= 1);
+    CHECK(memcmp(b.to, b.from, N * BYTES) == 0);
+    CHECK(!offered || atomic_load(&n_wakes) > 0);
+    copier_free(c);
+    free(b.to);
+    free(b.from);
+}
+
+/* Workers that do not come forward take COPIER_AHEAD bytes and COPIER_JOBS_MAX jobs, no more. */
+TEST(copier_queues_are_bounded)
+{
+    struct book b = { .to = malloc(4 * COPIER_CHUNK), .from = calloc(4, COPIER_CHUNK), .gate = 1 };
+    struct copier *c;
+    struct err err;
+    struct copier_job j = { .put = &b, .bytes = COPIER_CHUNK }, out;
+    CHECK_OK(copier_create(3, 0, run, NULL, NULL, &c, &err));
+    uint32_t n = 0, back = 0;
+    while (copier_offer(c, j)) CHECK(++n < 100);
+    CHECK_EQ_INT(n, 2 * COPIER_AHEAD / COPIER_CHUNK);
+    CHECK(!copier_take(c, &out));
+    atomic_store(&b.gate, 0);
+    for (; back < n; copier_wait(c, 100))
+        while (copier_take(c, &out)) back++;
+    atomic_store(&b.gate, 1);
+    j.bytes = 1;
+    for (n = back = 0; copier_offer(c, j);) CHECK(++n < 1000);
+    CHECK_EQ_INT(n, 2 * COPIER_JOBS_MAX);
+    atomic_store(&b.gate, 0);
+    for (; back < n; copier_wait(c, 100))
+        while (copier_take(c, &out)) back++;
+    copier_free(c);
+    free(b.to);
+    free(b.from);
+}
+
+/* Without workers nothing is taken; jobs that somebody else ran come back all the same. */
+TEST(copier_alone)
+{
+    struct copier *c;
+    struct err err;
+    struct copier_job j = { .worker = COPIER_FOREIGN, .bytes = 77 }, out;
+    CHECK_OK(copier_create(1, 2, run, NULL, NULL, &c, &err));
+    CHECK(!copier_offer(c, j));
+    copier_done(c, j);
+    copier_done(c, j);
+    CHECK(copier_take(c, &out) && out.bytes == 77);
+    CHECK(copier_take(c, &out) && !copier_take(c, &out));
+    copier_free(c);
+}
+
+TEST(copier_number_of_threads)
+{
+    CHECK_EQ_INT(copier_choose(3), 3);
+    CHECK_EQ_INT(copier_choose(99), COPIER_THREADS_MAX);
+    CHECK(copier_choose(0) >= 1 && copier_choose(0) <= 4);
+    cpu_set_t one;
+    CHECK_OK(sched_getaffinity(0, sizeof one, &one));
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &one)) cpu++;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    CHECK_OK(sched_setaffinity(0, sizeof one, &one));
+    CHECK_EQ_INT(copier_choose(0), 1);
+}
+
+TEST_MAIN(CASE(copy_plain), CASE(copy_avx2), CASE(copy_avx512), CASE(copy_choice_runs_here), CASE(copier_jobs_come_back_once),
+          CASE(copier_queues_are_bounded), CASE(copier_alone), CASE(copier_number_of_threads))
