@@ -4,13 +4,11 @@
 # A rail is a pair of virtual Ethernet devices near<i> 10.77.<i>.1 and far<i>n 10.77.<i>.2. Both ends are this machine's, and the kernel
 # would deliver between its own addresses without a wire. With FAR=1 routes by outgoing interface send what is bound to one end (as
 # Soft-RoCE's packets are) over the pair, so that loss, delay and a link that is down act on them; other traffic stays local.
+#
+# usage: guest        everything, as above
+#        guest wire I  the routes of rail I once more: the kernel forgets them when an end goes down
 cd /run/vm && . ./setting
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
-exec </dev/null >/dev/vport0p1 2>&1
-ulimit -l unlimited
-ulimit -n 65536
-sysctl -qw net.ipv4.ip_local_port_range='32768 60999' net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
-ip link set lo up
 
 must() { "$@" || { echo "guest: failed: $*"; echo "status 125" >/dev/vport0p2; exit; }; }
 
@@ -23,14 +21,26 @@ rail() {
     must rdma link add rxe$1 type rxe netdev near$1
 }
 
-# one_way I FROM TO ADDRESS: packets for ADDRESS that leave through FROM go out on it, to the device TO.
+# one_way TABLE FROM TO ADDRESS: packets for ADDRESS that leave through FROM go out on it, to the device TO.
 one_way() {
-    sysctl -qw net.ipv4.conf."$2".accept_local=1
-    must ip route add "$4" dev "$2" table $((100 + $1))
-    must ip rule add pref 10 oif "$2" to "$4" lookup $((100 + $1))
+    must ip route replace "$4" dev "$2" table "$1"
     must ip neigh replace "$4" lladdr "$(cat /sys/class/net/"$3"/address)" dev "$2" nud permanent
 }
 
+wire() {
+    one_way $((100 + 2 * $1)) near$1 far$1n 10.77.$1.2
+    one_way $((101 + 2 * $1)) far$1n near$1 10.77.$1.1
+}
+
+if [ "$1" = wire ]; then
+    wire "$2"
+    exit
+fi
+exec </dev/null >/dev/vport0p1 2>&1
+ulimit -l unlimited
+ulimit -n 65536
+sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
+ip link set lo up
 if [ "$RAILS" -gt 0 ] && [ "$FAR" = 1 ]; then # after the rules by interface, before everything else
     must ip rule add pref 20 lookup local
     must ip rule del pref 0
@@ -38,8 +48,10 @@ fi
 for ((i = 0; i < RAILS; i++)); do
     rail $i
     [ "$FAR" = 1 ] || continue
-    one_way $((2 * i)) near$i far${i}n 10.77.$i.2
-    one_way $((2 * i + 1)) far${i}n near$i 10.77.$i.1
+    must ip rule add pref 10 oif near$i to 10.77.$i.2 lookup $((100 + 2 * i))
+    must ip rule add pref 10 oif far${i}n to 10.77.$i.1 lookup $((101 + 2 * i))
+    sysctl -qw net.ipv4.conf.near$i.accept_local=1 net.ipv4.conf.far${i}n.accept_local=1
+    wire $i
     must rdma link add far$i type rxe netdev far${i}n
 done
 if [ "$WIRE_HOST" != 0 ]; then

@@ -1,0 +1,66 @@
+"""cases.py - the questions that the machines answer, and the answers of one mixed node to compare with.
+
+The answers are computed on this host itself, which is 10 to 30 times faster than a machine inside it, with the kernel row that the
+machines have too (the same bits), and handed to them in a file. run.py writes it before a machine starts; tests read it with load().
+"""
+import json, os, sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
+from harness import *
+
+ISA = 'avx2'
+SIZE = ['--max-model-len', '1024', '--max-num-seqs', '8', '--num-gpu-blocks-override', '64', '--cpu-isa', ISA]
+MODELS = {'smollm2': dict(path=smollm2, vocab=49152, n=3, longest=70, max_tokens=(2, 4), bytes_per_token=30 * 3 * 2 * 64 * 4),
+          'tiny': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=3 * 1 * 2 * 16 * 4)}
+
+
+def bodies(name):
+    """Completion requests; the smaller prompts are below one block, the longest have a partly filled last one."""
+    m = MODELS[name]
+    return mixed_requests(m['n'], 4, m['vocab'], m['longest'], m['max_tokens'])
+
+
+def make(path):
+    """Answers of a mixed node for every model at hand, to a file. A model that is not there is left out: its tests skip in load()."""
+    answers = {}
+    for name, m in MODELS.items():
+        try:
+            model = m['path']()
+        except Skip:
+            continue
+        with closing(Node(model, 'mixed', SIZE)) as node:
+            wait_ready(node)
+            answers[name] = [answer_of(request(node.port, 'POST', '/v1/completions', b, timeout=600)[2]) for b in bodies(name)]
+    with open(path, 'w') as f:
+        json.dump(answers, f)
+
+
+def load(name):
+    """(path of the model, requests, answers of one mixed node, KV bytes of a prompt position)"""
+    with open(os.environ['BATON_VM_ANSWERS']) as f:
+        answers = json.load(f)
+    if name not in answers:
+        raise Skip(f'no answers of a mixed node for {name}: BATON_TEST_GGUF does not name the SmolLM2 file')
+    m = MODELS[name]
+    return m['path'](), bodies(name), answers[name], m['bytes_per_token']
+
+
+def check(want, prompts, answers, per_token, protocol, block=64):
+    """Every answer equals the mixed node's, came from two nodes over `protocol`, moved what the layout says, and computed no prompt position
+    again on the decode side. Returns the KV bytes moved."""
+    moved = 0
+    for i, (w, b, a) in enumerate(zip(want, prompts, answers)):
+        if isinstance(a, Exception):
+            raise a
+        status, _, body = a
+        assert status == 200, (i, status, body)
+        got = json.loads(json.dumps(answer_of(body)))
+        assert got == w, f'{protocol}: answer {i} is not the mixed node\'s:\n{got[0]}\n{w[0]}'
+        t = body['baton']
+        assert t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0, t
+        assert t['transport'] == protocol, t
+        cached = t['decode_cached_tokens']
+        assert cached % block == 0 and cached < len(b['prompt']), t
+        assert t['kv_bytes'] == (len(b['prompt']) - cached) * per_token, (t, len(b['prompt']))
+        moved += t['kv_bytes']
+    return moved

@@ -1,0 +1,52 @@
+"""One machine, prefill and decode at the two ends of its rails: answers equal one mixed node's, bit for bit, and the devices' own
+counters account for the KV bytes that the traces claim, over the transport that they name and over no other."""
+from rails import *
+
+SLACK = 300_000  # control messages of a test: hello, grants, queue pairs, node protocol
+
+
+def check_wire(protocol, moved, traffic):
+    t = traffic.since()
+    print(f'  {protocol}: {moved} KV bytes; left through the prefill end {t["near"]} bytes in {t["packets"]} RoCE packets, through the loopback {t["lo"]}', flush=True)
+    if protocol == 'tcp':
+        assert t['lo'] >= moved and t['near'] + t['far'] < SLACK, t
+    else:
+        assert t['near'] >= moved and t['packets'] * 4096 >= moved, t  # a RoCE packet has at most 4,096 bytes of payload
+        assert t['far'] < moved / 4 + SLACK, t                         # acknowledgements
+
+
+def equal(name, protocol, concurrency, args=()):
+    model, prompts, want, per_token = load(name)
+    with split(model, protocol, args) as nodes:
+        traffic = Traffic()
+        answers = ask([n.port for n in nodes], prompts, concurrency)
+        moved = check(want, prompts, answers, per_token, protocol)
+        assert moved > 0
+        check_wire(protocol, moved, traffic)
+        counted = metrics(nodes[0].port)
+        sent = sum(v for k, v in counted.items() if k.startswith('baton_kv_transfer_bytes_total') and f'"{protocol}"' in k)
+        assert sent >= moved, (sent, moved, {k: v for k, v in counted.items() if 'kv_transfer' in k})
+
+
+def test_tiny_rdma():
+    equal('tiny', 'rdma', 8)
+
+
+def test_tiny_ucx():
+    equal('tiny', 'ucx', 8)
+
+
+def test_tiny_tcp():
+    equal('tiny', 'tcp', 8)
+
+
+def test_smollm2_rdma():
+    equal('smollm2', 'rdma', 1, ['--max-num-batched-tokens', '16'])
+
+
+def test_smollm2_ucx():
+    equal('smollm2', 'ucx', 1, ['--max-num-batched-tokens', '16'])
+
+
+def test_smollm2_tcp():
+    equal('smollm2', 'tcp', 1, ['--max-num-batched-tokens', '16'])
