@@ -192,7 +192,7 @@ print_gpu() {
 # Names of interfaces with an IPv4 address that others can reach, one per line.
 with_ipv4() {
     local text
-    if [ -n "${IP_ADDR_FILE:-}" ]; then text=$(cat "$IP_ADDR_FILE") || return 1
+    if [ -n "${IP_ADDR_FILE:-}" ]; then text=$(cat "$IP_ADDR_FILE" 2>/dev/null) || return 1
     else text=$(ip -o -4 addr show) || return 1; fi
     awk '$3 == "inet" && $4 !~ /^(127|169\.254)\./ { sub(/@.*/, "", $2); print $2 }' <<<"$text" | sort -uV
 }
