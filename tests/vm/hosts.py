@@ -1,0 +1,123 @@
+"""hosts.py - two machines on one wire, from inside host 1: programs here and there, requests to either, the wire's counters."""
+import contextlib, http.client, json, os, socket, subprocess, sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from agent import PORT
+from cases import *
+
+ADDRESS = {1: '10.78.0.1', 2: '10.78.0.2'}
+SECRET = 'the secret of two machines'
+
+
+def far_side(**question):
+    """One request to the agent of host 2."""
+    with socket.create_connection((ADDRESS[2], PORT), timeout=120) as s:
+        s.sendall(json.dumps(question).encode() + b'\n')
+        answer = json.loads(s.makefile('rb').readline())
+    if 'error' in answer:
+        raise RuntimeError(answer['error'])
+    return answer
+
+
+def wait_for_far_side():
+    wait_until('host 2 is up', lambda: far_side(run=['true'])['status'] == 0, 120, 0.5)
+
+
+def on(host, *argv):
+    """The output of a command on that host; it must succeed."""
+    if host == 2:
+        done = far_side(run=argv)
+        status, output = done['status'], done['output']
+    else:
+        p = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        status, output = p.returncode, p.stdout
+    assert status == 0, (host, argv, status, output)
+    return output
+
+
+class HostNode:
+    """A baton node on one of the two hosts; what closing(), wait_ready() and wait_sees() of the harness need, with a host beside the port."""
+
+    def __init__(self, host, model, role, args=(), env=None, port=8180):
+        self.host, self.port, self.name = host, port, f'{role} on host {host}'
+        argv = [BIN, 'serve', '--model', model, '--served-model-name', 'm', '--host', '0.0.0.0', '--port', str(port), '--splitwise-role', role,
+                '--advertise-host', ADDRESS[host], '--compute-threads', '1', *args]
+        env = {'BATON_CLUSTER_SECRET': SECRET, 'KVCACHE_RDMA_NICS': 'rxe_w', **(env or {})}
+        if host == 2:
+            self.pid, self.p = far_side(start=argv, env=env)['pid'], None
+        else:
+            self.log = tempfile.NamedTemporaryFile('w+', prefix='baton-', suffix='.log', delete=False)
+            self.p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env={**os.environ, **env}, start_new_session=True)
+
+    def state(self):
+        """(status or None, output)"""
+        if self.host == 2:
+            seen = far_side(poll=self.pid)
+            return seen['status'], seen['output']
+        with open(self.log.name, encoding='utf-8', errors='replace') as f:
+            return self.p.poll(), f.read()
+
+    def signal(self, number):
+        if self.host == 2:
+            far_side(signal=number, pid=self.pid)
+        elif self.p.poll() is None:
+            self.p.send_signal(number)
+
+    def close(self):
+        self.signal(signal.SIGTERM)
+        try:
+            wait_until(f'{self.name} ended', lambda: self.state()[0] is not None, 30)
+        except AssertionError:
+            self.signal(signal.SIGKILL)
+            raise
+
+    def request(self, method, path, body=None, timeout=900):
+        c = http.client.HTTPConnection(ADDRESS[self.host], self.port, timeout=timeout)
+        try:
+            c.request(method, path, None if body is None else json.dumps(body), {'Content-Type': 'application/json'})
+            r = c.getresponse()
+            raw = r.read()
+            try:
+                return r.status, r.headers, json.loads(raw)
+            except ValueError:
+                return r.status, r.headers, raw.decode('utf-8', 'replace')
+        finally:
+            c.close()
+
+
+def wait_pair(nodes):
+    """Both ready, each sees both."""
+    for n in nodes:
+        def good():
+            status, output = n.state()
+            if status is not None:
+                raise RuntimeError(f'{n.name} ended with {status}:\n{output[-3000:]}')
+            return n.request('GET', '/ready', timeout=5)[0] == 200 and len(n.request('GET', '/cluster', timeout=5)[2]['nodes']) == len(nodes)
+        wait_until(f'{n.name} is ready and sees {len(nodes)} nodes', good, 120, 0.2)
+
+
+@contextlib.contextmanager
+def two_nodes(model, protocol, args=()):
+    """Prefill on host 1, decode on host 2, which finds the view at host 1's control port."""
+    env = dict(BATON_UCX_TLS='rc_verbs', UCX_NET_DEVICES='rxe_w:1') if protocol == 'ucx' else {}
+    common, nodes = ['--cache-transfer-protocol', protocol, *SIZE, *args], []
+    try:
+        nodes.append(HostNode(1, model, 'prefill', [*common, '--engine-worker-queue-port', '7013'], env))
+        nodes.append(HostNode(2, model, 'decode', [*common, '--router', f'{ADDRESS[1]}:7013'], env))
+        wait_pair(nodes)
+        yield nodes
+    except BaseException:
+        for n in nodes:
+            status, output = n.state()
+            print(f'--- {n.name} ({"alive" if status is None else status}) ---\n{output[-4000:]}', flush=True)
+        raise
+    finally:
+        for n in nodes:
+            n.close()
+
+
+def counters(host):
+    """What the wire's devices of that host counted: bytes of eth0, packets of rxe_w."""
+    stats, hw = '/sys/class/net/eth0/statistics/', '/sys/class/infiniband/rxe_w/ports/1/hw_counters/'
+    tx, rx, sent, received = (int(x) for x in on(host, 'cat', stats + 'tx_bytes', stats + 'rx_bytes', hw + 'sent_pkts', hw + 'rcvd_pkts').split())
+    return dict(tx=tx, rx=rx, sent=sent, received=received)
