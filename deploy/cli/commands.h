@@ -18,6 +18,7 @@ int cmd_launch(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_status(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_docs(int argc, char **argv);
 
@@ -25,6 +26,9 @@ int cmd_docs(int argc, char **argv);
  * On failure the sentence has been printed to stderr; the caller returns 2. `words` receives at most *n_words words that are
  * not options (NULL: none allowed). */
 struct config *command_config(const char *command, const char *intro, int argc, char **argv, const char **words, int *n_words, bool *done);
+
+/* `--listen host:port` of doctor and bench: be the agent that --peers of another host names, until a signal. Returns the exit status. */
+int command_listen(const struct config *c, const char *command);
 
 /* One sentence about an option without effect, on stderr; for config_notes. */
 void command_say_note(void *arg, const char *sentence);

@@ -85,7 +85,7 @@ const struct option OPTIONS[] = {
       .help = "Verify a checksum of every KV block before decode uses it." },
     { .name = "advertise-host", .aliases = "ips", .env = "BATON_ADVERTISE_HOST", .type = OPT_STRING, .group = "Cluster", .commands = "serve doctor",
       .help = "Address at which other nodes reach this one; default: the one that faces the scheduler." },
-    { .name = "cluster-secret-file", .env = "BATON_CLUSTER_SECRET_FILE", .type = OPT_STRING, .group = "Cluster", .commands = NET,
+    { .name = "cluster-secret-file", .env = "BATON_CLUSTER_SECRET_FILE", .type = OPT_STRING, .group = "Cluster", .commands = NET " bench",
       .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one node-to-node ports stay on loopback." },
     { .name = "router", .env = "BATON_DIRECTORY", .type = OPT_STRING, .group = "Cluster", .commands = "serve doctor",
       .help = "host:port of the process that holds the cluster view (a launcher or a node's control port)." },
@@ -135,7 +135,30 @@ const struct option OPTIONS[] = {
 
     /* ---- status, doctor ---- */
     { .name = "url", .env = "BATON_URL", .type = OPT_STRING, .group = "Status", .commands = "status", .help = "A node to ask, http://host:port; default: 127.0.0.1 and --port." },
-    { .name = "json", .type = OPT_BOOL, .group = "Status", .commands = "status doctor version", .help = "Print JSON." },
+    { .name = "json", .type = OPT_BOOL, .group = "Status", .commands = "status doctor version bench", .help = "Print JSON." },
+
+    /* ---- bench, and doctor with other hosts ---- */
+    { .name = "peers", .type = OPT_LIST, .group = "Bench", .commands = "bench doctor",
+      .help = "host:port of agents on other hosts (`baton doctor --listen`): bench measures from here to each, doctor every pair of hosts, this one included." },
+    { .name = "listen", .type = OPT_STRING, .group = "Bench", .commands = "bench doctor",
+      .help = "Be the agent that --peers of another host names: host:port. Needs the cluster secret unless the host is loopback." },
+    { .name = "transport", .type = OPT_LIST, .group = "Bench", .commands = "bench",
+      .help = "Transports to measure: ipc, tcp, rdma, ucx, mem. Default: all of this binary that work here." },
+    { .name = "piece", .type = OPT_LIST, .def = "4k,64k,1m", .group = "Bench", .commands = "bench",
+      .help = "Bytes of one (layer, block): sizes and ranges. 4k..4m goes by factors of four, 4k..4m*2 by factors of two." },
+    { .name = "blocks", .type = OPT_INT, .min = 0, .max = 262144, .def = "0", .group = "Bench", .commands = "bench",
+      .help = "KV blocks of one transfer; 0: as many as make 128 MiB over 8 layers." },
+    { .name = "rounds", .type = OPT_INT, .min = 1, .max = 100, .def = "5", .group = "Bench", .commands = "bench",
+      .help = "Rounds of limit and transfer in turn; the best of each is compared." },
+    { .name = "samples", .type = OPT_INT, .min = 0, .max = 100000, .def = "1000", .group = "Bench", .commands = "bench",
+      .help = "Transfers of one piece for the latency percentiles; 0: none." },
+    { .name = "copiers", .type = OPT_INT, .min = 1, .max = 16, .def = "1", .group = "Bench", .commands = "bench",
+      .help = "Threads that copy for ipc, and for the memcpy beside it." },
+    { .name = "connections", .type = OPT_INT, .min = 1, .max = 16, .def = "1", .group = "Bench", .commands = "bench",
+      .help = "TCP connections for tcp, and for the iperf3 or plain stream beside it." },
+    { .name = "checksum", .type = OPT_BOOL, .def = "true", .group = "Bench", .commands = "bench", .help = "Make and verify block checksums, as nodes do." },
+    { .name = "contiguous", .type = OPT_BOOL, .group = "Bench", .commands = "bench",
+      .help = "Blocks in order on both sides, so that pieces join; default: scattered, as after hours of serving." },
 
     /* ---- Logging ---- */
     { .name = "log-level", .env = "BATON_LOG_LEVEL", .type = OPT_ENUM, .choices = "error|warn|info|debug", .def = "info", .group = "Logging", .help = "Least important lines shown." },

@@ -49,7 +49,8 @@ static const char *const NAMES[FRAME_TYPE_END] = {
     [FRAME_RUN] = "run",                 [FRAME_TOKENS] = "tokens",
     [FRAME_FINISHED] = "finished",       [FRAME_FAILED] = "failed",
     [FRAME_CANCEL] = "cancel",           [FRAME_KVT_HELLO] = "kvt_hello",
-    [FRAME_KVT_ANSWER] = "kvt_answer",
+    [FRAME_KVT_ANSWER] = "kvt_answer",   [FRAME_PROBE] = "probe",
+    [FRAME_PROBE_REPLY] = "probe_reply",
 };
 
 const char *frame_type_name(unsigned type)

@@ -1,0 +1,80 @@
+/* copy.c - memcpy with several threads over memory of the pool's kind. See limits.h. */
+#include <pthread.h>
+#include <string.h>
+
+#include "deploy/probe/limits.h"
+#include "shared/base/clock.h"
+#include "shared/base/thread.h"
+
+enum { CALL_BYTES = 1 << 20 };
+
+struct copier {
+    pthread_t          thread;
+    pthread_barrier_t *gate;
+    const char        *from;
+    char              *to;
+    size_t             n;
+};
+
+static void copy_all(const struct copier *c)
+{
+    for (size_t at = 0; at < c->n; at += CALL_BYTES) memcpy(c->to + at, c->from + at, c->n - at < CALL_BYTES ? c->n - at : CALL_BYTES);
+}
+
+static void *copier_main(void *arg)
+{
+    struct copier *c = arg;
+    pthread_barrier_wait(c->gate);
+    copy_all(c);
+    pthread_barrier_wait(c->gate);
+    return NULL;
+}
+
+void probe_copy_release(struct probe_copy *c)
+{
+    if (c->from.ptr) device_mem_free(c->device, &c->from);
+    if (c->to.ptr) device_mem_free(c->device, &c->to);
+    if (c->device) device_close(c->device);
+    *c = (struct probe_copy){ 0 };
+}
+
+static enum status make_areas(struct probe_copy *c, uint64_t n_bytes, struct err *err)
+{
+    if (c->from.ptr && c->from.bytes >= n_bytes) return OK;
+    probe_copy_release(c);
+    TRY(device_open("cpu", &c->device, err));
+    enum status st = device_mem_alloc(c->device, n_bytes, DEVICE_MEM_SHARED, &c->from, err);
+    if (st == OK) st = device_mem_alloc(c->device, n_bytes, DEVICE_MEM_SHARED, &c->to, err);
+    if (st == OK) {
+        memset(c->from.ptr, 1, n_bytes);
+        memset(c->to.ptr, 2, n_bytes);
+    } else {
+        probe_copy_release(c);
+    }
+    return st;
+}
+
+enum status probe_copy_run(struct probe_copy *c, uint64_t n_bytes, uint32_t n_threads, uint64_t *ns, struct err *err)
+{
+    struct copier copiers[PROBE_THREADS_MAX];
+    pthread_barrier_t gate;
+    if (n_bytes > PROBE_POOL_MAX) return err_set(err, ERR_TOO_LONG, "a copy of more than 1 GiB");
+    if (n_threads < 1) n_threads = 1;
+    TRY(make_areas(c, n_bytes, err));
+    pthread_barrier_init(&gate, NULL, n_threads);
+    size_t share = (size_t)n_bytes / n_threads;
+    for (uint32_t i = 0; i < n_threads; i++) {
+        size_t n = i + 1 == n_threads ? (size_t)n_bytes - share * i : share;
+        copiers[i] = (struct copier){ .gate = &gate, .from = (const char *)c->from.ptr + share * i, .to = (char *)c->to.ptr + share * i, .n = n };
+    }
+    /* A thread that cannot be started would leave the others at the gate: none can be done without. */
+    for (uint32_t i = 1; i < n_threads; i++) ASSERT(thread_start(&copiers[i].thread, copier_main, &copiers[i]) == OK);
+    pthread_barrier_wait(&gate);
+    uint64_t t = clock_ns();
+    copy_all(&copiers[0]);
+    pthread_barrier_wait(&gate);
+    *ns = clock_ns() - t;
+    for (uint32_t i = 1; i < n_threads; i++) pthread_join(copiers[i].thread, NULL);
+    pthread_barrier_destroy(&gate);
+    return OK;
+}
