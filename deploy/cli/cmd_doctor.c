@@ -9,7 +9,7 @@
 
 static const char INTRO[] =
     "usage: baton doctor [the options of `baton serve` or `baton launch`] [--json]\n\n"
-    "Check this host before the first request: CPU, memory, limits, ports, Redis, the model. Nothing is started or changed.\n"
+    "Check this host before the first request: CPU, memory, limits, RDMA devices, ports, Redis, the model. Nothing is started or changed.\n"
     "Exit status 0: a node with these options would serve; 1: something fails.\n";
 
 int cmd_doctor(int argc, char **argv)
@@ -28,13 +28,7 @@ int cmd_doctor(int argc, char **argv)
     struct doctor *d = MEM_NEW(struct doctor);
     struct buf out = { 0 };
     d->c = c;
-    doctor_check_cpu(d);
-    doctor_check_memory(d);
-    doctor_check_system(d);
-    doctor_check_ports(d);
-    doctor_check_cluster(d);
-    doctor_check_redis(d);
-    doctor_check_model(d);
+    doctor_check_host(d);
     if (config_bool(c, "json")) doctor_print_json(d, &out);
     else doctor_print_text(d, isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), &out);
     fwrite(out.data, 1, out.len, stdout);

@@ -7,9 +7,10 @@
 #ifndef BATON_DEPLOY_DOCTOR_DOCTOR_H
 #define BATON_DEPLOY_DOCTOR_DOCTOR_H
 
+#include "kvtransfer/tuning.h"
 #include "shared/base/config.h"
 
-enum { DOCTOR_LINES_MAX = 128, DOCTOR_TEXT_MAX = 640 };
+enum { DOCTOR_LINES_MAX = 256, DOCTOR_TEXT_MAX = 640 };
 
 enum doctor_result { DOCTOR_OK, DOCTOR_WARN, DOCTOR_FAIL };
 
@@ -22,6 +23,7 @@ struct doctor_line {
 
 struct doctor {
     const struct config *c;
+    struct kvt_tuning    tuning; /* of the environment; doctor_check_tuning fills it */
     struct doctor_line   lines[DOCTOR_LINES_MAX];
     size_t               n;
 };
@@ -34,15 +36,46 @@ size_t doctor_count(const struct doctor *d, enum doctor_result result);
 void   doctor_print_text(const struct doctor *d, bool color, struct buf *out);
 void   doctor_print_json(const struct doctor *d, struct buf *out);
 
-void doctor_check_cpu(struct doctor *d);     /* features, kernel row, CPUs against quota */
-void doctor_check_memory(struct doctor *d);  /* free memory, cgroup limit, locked memory */
-void doctor_check_system(struct doctor *d);  /* open files, memfd, local sockets, pidfd, clock */
-void doctor_check_ports(struct doctor *d);   /* ports of the options: free, not given twice */
-void doctor_check_cluster(struct doctor *d); /* the secret, the holder of the cluster view */
-void doctor_check_redis(struct doctor *d);   /* only with --scheduler-name splitwise or global */
-void doctor_check_model(struct doctor *d);   /* only with --model */
+/* How a protocol stands in --cache-transfer-protocol. */
+enum doctor_asked {
+    DOCTOR_NOT_ALLOWED, /* a list was given, or the default one, that does not name it */
+    DOCTOR_ALLOWED,     /* by the default list: used where it works */
+    DOCTOR_ASKED,       /* by a list that names others as well */
+    DOCTOR_ASKED_ALONE  /* a node cannot start without it */
+};
+enum doctor_asked  doctor_asked_for(const struct config *c, const char *protocol);
+/* What it means that such a protocol's hardware is missing. */
+enum doctor_result doctor_missing(enum doctor_asked asked);
+/* The line for a protocol whose library was not there when this binary was built. */
+void               doctor_add_not_built(struct doctor *d, const char *what, const char *protocol);
+
+void doctor_check_host(struct doctor *d);       /* all of the following, in the report's order */
+void doctor_check_cpu(struct doctor *d);        /* features, kernel row, CPUs against quota */
+void doctor_check_memory(struct doctor *d);     /* free memory, cgroup limit, locked memory against the KV cache */
+void doctor_check_huge_pages(struct doctor *d); /* transparent ones, for private and for shared memory; reserved ones */
+void doctor_check_system(struct doctor *d);     /* open files, memfd, local sockets, pidfd, clock */
+void doctor_check_tuning(struct doctor *d);     /* KVCACHE_* and BATON_* variables; before rdma and ucx, which use them */
+void doctor_check_modules(struct doctor *d);    /* kernel modules of rdma; only when it was asked for */
+void doctor_check_rdma(struct doctor *d);       /* devices, links, MTU, GID, flow control, NUMA. Needs libibverbs (checks.c) */
+void doctor_check_ucx(struct doctor *d);        /* UCX's transports and devices. Needs UCX (checks.c) */
+void doctor_check_ports(struct doctor *d);      /* ports of the options: free, not given twice */
+void doctor_check_cluster(struct doctor *d);    /* the secret, the holder of the cluster view */
+void doctor_check_redis(struct doctor *d);      /* only with --scheduler-name splitwise or global */
+void doctor_check_model(struct doctor *d);      /* only with --model */
 
 /* Bytes this process may still use: free memory, or less where a cgroup says so. *limit is the cgroup's limit, 0 when none. */
 uint64_t doctor_free_memory(uint64_t *limit);
+/* Bytes of the KV cache that a node with these options takes, as node_options reckons it without the model. */
+uint64_t doctor_kv_bytes(const struct config *c);
+/* The first line of a file, without its end; false (and "") when it cannot be read or is empty. */
+bool     doctor_read_line(const char *path, char *out, size_t cap);
+
+/* ---- one port's checks, apart from how the port was found, so that tests can hand in their own ---- */
+
+struct rdma_port;
+/* "RDMA port", "RDMA MTU", "RDMA GID", "flow control", "NUMA": what there is to say about a port that a node would use. */
+void doctor_check_port(struct doctor *d, const struct rdma_port *p);
+/* Priorities that a sysfs folder of one file per priority ("0".."7", each 0 or 1) switches on, as "3" or "3,5"; false: not there. */
+bool doctor_priorities_on(const char *folder, char out[24]);
 
 #endif

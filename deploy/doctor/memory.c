@@ -1,8 +1,10 @@
 /* memory.c - memory that is free, that a cgroup allows, and that may be locked. */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
 
@@ -74,26 +76,56 @@ static void check_free(struct doctor *d)
     }
 }
 
-static bool wants_rdma(const struct config *c)
+uint64_t doctor_kv_bytes(const struct config *c)
 {
-    const char *p;
-    for (size_t i = 0; (p = config_list(c, "cache-transfer-protocol", i, NULL)); i++)
-        if (str_eq_c(str_trim(str_of(p)), "rdma")) return true;
-    return false;
+    if (config_is_set(c, "kv-cache-memory")) return (uint64_t)(config_float(c, "kv-cache-memory") * GIB);
+    return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 5; /* the default */
 }
 
+/* Does the kernel hold this process to RLIMIT_MEMLOCK? Not with CAP_IPC_LOCK (bit 14 of capability(7)). */
+static bool may_lock_all(void)
+{
+    char line[128];
+    unsigned long long effective = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    if (!f) return false;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "CapEff: %llx", &effective) == 1) break;
+    fclose(f);
+    return effective >> 14 & 1;
+}
+
+static bool has_rdma_device(void)
+{
+    const struct dirent *e;
+    bool found = false;
+    DIR *dir = opendir("/sys/class/infiniband");
+    while (dir && (e = readdir(dir))) found |= e->d_name[0] != '.';
+    if (dir) closedir(dir);
+    return found;
+}
+
+/* Devices read and write registered memory by its physical address, so registering locks it: rdma, and ucx over the same cards. */
 static void check_locked(struct doctor *d)
 {
+    enum doctor_asked rdma = doctor_asked_for(d->c, "rdma"), ucx = doctor_asked_for(d->c, "ucx"), asked = rdma > ucx ? rdma : ucx;
+    double kv = (double)doctor_kv_bytes(d->c);
     struct rlimit r;
     if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) return;
+    if (rdma == DOCTOR_ALLOWED && has_rdma_device()) asked = DOCTOR_ASKED; /* it will be used */
+    bool enough = r.rlim_cur == RLIM_INFINITY || (double)r.rlim_cur > kv;
     if (r.rlim_cur == RLIM_INFINITY) {
         doctor_add(d, "locked memory", DOCTOR_OK, "unlimited");
-        return;
+    } else if (asked < DOCTOR_ASKED) {
+        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB; rdma and ucx, which need more, are not used", (double)r.rlim_cur / (1 << 20));
+    } else if (enough || may_lock_all()) {
+        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB%s; the KV cache takes %.1f MiB", (double)r.rlim_cur / (1 << 20),
+                   enough ? "" : ", but this process may exceed it (CAP_IPC_LOCK)", kv / (1 << 20));
+    } else {
+        struct doctor_line *line = doctor_add(d, "locked memory", doctor_missing(asked), "%.1f MiB, but the KV cache, which registering locks, takes %.1f MiB",
+                                              (double)r.rlim_cur / (1 << 20), kv / (1 << 20));
+        doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container)");
     }
-    bool rdma = wants_rdma(d->c);
-    struct doctor_line *line = doctor_add(d, "locked memory", rdma ? DOCTOR_WARN : DOCTOR_OK, "%.1f MiB%s", (double)r.rlim_cur / (1 << 20),
-                                          rdma ? "; rdma registers the KV cache, which locks it" : "; ipc and tcp lock nothing");
-    if (rdma) doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit)");
 }
 
 void doctor_check_memory(struct doctor *d)

@@ -74,7 +74,7 @@ static void check_list(struct doctor *d, struct ports *p, const char *option, co
 
 void doctor_check_ports(struct doctor *d)
 {
-    static const char *const lists[] = { "engine-worker-queue-port", "pd-comm-port", "cache-queue-port" };
+    static const char *const lists[] = { "engine-worker-queue-port", "pd-comm-port", "cache-queue-port", "rdma-comm-ports" };
     struct ports p = { 0 };
     size_t n_before = d->n;
     const char *host = config_string(d->c, "host");
@@ -82,7 +82,7 @@ void doctor_check_ports(struct doctor *d)
     check_list(d, &p, "metrics-ports", host);
     if (!config_is_set(d->c, "ports")) check_port(d, &p, "port", host, config_int(d->c, "port"));
     check_port(d, &p, "metrics-port", host, config_int(d->c, "metrics-port"));
-    for (size_t i = 0; i < 3; i++) check_list(d, &p, lists[i], "0.0.0.0");
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) check_list(d, &p, lists[i], "0.0.0.0");
     if (d->n > n_before) return;
     struct buf list = { 0 };
     for (size_t i = 0; i < p.n; i++) buf_printf(&list, "%s%u", i ? ", " : "", p.list[i].port);

@@ -1,6 +1,7 @@
 /* report.c - the doctor's lines: collecting and printing them. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "deploy/doctor/doctor.h"
 #include "shared/base/assert.h"
@@ -27,6 +28,15 @@ void doctor_fix(struct doctor_line *line, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(line->fix, sizeof line->fix, fmt, args);
     va_end(args);
+}
+
+bool doctor_read_line(const char *path, char *out, size_t cap)
+{
+    FILE *f = fopen(path, "r");
+    out[0] = 0;
+    if (f && fgets(out, (int)cap, f)) out[strcspn(out, "\n")] = 0;
+    if (f) fclose(f);
+    return out[0] != 0;
 }
 
 size_t doctor_count(const struct doctor *d, enum doctor_result result)
