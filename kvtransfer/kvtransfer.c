@@ -6,7 +6,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "kvtransfer/fault.h"
 #include "kvtransfer/progress.h"
@@ -71,6 +70,13 @@ static enum status open_rows(struct kvt *k, const char *protocols, struct metric
     return OK;
 }
 
+/* Before the rows open: they register it. Room for several pieces of any peer's size. */
+static enum status make_staging(struct kvt *k, struct err *err)
+{
+    uint64_t bytes = 8 * (uint64_t)kv_layout_piece_bytes(&k->core.layout);
+    return kvt_staging_create(bytes > KVT_STAGING_BYTES ? bytes : KVT_STAGING_BYTES, &k->core.staging, err);
+}
+
 enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err *err)
 {
     TRY(check_options(o, err));
@@ -78,13 +84,15 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     k->wake_fd = k->epoll_fd = -1;
     list_init(&k->peers);
     kvt_core_init(&k->core, o);
+    enum status st = make_staging(k, err);
     k->listen_host = o->listen_host ? mem_strdup(o->listen_host) : NULL;
     k->advertise_host = o->advertise_host ? mem_strdup(o->advertise_host) : NULL;
     random_bytes(k->node, sizeof k->node);
     k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .tuning = o->tuning, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
                                .port = o->port, .max_copies = kvt_plan_max_copies(&o->layout), .max_peers = KVT_PEERS_MAX, .arg = k,
+                               .staging = k->core.staging ? kvt_staging_mem(k->core.staging) : NULL,
                                .admit = kvt_progress_admit, .place = kvt_progress_place, .placed = kvt_progress_placed };
-    enum status st = open_rows(k, o->protocols, o->metrics, err);
+    if (st == OK) st = open_rows(k, o->protocols, o->metrics, err);
     if (st == OK) st = kvt_progress_start(k, err);
     if (st != OK) {
         kvt_free(k);
@@ -126,21 +134,23 @@ static enum status post(struct kvt *k, struct kvt_command cmd)
     return mailbox_post(k->box, &cmd);
 }
 
-/* Ends and cancels cannot be refused. Thousands of places are kept for them; should even those be taken, the caller gives the thread
- * the moment it needs to take some out. */
+/* Ends and cancels cannot be refused, and nobody waits: when even their places in the box are taken they go onto a list that the thread
+ * takes as a whole. It runs them after everything that was in the box then, which is everything their caller had posted before. */
 static void post_surely(struct kvt *k, struct kvt_command cmd)
 {
-    while (mailbox_post(k->box, &cmd) == ERR_FULL) {
-        struct timespec moment = { .tv_nsec = 50000 };
-        nanosleep(&moment, NULL);
-    }
+    if (mailbox_post(k->box, &cmd) != ERR_FULL) return; /* taken, or closed: then everything ends */
+    struct kvt_late *late = MEM_NEW(struct kvt_late);
+    late->cmd = cmd;
+    late->next = atomic_load_explicit(&k->late, memory_order_relaxed);
+    /* release: the thread's exchange sees the command, and the length of the box with what this caller posted before */
+    while (!atomic_compare_exchange_weak_explicit(&k->late, &late->next, late, memory_order_release, memory_order_relaxed)) {}
 }
 
 /* ---- connecting ---- */
 
 void kvt_hello(const struct kvt *k, struct buf *out)
 {
-    struct kvt_hello_msg m = { .layout = k->core.layout };
+    struct kvt_hello_msg m = { .layout = k->core.layout, .checksum = k->core.checksum, .lossy = k->core.lossy };
     memcpy(m.node, k->node, sizeof m.node);
     kvt_hello_encode(&m, out);
 }
@@ -149,8 +159,11 @@ enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct 
 {
     struct kvt_hello_msg theirs;
     TRY(kvt_hello_decode(hello, &theirs, err));
-    TRY(kv_layout_compatible(&k->core.layout, &theirs.layout, err));
-    struct kvt_answer_msg m = { .layout = k->core.layout, .checksum = k->core.checksum, .n_rows = k->n_rows };
+    bool lossy = theirs.lossy || k->core.lossy;
+    /* What the sender can stage is the sender's to check. */
+    TRY(kvt_plan_check(&k->core.layout, &theirs.layout, false, lossy, UINT64_MAX, err));
+    struct kvt_answer_msg m = { .layout = k->core.layout, .checksum = theirs.checksum && k->core.checksum, .lossy = lossy, .n_rows = k->n_rows };
+    memcpy(m.node, theirs.node, sizeof m.node);
     if (kvt_tickets_make(&k->tickets, clock_ms(), m.ticket) != OK)
         return err_set(err, ERR_FULL, "%d KV connections are being made, the limit", KVT_TICKETS_MAX);
     for (uint32_t i = 0; i < k->n_rows; i++) {
@@ -203,7 +216,9 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
 {
     struct kvt_answer_msg a;
     TRY(kvt_answer_decode(answer, &a, err));
-    TRY(kv_layout_compatible(&k->core.layout, &a.layout, err));
+    if (memcmp(a.node, k->node, sizeof a.node) != 0)
+        return err_set(err, ERR_PEER_MISMATCH, "that KV transfer answer was made for another node, or for this one before it restarted");
+    TRY(kvt_plan_check(&k->core.layout, &a.layout, true, a.lossy || k->core.lossy, kvt_staging_piece_max(k->core.staging), err));
     struct kvt_peer *p = MEM_NEW(struct kvt_peer);
     kvt_peer_init(p);
     p->layout = a.layout;
@@ -240,7 +255,26 @@ const char *kvt_peer_transport(struct kvt *k, uint64_t peer)
 enum status kvt_expect(struct kvt *k, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
                        struct buf *out)
 {
-    return kvt_recv_claim(&k->core, id, blocks, n_blocks, n_skip, n_tokens, out);
+    return kvt_expect_heads(k, id, 0, k->core.layout.n_kv_heads, blocks, n_blocks, n_skip, n_tokens, out);
+}
+
+enum status kvt_expect_heads(struct kvt *k, uint64_t id, uint32_t first_head, uint32_t n_heads, const int32_t *blocks, uint32_t n_blocks,
+                             uint32_t n_skip, uint32_t n_tokens, struct buf *out)
+{
+    struct kvt_expectation e = { .id = id, .first_head = first_head, .n_heads = n_heads, .blocks = blocks, .n_blocks = n_blocks,
+                                 .n_skip = n_skip, .n_tokens = n_tokens };
+    return kvt_recv_claim(&k->core, &e, out);
+}
+
+enum status kvt_common_heads(const struct kvt *k, struct str hello, uint32_t *first_head, uint32_t *n_heads, struct err *err)
+{
+    struct kvt_hello_msg theirs;
+    TRY(kvt_hello_decode(hello, &theirs, err));
+    TRY(kvt_plan_check(&k->core.layout, &theirs.layout, false, true, UINT64_MAX, err));
+    uint32_t first, n = kv_layout_common_heads(&k->core.layout, &theirs.layout, &first);
+    *first_head = first - k->core.layout.tp_rank * k->core.layout.n_kv_heads;
+    *n_heads = n;
+    return OK;
 }
 
 void kvt_expect_cancel(struct kvt *k, uint64_t id)

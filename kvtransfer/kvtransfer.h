@@ -68,9 +68,10 @@ struct kvt_options {
     const char           *listen_host;  /* for transports that listen */
     uint16_t              port;         /* tcp listener; 0: any free one */
     const char           *advertise_host; /* address peers should use; NULL: listen_host */
-    bool                  checksum;     /* verify blocks (a sender always makes them unless the receiver's hello says off) */
+    bool                  checksum;     /* make and verify them; off on either side: neither side makes any */
     uint32_t              n_transfers;  /* most at once, each direction */
     uint32_t              stall_ms;     /* a transfer that moves nothing for this long fails (default 10,000 when 0) */
+    uint32_t              deadline_ms;  /* a transfer that is not over after this long fails (default 600,000 when 0) */
     struct kvt_tuning     tuning;       /* zeros: choose everything */
     struct metrics       *metrics;
     void (*on_event)(void *arg, const struct kvt_event *ev);
@@ -83,7 +84,10 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
 void        kvt_free(struct kvt *k);
 uint16_t    kvt_port(const struct kvt *k); /* of the tcp listener; 0 when there is none */
 
-/* Opaque byte strings; appended to `out`. */
+/* Opaque byte strings; appended to `out`. Peers may differ in block size, element type and tensor-parallel size: the sender converts, and what
+ * both ranks hold of the heads can be granted. kvt_answer and kvt_connect refuse what does not fit with one sentence: ERR_PEER_MISMATCH
+ * (another release, another model, no head in common, values that would be narrowed without tuning.lossy on either side, an answer made for
+ * another asker), ERR_UNSUPPORTED (no transport in common; a piece too large to convert), ERR_FORMAT, ERR_FULL. */
 void        kvt_hello(const struct kvt *k, struct buf *out);
 enum status kvt_answer(struct kvt *k, struct str hello, struct buf *out, struct err *err) MUST_CHECK;
 enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct err *err) MUST_CHECK;
@@ -94,10 +98,13 @@ void        kvt_disconnect(struct kvt *k, uint64_t peer);
 enum status kvt_expect(struct kvt *k, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
                        struct buf *out) MUST_CHECK;
 /* As kvt_expect for a part of the heads, [first_head, first_head + n_heads) of this pool's: the grant of one sender of several, when peers
- * differ in tensor-parallel size. Every part is a transfer of its own with an id of its own; together they cover all heads. */
+ * differ in tensor-parallel size. Every part is a transfer of its own with an id of its own; together they cover all heads. A sender that does
+ * not hold the granted heads refuses the grant (ERR_PEER_MISMATCH); kvt_common_heads says which ones a sender holds. */
 enum status kvt_expect_heads(struct kvt *k, uint64_t id, uint32_t first_head, uint32_t n_heads, const int32_t *blocks, uint32_t n_blocks,
                              uint32_t n_skip, uint32_t n_tokens, struct buf *out) MUST_CHECK;
 void        kvt_expect_cancel(struct kvt *k, uint64_t id);
+/* Heads of this pool, numbered as kvt_expect_heads takes them, that the sender of `hello` holds as well. ERR_FORMAT, ERR_PEER_MISMATCH. */
+enum status kvt_common_heads(const struct kvt *k, struct str hello, uint32_t *first_head, uint32_t *n_heads, struct err *err) MUST_CHECK;
 
 /* Sender. */
 enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str grant, struct err *err) MUST_CHECK;

@@ -1,16 +1,60 @@
 /* plan.c - spans of pieces to copies, scattered memory and checksums; see plan.h. No state. */
 #include "kvtransfer/plan.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "shared/base/assert.h"
 #include "shared/base/hash.h"
 
-/* Bytes of n_tokens tokens in one piece; the runs of a piece share them evenly. */
-static uint64_t valid_bytes(const struct kv_layout *l, uint32_t n_tokens)
+/* ---- peers ---- */
+
+bool kvt_plan_direct(const struct kv_layout *from, const struct kv_layout *to)
 {
-    return (uint64_t)kv_layout_token_bytes(l) * n_tokens;
+    return from->dtype == to->dtype && from->block_tokens == to->block_tokens;
 }
+
+static enum status check_types(const struct kv_layout *from, const struct kv_layout *to, bool lossy, struct err *err)
+{
+    if (lossy || kv_dtype_keeps(from->dtype, to->dtype)) return OK;
+    return err_field(err, ERR_PEER_MISMATCH, "dtype",
+                     "the KV element types differ: %s at the sender does not fit into %s at the receiver without loss; give both the same type, "
+                     "or allow answers to differ with BATON_KV_LOSSY=1 on either node",
+                     kv_dtype_name(from->dtype), kv_dtype_name(to->dtype));
+}
+
+enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout *theirs, bool i_send, bool lossy, uint64_t staging_bytes,
+                           struct err *err)
+{
+    const struct kv_layout *from = i_send ? mine : theirs, *to = i_send ? theirs : mine;
+    uint32_t first;
+    TRY(kv_layout_same_model(mine, theirs, err));
+    uint32_t n = kv_layout_common_heads(mine, theirs, &first);
+    if (n == 0)
+        return err_field(err, ERR_PEER_MISMATCH, "tp_rank",
+                         "no KV head in common: rank %" PRIu32 " of %" PRIu32 " here, rank %" PRIu32 " of %" PRIu32 " at the peer", mine->tp_rank,
+                         mine->tp_size, theirs->tp_rank, theirs->tp_size);
+    TRY(check_types(from, to, lossy, err));
+    struct kvt_view slice = { to, 0, n };
+    if (!kvt_plan_direct(from, to) && kvt_view_bytes(&slice, to->block_tokens) > staging_bytes)
+        return err_field(err, ERR_UNSUPPORTED, "block_tokens",
+                         "a KV piece of the receiver has %" PRIu64 " bytes, more than the %" PRIu64 " in which the sender converts; start both "
+                         "with the same --block-size and element type",
+                         kvt_view_bytes(&slice, to->block_tokens), staging_bytes);
+    return OK;
+}
+
+struct kvt_view kvt_view_all(const struct kv_layout *l) { return (struct kvt_view){ l, 0, l->n_kv_heads }; }
+
+enum status kvt_view_heads(const struct kv_layout *l, uint32_t first, uint32_t n, struct kvt_view *out)
+{
+    uint64_t mine = (uint64_t)l->tp_rank * l->n_kv_heads;
+    if (n == 0 || first < mine || (uint64_t)first + n > mine + l->n_kv_heads) return ERR_INVALID;
+    *out = (struct kvt_view){ l, (uint32_t)(first - mine), n };
+    return OK;
+}
+
+/* ---- tokens and blocks ---- */
 
 uint32_t kvt_plan_n_blocks(const struct kv_layout *l, uint32_t n_tokens)
 {
@@ -30,31 +74,71 @@ uint32_t kvt_plan_complete(const struct kv_layout *l, uint32_t n_tokens, uint32_
     return end >= n_tokens ? kvt_plan_n_blocks(l, n_tokens) : end / l->block_tokens;
 }
 
-uint64_t kvt_plan_span_bytes(const struct kv_layout *l, uint32_t n_tokens, struct kvt_span s)
+/* ---- bytes ---- */
+
+/* Bytes of one row: head_dim values, and their scale. */
+static uint64_t row_bytes(const struct kv_layout *l)
+{
+    return l->head_dim * kv_layout_element_bytes(l) + kv_layout_scale_bytes(l);
+}
+
+uint64_t kvt_view_bytes(const struct kvt_view *v, uint32_t n_valid) { return 2 * (uint64_t)v->n_heads * n_valid * row_bytes(v->layout); }
+
+uint64_t kvt_plan_span_bytes(const struct kvt_view *v, uint32_t n_tokens, struct kvt_span s)
 {
     if (s.n == 0) return 0;
-    uint32_t last = kvt_plan_tokens(l, n_tokens, s.first + s.n - 1);
-    return (uint64_t)kv_layout_piece_bytes(l) * (s.n - 1) + valid_bytes(l, last);
+    uint32_t last = kvt_plan_tokens(v->layout, n_tokens, s.first + s.n - 1);
+    return kvt_view_bytes(v, v->layout->block_tokens) * (s.n - 1) + kvt_view_bytes(v, last);
+}
+
+uint64_t kvt_view_total_bytes(const struct kvt_view *v, uint32_t n_tokens, uint32_t n_skip)
+{
+    uint32_t n = kvt_plan_n_blocks(v->layout, n_tokens);
+    if (n_skip >= n) return 0;
+    return kvt_plan_span_bytes(v, n_tokens, (struct kvt_span){ 0, n_skip, n - n_skip }) * v->layout->n_layers;
 }
 
 uint64_t kvt_plan_total_bytes(const struct kv_layout *l, uint32_t n_tokens, uint32_t n_skip)
 {
-    uint32_t n = kvt_plan_n_blocks(l, n_tokens);
-    if (n_skip >= n) return 0;
-    return kvt_plan_span_bytes(l, n_tokens, (struct kvt_span){ 0, n_skip, n - n_skip }) * l->n_layers;
+    struct kvt_view all = kvt_view_all(l);
+    return kvt_view_total_bytes(&all, n_tokens, n_skip);
 }
 
-uint32_t kvt_plan_batch(const struct kv_layout *l, uint32_t n, uint64_t bytes)
+uint32_t kvt_plan_batch(const struct kvt_view *v, uint32_t n, uint64_t bytes)
 {
-    uint64_t fit = bytes / kv_layout_piece_bytes(l);
+    uint64_t fit = bytes / kvt_view_bytes(v, v->layout->block_tokens);
     if (fit < 1) fit = 1;
     if (fit > KVT_BATCH_PIECES) fit = KVT_BATCH_PIECES;
     return n < fit ? n : (uint32_t)fit;
 }
 
+/* ---- runs: contiguous bytes of a view's piece ---- */
+
+struct run {
+    uint64_t at, bytes; /* at: from the piece's beginning */
+};
+
+/* Runs of n_valid tokens: values, then scales where the type has them; each one run when the block is full, else one per (head, k|v). */
+static uint32_t n_runs(const struct kvt_view *v, uint32_t n_valid)
+{
+    return (n_valid == v->layout->block_tokens ? 1 : 2 * v->n_heads) * (kv_layout_scale_bytes(v->layout) ? 2 : 1);
+}
+
+static struct run run_of(const struct kvt_view *v, uint32_t n_valid, uint32_t i)
+{
+    const struct kv_layout *l = v->layout;
+    bool full = n_valid == l->block_tokens;
+    uint32_t per_part = full ? 1 : 2 * v->n_heads;
+    bool scales = i >= per_part;
+    uint64_t unit = scales ? kv_layout_scale_bytes(l) : l->head_dim * kv_layout_element_bytes(l); /* of one token */
+    uint64_t stride = unit * l->block_tokens, base = scales ? kv_layout_scale_offset(l) : 0;
+    uint64_t at = base + (2 * (uint64_t)v->first_head + (scales ? i - per_part : i)) * stride;
+    return (struct run){ at, full ? 2 * v->n_heads * stride : n_valid * unit };
+}
+
 uint32_t kvt_plan_max_copies(const struct kv_layout *l)
 {
-    return KVT_BATCH_PIECES + kv_layout_n_runs(l);
+    return 2 * (KVT_BATCH_PIECES + kv_layout_n_runs(l)); /* twice: values and scales */
 }
 
 static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
@@ -68,42 +152,60 @@ static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
     return n + 1;
 }
 
-uint32_t kvt_plan_copies(const struct kv_layout *src, const int32_t *src_blocks, const struct kv_layout *dst, const int32_t *dst_blocks,
+uint32_t kvt_plan_copies(const struct kvt_view *src, const int32_t *src_blocks, const struct kvt_view *dst, const int32_t *dst_blocks,
                          uint32_t n_tokens, struct kvt_span s, struct kvt_copy *out)
 {
     uint32_t n = 0;
     ASSERT(s.n <= KVT_BATCH_PIECES);
+    ASSERT(src->n_heads == dst->n_heads);
     for (uint32_t i = s.first; i < s.first + s.n; i++) {
-        uint32_t valid = kvt_plan_tokens(src, n_tokens, i);
-        struct kvt_copy c = { .local = kv_layout_offset(src, s.layer, (uint32_t)src_blocks[i]),
-                              .remote = kv_layout_offset(dst, s.layer, (uint32_t)dst_blocks[i]) };
-        uint32_t n_runs = valid == src->block_tokens ? 1 : kv_layout_n_runs(src);
-        c.bytes = valid_bytes(src, valid) / n_runs;
-        size_t stride = kv_layout_run_stride(src);
-        for (uint32_t run = 0; run < n_runs; run++, c.local += stride, c.remote += stride) n = add_copy(out, n, c);
+        uint32_t valid = kvt_plan_tokens(dst->layout, n_tokens, i);
+        uint64_t from = kv_layout_offset(src->layout, s.layer, (uint32_t)src_blocks[i]);
+        uint64_t to = kv_layout_offset(dst->layout, s.layer, (uint32_t)dst_blocks[i]);
+        for (uint32_t j = 0; j < n_runs(dst, valid); j++) {
+            struct run a = run_of(src, valid, j), b = run_of(dst, valid, j);
+            n = add_copy(out, n, (struct kvt_copy){ .local = from + a.at, .remote = to + b.at, .bytes = b.bytes });
+        }
     }
     return n;
 }
 
-int kvt_plan_iov(const struct kv_layout *l, void *base, const int32_t *blocks, uint32_t n_tokens, struct kvt_span s, uint64_t offset,
+uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const int32_t *dst_blocks, uint32_t n_tokens, struct kvt_span s,
+                              struct kvt_copy *out)
+{
+    uint32_t n = 0;
+    ASSERT(s.n <= KVT_BATCH_PIECES);
+    for (uint32_t i = s.first; i < s.first + s.n; i++) {
+        uint32_t valid = kvt_plan_tokens(dst->layout, n_tokens, i);
+        uint64_t to = kv_layout_offset(dst->layout, s.layer, (uint32_t)dst_blocks[i]);
+        for (uint32_t j = 0; j < n_runs(dst, valid); j++) {
+            struct run b = run_of(dst, valid, j);
+            n = add_copy(out, n, (struct kvt_copy){ .local = local, .remote = to + b.at, .bytes = b.bytes });
+            local += b.bytes;
+        }
+    }
+    return n;
+}
+
+int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, uint32_t n_tokens, struct kvt_span s, uint64_t offset,
                  struct iovec *iov, int cap)
 {
-    uint64_t piece = kv_layout_piece_bytes(l);
+    const struct kv_layout *l = v->layout;
+    uint64_t piece = kvt_view_bytes(v, l->block_tokens);
     uint64_t skipped = offset / piece < s.n ? offset / piece : s.n; /* only the last piece can be shorter than `piece` */
     offset -= skipped * piece;
     int n = 0;
     for (uint32_t i = s.first + (uint32_t)skipped; i < s.first + s.n && n < cap; i++) {
-        uint32_t valid = kvt_plan_tokens(l, n_tokens, i);
-        uint32_t n_runs = valid == l->block_tokens ? 1 : kv_layout_n_runs(l);
-        uint64_t run_bytes = valid_bytes(l, valid) / n_runs;
+        uint32_t valid = kvt_plan_tokens(l, n_tokens, i), runs = n_runs(v, valid);
         char *p = (char *)base + kv_layout_offset(l, s.layer, (uint32_t)blocks[i]);
-        for (uint32_t run = 0; run < n_runs && n < cap; run++, p += kv_layout_run_stride(l)) {
-            if (offset >= run_bytes) {
-                offset -= run_bytes;
+        for (uint32_t j = 0; j < runs && n < cap; j++) {
+            struct run r = run_of(v, valid, j);
+            if (offset >= r.bytes) {
+                offset -= r.bytes;
                 continue;
             }
-            char *begin = p + offset;
-            uint64_t bytes = run_bytes - offset;
+            char *begin = p + r.at + offset;
+            uint64_t bytes = r.bytes - offset;
             offset = 0;
             if (n && (char *)iov[n - 1].iov_base + iov[n - 1].iov_len == begin) iov[n - 1].iov_len += bytes;
             else iov[n++] = (struct iovec){ begin, bytes };
@@ -112,12 +214,19 @@ int kvt_plan_iov(const struct kv_layout *l, void *base, const int32_t *blocks, u
     return n;
 }
 
-uint64_t kvt_plan_checksum(const struct kv_layout *l, const void *base, uint32_t layer, int32_t block, uint32_t n_valid, void *scratch)
+uint64_t kvt_plan_checksum(const struct kvt_view *v, const void *base, uint32_t layer, int32_t block, uint32_t n_valid, void *scratch)
 {
-    const char *p = (const char *)base + kv_layout_offset(l, layer, (uint32_t)block);
-    if (n_valid == l->block_tokens) return hash_64(p, kv_layout_piece_bytes(l), 0);
-    uint32_t n_runs = kv_layout_n_runs(l);
-    size_t bytes = valid_bytes(l, n_valid) / n_runs;
-    for (uint32_t run = 0; run < n_runs; run++) memcpy((char *)scratch + run * bytes, p + run * kv_layout_run_stride(l), bytes);
-    return hash_64(scratch, n_runs * bytes, 0);
+    const char *p = (const char *)base + kv_layout_offset(v->layout, layer, (uint32_t)block);
+    uint32_t runs = n_runs(v, n_valid);
+    uint64_t n = 0;
+    if (runs == 1) {
+        struct run r = run_of(v, n_valid, 0);
+        return hash_64(p + r.at, r.bytes, 0);
+    }
+    for (uint32_t i = 0; i < runs; i++) {
+        struct run r = run_of(v, n_valid, i);
+        memcpy((char *)scratch + n, p + r.at, r.bytes);
+        n += r.bytes;
+    }
+    return hash_64(scratch, n, 0);
 }

@@ -89,9 +89,11 @@ static void on_up(struct kvt *k, struct kvt_conn *c)
     p->up = true;
     log_info("kv peer connected", "peer=%016llx transport=%s direction=%s", (unsigned long long)p->handle, p->ops->name,
              c->incoming ? "receive" : "send");
+    uint64_t speed = p->ops->link_speed(c);
+    kvt_stats_link(k->core.stats, p->ops->name, speed);
     if (c->incoming) return;
     atomic_store_explicit(&handle_of(k, p->handle)->transport, p->ops->name, memory_order_release);
-    kvt_core_event(&k->core, (struct kvt_event){ .kind = KVT_CONNECTED, .peer = p->handle, .transport = p->ops->name });
+    kvt_core_event(&k->core, (struct kvt_event){ .kind = KVT_CONNECTED, .peer = p->handle, .transport = p->ops->name, .link_speed = speed });
 }
 
 static void lose_incoming(struct kvt *k, struct kvt_peer *p, enum status st, const char *text)
@@ -224,19 +226,57 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
     }
 }
 
+/* Take what found the box full, in the order it came. */
+static void take_late(struct kvt *k)
+{
+    if (k->due) return;
+    /* acquire: see post_surely. What its callers had posted before is in the box now, or was taken out already. */
+    struct kvt_late *newest = atomic_exchange_explicit(&k->late, NULL, memory_order_acquire);
+    while (newest) {
+        struct kvt_late *next = newest->next;
+        newest->next = k->due;
+        k->due = newest;
+        newest = next;
+    }
+    k->n_before = mailbox_len(k->box);
+}
+
+static void do_late(struct kvt *k)
+{
+    while (k->due) {
+        struct kvt_late *late = k->due;
+        k->due = late->next;
+        do_command(k, &late->cmd);
+        mem_free(late);
+    }
+}
+
 static bool do_commands(struct kvt *k)
 {
     struct kvt_command cmd;
+    take_late(k);
     for (int i = 0; i < COMMANDS_PER_TURN; i++) {
+        if (k->n_before == 0) do_late(k);
         if (!mailbox_take(k->box, &cmd)) return false;
         do_command(k, &cmd);
+        if (k->n_before) k->n_before--;
     }
     return true;
+}
+
+static void drop_late(struct kvt *k)
+{
+    take_late(k);
+    for (struct kvt_late *late; (late = k->due) != NULL; take_late(k)) {
+        k->due = late->next;
+        mem_free(late); /* ends and cancels carry nothing */
+    }
 }
 
 static void drop_commands(struct kvt *k)
 {
     struct kvt_command cmd;
+    drop_late(k);
     while (mailbox_take(k->box, &cmd)) {
         if (cmd.kind == KVT_DO_CONNECT) free_peer(cmd.p);
         else if (cmd.kind == KVT_DO_OPEN) kvt_send_free(&k->core, cmd.p);

@@ -20,7 +20,7 @@
 enum {
     KVT_PEERS_MAX = 1024,       /* connections of one node, both directions; also bits of a handle's index */
     KVT_COMMANDS_SOFT = 16384,  /* beyond it new work is refused ... */
-    KVT_COMMANDS_HARD = 20480,  /* ... and only ends and cancels are taken */
+    KVT_COMMANDS_HARD = 20480,  /* ... and only ends and cancels are taken; what finds no place even here goes to kvt.late */
     KVT_INCIDENTS = 32
 };
 
@@ -54,6 +54,12 @@ struct kvt_command {
     void                 *p;     /* CONNECT: struct kvt_peer; OPEN: struct kvt_send; READY: struct kvt_ready. Taken. */
 };
 
+/* An end or cancel that found the box full. */
+struct kvt_late {
+    struct kvt_late   *next;
+    struct kvt_command cmd;
+};
+
 struct kvt_ready {
     uint64_t id;
     uint32_t layer, begin, end;
@@ -71,6 +77,7 @@ struct kvt {
     struct kvt_handle   handles[KVT_PEERS_MAX];
     _Atomic uint64_t    next_handle;
     struct mailbox     *box;
+    _Atomic(struct kvt_late *) late; /* newest first; pushed by any thread, taken as a whole by the transfer thread */
     int                 wake_fd, epoll_fd;
     _Atomic bool        stopping;
     bool                started;
@@ -79,6 +86,8 @@ struct kvt {
     struct list         peers;
     struct kvt_incident incidents[KVT_INCIDENTS];
     uint64_t            ticked_ms;
+    struct kvt_late    *due;       /* taken from `late`, oldest first; they run when n_before commands have left the box */
+    size_t              n_before;
 };
 
 enum status kvt_progress_start(struct kvt *k, struct err *err) MUST_CHECK;

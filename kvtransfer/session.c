@@ -3,11 +3,10 @@
 
 #include <string.h>
 
-#include "kvtransfer/stats.h"
 #include "shared/base/hash.h"
 #include "shared/base/mem.h"
 
-enum { STALL_MS_DEFAULT = 10000 };
+enum { STALL_MS_DEFAULT = 10000, DEADLINE_MS_DEFAULT = 600000 };
 
 void kvt_core_init(struct kvt_core *c, const struct kvt_options *o)
 {
@@ -15,7 +14,9 @@ void kvt_core_init(struct kvt_core *c, const struct kvt_options *o)
     c->layout = o->layout;
     c->pool = o->mem->ptr;
     c->checksum = o->checksum;
+    c->lossy = o->tuning.lossy;
     c->stall_ms = o->stall_ms ? o->stall_ms : STALL_MS_DEFAULT;
+    c->deadline_ms = o->deadline_ms ? o->deadline_ms : DEADLINE_MS_DEFAULT;
     c->n_transfers = o->n_transfers;
     c->n_slots = 2 * o->n_transfers;
     c->slots = MEM_ARRAY(struct kvt_recv, c->n_slots);
@@ -48,6 +49,7 @@ void kvt_core_release(struct kvt_core *c)
         mem_free(c->slots[i].blocks);
         mem_free(c->slots[i].landed);
     }
+    kvt_staging_free(c->staging);
     mem_free(c->slots);
     mem_free(c->fenced);
     mem_free(c->copies);

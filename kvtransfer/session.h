@@ -23,6 +23,8 @@
  *  3 A slot is FREE again only when no write of its writer can land in its blocks.
  *  4 SENT and SEND_FAILED come only when no put of the session is unfinished.
  *  5 Generations are never repeated by one kvt and begin at a random number: those of an earlier process do not match.
+ *  6 A session has at most KVT_SEND_PUTS puts under way and a peer its share of the staging memory: whoever does not read holds up
+ *    itself alone.
  * Thread: transfer, except kvt_recv_claim (any). */
 #ifndef BATON_KVTRANSFER_SESSION_H
 #define BATON_KVTRANSFER_SESSION_H
@@ -31,12 +33,15 @@
 
 #include "kvtransfer/kvtransfer.h"
 #include "kvtransfer/plan.h"
+#include "kvtransfer/staging.h"
+#include "kvtransfer/stats.h"
 #include "kvtransfer/transport.h"
 #include "shared/base/list.h"
 #include "shared/base/map.h"
 
 enum {
     KVT_PUT_BYTES = 1 << 20,     /* of one put: large enough to forget per-put costs, small enough to stay in cache for its checksum */
+    KVT_SEND_PUTS = 32,          /* of one session without PUT_DONE: 32 MiB, more than any link holds (100 GB/s over 200 us is 20 MB) */
     KVT_FENCED_RING = 4096,      /* ids remembered, see kvt_core.fenced */
     KVT_FENCE_TEARDOWN_MS = 1000 /* a writer that has not answered STOP by then loses its connection, where that is a fence */
 };
@@ -49,36 +54,51 @@ struct kvt_recv {
     _Atomic uint32_t state;
     uint32_t         session; /* index of the slot */
     uint64_t         id, generation;
+    struct kvt_view  view;    /* of the pool: the heads that were granted */
     int32_t         *blocks;
     uint32_t         n_used, n_first, n_tokens; /* positions [n_first, n_used) are to come */
     uint32_t        *landed, *verified;         /* per layer: positions below are in place / agreed */
     uint64_t         n_left;                    /* pieces not verified yet, all layers */
     struct kvt_peer *peer;                      /* BOUND, FENCING: the writer */
     struct list      link;                      /* in peer->recvs */
-    uint64_t         bytes, t_begin_ns, t_moved_ms, t_fence_ms;
+    uint64_t         bytes, t_begin_ns, t_moved_ms, t_fence_ms, deadline_ms;
     bool             moved; /* t_begin_ns is that of the first byte, not of the grant */
+    bool             sums;  /* every NOTE carries checksums, and they are verified */
 };
 
 enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT_SEND_STOPPING };
 
+/* A put under way, or made and not taken yet. */
+struct kvt_batch {
+    struct kvt_span  span;
+    struct kvt_stage stage; /* where its bytes were made; n == 0: they lie in the pool */
+};
+
 struct kvt_send {
     enum kvt_send_state state;
     uint64_t            id, peer_handle;
+    uint64_t            serial; /* of this session in this kvt; a put's tag is serial * KVT_SEND_PUTS + its place in `puts` */
     struct kvt_peer    *peer;
     struct list         link; /* in peer->sends */
     uint32_t            session;
     uint64_t            generation;
-    uint32_t            n_used, n_first, n_tokens, n_grant;
-    int32_t            *dst_blocks, *src_blocks; /* by position, n_used each */
+    uint32_t            first_head, n_heads, block_tokens; /* as granted: heads of the model, the receiver's block size */
+    struct kvt_view     src, dst;                /* of both pools, from kvt_send_begin on */
+    bool                direct;                  /* bytes go from pool to pool, nothing is converted */
+    uint32_t            n_used, n_first, n_tokens; /* positions: the receiver's blocks */
+    uint32_t            n_src;                   /* own blocks that hold n_tokens */
+    int32_t            *dst_blocks, *src_blocks; /* n_used and n_src of them */
     uint32_t           *tokens, *cursor;         /* per layer: tokens ready, next position to put */
     uint32_t           *queue;                   /* layers with something to put, in order of arrival */
     uint8_t            *queued;                  /* per layer */
     uint32_t            q_head, q_len;
     uint64_t            n_left;                  /* pieces not put yet, all layers */
-    uint32_t            n_unfinished;            /* puts without PUT_DONE */
-    bool                finish, note_waits;
+    struct kvt_batch    puts[KVT_SEND_PUTS];
+    uint32_t            unfinished;              /* bit i: puts[i] has no PUT_DONE yet */
+    struct kvt_batch    made;                    /* converted and not taken by the row yet; made.stage.n == 0: none */
+    bool                finish, note_waits, sums; /* sums: NOTEs carry checksums */
     struct kvt_message  note;                    /* to be sent when note_waits */
-    uint64_t            bytes, t_first_ns, t_finish_ns, t_moved_ms;
+    uint64_t            bytes, t_first_ns, t_finish_ns, t_moved_ms, deadline_ms;
     enum status         status; /* STOPPING: why */
     char                text[160];
 };
@@ -90,23 +110,25 @@ struct kvt_peer {
     const struct kvt_transport_ops *ops; /* of conn; stays when conn is gone */
     uint64_t          handle;    /* of kvt_connect; 0: incoming */
     struct kv_layout  layout;    /* theirs; outgoing only */
-    bool              checksum;  /* they want checksums */
+    bool              checksum;  /* outgoing: both sides want checksums */
+    uint32_t          staged;    /* outgoing: chunks of staging memory its puts hold */
     bool              up, lost;  /* lost: DOWN was seen */
     bool              condemned; /* to be disconnected (does not answer STOP, breaks the protocol) */
     struct list       sends, recvs;
     struct kvt_route *route;     /* progress.c: what is left to try while connecting */
 };
 
-struct kvt_stats; /* progress of counters, stats.h */
-
 /* What sessions share: one per kvt. */
 struct kvt_core {
     struct kv_layout   layout;
     char              *pool;
     bool               checksum;
+    bool               lossy;          /* a peer may hold less precise values */
+    struct kvt_staging *staging;       /* NULL: peers of another layout cannot be served (tests of sessions alone) */
     uint32_t           stall_ms, n_transfers, n_slots;
+    uint64_t           deadline_ms;    /* longest life of a transfer */
     struct kvt_recv   *slots;          /* n_slots: twice n_transfers, so that quarantined ones do not stop new transfers */
-    _Atomic uint64_t   next_generation;
+    _Atomic uint64_t   next_generation, next_serial;
     _Atomic uint32_t   n_recvs, n_sends; /* live; relaxed: limits, not order */
     struct map         sends;            /* id → struct kvt_send */
     uint64_t          *fenced;           /* ring of ids that had FENCED, so that a late cancel gives no second one */
@@ -125,9 +147,16 @@ void kvt_peer_init(struct kvt_peer *p);
 /* A message to the peer; a connection that cannot take it is condemned. */
 void kvt_peer_tell(struct kvt_peer *p, enum kvt_message_kind kind, uint32_t session, uint64_t generation, uint64_t bytes, enum status st);
 
+/* What a receiver promises: where tokens [0, n_tokens) of its heads [first_head, first_head + n_heads) go (kvtransfer.h, kvt_expect_heads). */
+struct kvt_expectation {
+    uint64_t       id;
+    uint32_t       first_head, n_heads; /* of this pool's own */
+    const int32_t *blocks;
+    uint32_t       n_blocks, n_skip, n_tokens;
+};
+
 /* Receiver. claim: ERR_FULL, ERR_INVALID; the grant is complete when it returns. */
-enum status kvt_recv_claim(struct kvt_core *c, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
-                           struct buf *grant) MUST_CHECK;
+enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, struct buf *grant) MUST_CHECK;
 void kvt_recv_cancel(struct kvt_core *c, uint64_t id);
 /* OPEN, NOTE, FINISH, STOPPED, BYE. */
 void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m);

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtransfer/stats.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -32,20 +31,28 @@ static struct kvt_recv *claim_slot(struct kvt_core *c)
     return NULL;
 }
 
-static enum status check_blocks(const struct kvt_core *c, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens)
+static enum status check(const struct kv_layout *l, const struct kvt_expectation *e)
 {
-    if (n_blocks > KVT_GRANT_BLOCKS_MAX || n_skip > n_blocks || kvt_plan_n_blocks(&c->layout, n_tokens) > n_blocks) return ERR_INVALID;
-    for (uint32_t i = 0; i < n_blocks; i++)
-        if (blocks[i] < 0 || (uint32_t)blocks[i] >= c->layout.n_blocks) return ERR_INVALID;
+    if (e->n_heads == 0 || e->first_head >= l->n_kv_heads || e->n_heads > l->n_kv_heads - e->first_head) return ERR_INVALID;
+    if (e->n_blocks > KVT_GRANT_BLOCKS_MAX || e->n_skip > e->n_blocks || kvt_plan_n_blocks(l, e->n_tokens) > e->n_blocks) return ERR_INVALID;
+    for (uint32_t i = 0; i < e->n_blocks; i++)
+        if (e->blocks[i] < 0 || (uint32_t)e->blocks[i] >= l->n_blocks) return ERR_INVALID;
     return OK;
 }
 
-enum status kvt_recv_claim(struct kvt_core *c, uint64_t id, const int32_t *blocks, uint32_t n_blocks, uint32_t n_skip, uint32_t n_tokens,
-                           struct buf *grant)
+static void write_grant(const struct kvt_core *c, const struct kvt_recv *r, const struct kvt_expectation *e, struct buf *grant)
 {
-    TRY(check_blocks(c, blocks, n_blocks, n_skip, n_tokens));
-    uint32_t n_layers = c->layout.n_layers, n_used = kvt_plan_n_blocks(&c->layout, n_tokens);
-    int32_t *copy = mem_try_calloc(n_blocks ? n_blocks : 1, sizeof *copy);
+    struct kvt_grant_msg m = { .session = r->session, .generation = r->generation, .n_blocks = e->n_blocks, .n_skip = e->n_skip,
+                               .n_tokens = e->n_tokens, .first_head = c->layout.tp_rank * c->layout.n_kv_heads + e->first_head,
+                               .n_heads = e->n_heads, .block_tokens = c->layout.block_tokens };
+    kvt_grant_encode(&m, e->blocks, grant);
+}
+
+enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, struct buf *grant)
+{
+    TRY(check(&c->layout, e));
+    uint32_t n_layers = c->layout.n_layers, n_used = kvt_plan_n_blocks(&c->layout, e->n_tokens);
+    int32_t *copy = mem_try_calloc(e->n_blocks ? e->n_blocks : 1, sizeof *copy);
     uint32_t *cursors = mem_try_calloc(2 * (size_t)n_layers, sizeof *cursors);
     struct kvt_recv *r = copy && cursors ? claim_slot(c) : NULL;
     if (!r) {
@@ -54,13 +61,14 @@ enum status kvt_recv_claim(struct kvt_core *c, uint64_t id, const int32_t *block
         mem_free(cursors);
         return st;
     }
-    if (n_blocks) memcpy(copy, blocks, sizeof *copy * n_blocks);
-    r->id = id;
+    if (e->n_blocks) memcpy(copy, e->blocks, sizeof *copy * e->n_blocks);
+    r->id = e->id;
     r->generation = atomic_fetch_add_explicit(&c->next_generation, 1, memory_order_relaxed); /* unique; order does not matter */
+    r->view = (struct kvt_view){ &c->layout, e->first_head, e->n_heads };
     r->blocks = copy;
     r->n_used = n_used;
-    r->n_first = n_skip < n_used ? n_skip : n_used;
-    r->n_tokens = n_tokens;
+    r->n_first = e->n_skip < n_used ? e->n_skip : n_used;
+    r->n_tokens = e->n_tokens;
     r->landed = cursors;
     r->verified = cursors + n_layers;
     for (uint32_t i = 0; i < 2 * n_layers; i++) cursors[i] = r->n_first;
@@ -69,9 +77,9 @@ enum status kvt_recv_claim(struct kvt_core *c, uint64_t id, const int32_t *block
     r->bytes = 0;
     r->t_begin_ns = clock_ns();
     r->t_moved_ms = clock_ms();
-    r->moved = false;
-    struct kvt_grant_msg m = { .session = r->session, .generation = r->generation, .n_blocks = n_blocks, .n_skip = n_skip, .n_tokens = n_tokens };
-    kvt_grant_encode(&m, blocks, grant);
+    r->deadline_ms = r->t_moved_ms + c->deadline_ms;
+    r->moved = r->sums = false;
+    write_grant(c, r, e, grant);
     set_state(r, KVT_RECV_OPEN);
     return OK;
 }
@@ -98,11 +106,11 @@ static void fenced(struct kvt_core *c, struct kvt_recv *r)
 }
 
 /* End a transfer that cannot be completed. `stopped`: the writer itself said that it has stopped. */
-static void fail(struct kvt_core *c, struct kvt_recv *r, enum status st, bool stopped, const char *text)
+static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum kvt_failure why, bool stopped, const char *text)
 {
     struct kvt_event ev = { .kind = KVT_RECEIVE_FAILED, .id = r->id, .status = st, .transport = transport_of(r) };
     snprintf(ev.text, sizeof ev.text, "%s", text);
-    kvt_stats_failed(c->stats, KVT_TAKEN_IN, st);
+    kvt_stats_failed(c->stats, KVT_TAKEN_IN, why);
     if (st == ERR_CHECKSUM) log_error("kv checksum mismatch", "id=%016llx transport=%s why=\"%s\"", (unsigned long long)r->id, ev.transport, text);
     kvt_core_event(c, ev);
     if (!r->peer || stopped) {
@@ -120,6 +128,11 @@ static void fail(struct kvt_core *c, struct kvt_recv *r, enum status st, bool st
     kvt_stats_fence_wait(c->stats);
 }
 
+static void fail(struct kvt_core *c, struct kvt_recv *r, enum status st, bool stopped, const char *text)
+{
+    fail_as(c, r, st, kvt_failure_of(st), stopped, text);
+}
+
 static uint64_t *find_fenced(struct kvt_core *c, uint64_t id)
 {
     size_t n = c->n_fenced < KVT_FENCED_RING ? c->n_fenced : KVT_FENCED_RING;
@@ -131,9 +144,9 @@ static uint64_t *find_fenced(struct kvt_core *c, uint64_t id)
 static void received(struct kvt_core *c, struct kvt_recv *r)
 {
     struct kvt_event ev = { .kind = KVT_RECEIVED, .id = r->id, .transport = transport_of(r), .bytes = r->bytes,
-                            .ns = clock_ns() - r->t_begin_ns };
+                            .ns = clock_ns() - r->t_begin_ns, .link_speed = r->peer->ops->link_speed(r->peer->conn) };
     kvt_peer_tell(r->peer, KVT_MSG_DONE, r->session, r->generation, 0, OK);
-    kvt_stats_done(c->stats, ev.transport, KVT_TAKEN_IN, ev.ns);
+    kvt_stats_done(c->stats, ev.transport, KVT_TAKEN_IN, ev.bytes, ev.ns);
     free_slot(c, r);
     for (uint64_t *old; (old = find_fenced(c, ev.id)) != NULL;) *old = UINT64_MAX; /* the caller used that id before */
     kvt_core_event(c, ev);
@@ -162,14 +175,23 @@ static struct kvt_recv *bound(struct kvt_core *c, const struct kvt_peer *p, cons
     return state_of(r) >= KVT_RECV_BOUND && r->generation == m->generation && r->peer == p ? r : NULL;
 }
 
+/* Count a message that found no session: its generation is over, or another connection's. */
+static void dropped(struct kvt_core *c, const struct kvt_message *m)
+{
+    struct kvt_recv *r = m->session < c->n_slots ? &c->slots[m->session] : NULL;
+    kvt_stats_dropped(c->stats, r && state_of(r) >= KVT_RECV_OPEN && r->generation == m->generation);
+}
+
 static void on_open(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *m)
 {
     struct kvt_recv *r = m->session < c->n_slots ? &c->slots[m->session] : NULL;
     if (!r || state_of(r) != KVT_RECV_OPEN || r->generation != m->generation) {
+        dropped(c, m);
         kvt_peer_tell(p, KVT_MSG_STOP, m->session, m->generation, 0, ERR_STALE);
         return;
     }
     r->peer = p;
+    r->sums = c->checksum && m->bytes == KVT_OPEN_SUMS;
     r->t_moved_ms = clock_ms();
     list_push(&p->recvs, &r->link);
     set_state(r, KVT_RECV_BOUND);
@@ -186,10 +208,12 @@ static void note_movement(struct kvt_recv *r)
 /* Compare the checksums of the pieces of a NOTE; false after failing the transfer. */
 static bool verify(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
-    for (uint32_t i = 0; c->checksum && i < m->n; i++) {
+    for (uint32_t i = 0; r->sums && i < m->n; i++) {
         uint32_t position = m->first + i;
         uint32_t n_valid = kvt_plan_tokens(&c->layout, r->n_tokens, position);
-        if (kvt_plan_checksum(&c->layout, c->pool, m->layer, r->blocks[position], n_valid, c->scratch) == m->sums[i]) continue;
+        uint64_t sum = kvt_plan_checksum(&r->view, c->pool, m->layer, r->blocks[position], n_valid, c->scratch);
+        kvt_stats_hashed(c->stats, KVT_TAKEN_IN, kvt_view_bytes(&r->view, n_valid));
+        if (sum == m->sums[i]) continue;
         char text[128];
         snprintf(text, sizeof text, "checksum mismatch in layer %u, block %u of the prompt, over %s", m->layer, position, transport_of(r));
         kvt_stats_checksum_failed(c->stats);
@@ -199,13 +223,31 @@ static bool verify(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mess
     return true;
 }
 
+/* Do pieces [m->first, + m->n) follow what is there, `cursor` being the next one to come? Fails the transfer otherwise. */
+static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m, const uint32_t *cursor)
+{
+    if (m->layer >= c->layout.n_layers || m->n == 0 || m->first > r->n_used || m->n > r->n_used - m->first) {
+        fail(c, r, ERR_FORMAT, false, "the sender named pieces that the grant does not have");
+    } else if (m->first < cursor[m->layer]) {
+        fail_as(c, r, ERR_FORMAT, KVT_FAILED_DUPLICATE, false, "the sender named pieces a second time");
+    } else if (m->first > cursor[m->layer]) {
+        fail_as(c, r, ERR_FORMAT, KVT_FAILED_REORDERED, false, "the sender named pieces before those in front of them");
+    } else {
+        return true;
+    }
+    return false;
+}
+
 static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     const struct kvt_transport_ops *ops = r->peer->ops;
-    bool ordered = m->layer < c->layout.n_layers && m->first == r->verified[m->layer] && m->n <= r->n_used - m->first;
-    bool landed = ordered && (!(ops->caps & KVT_CAP_RECEIVER_PLACES) || m->first + m->n <= r->landed[m->layer]);
-    if (!landed) {
-        fail(c, r, ERR_FORMAT, false, "the sender announced pieces out of order or that did not arrive");
+    if (!follows(c, r, m, r->verified)) return;
+    if ((ops->caps & KVT_CAP_RECEIVER_PLACES) && m->first + m->n > r->landed[m->layer]) {
+        fail_as(c, r, ERR_FORMAT, KVT_FAILED_TRUNCATED, false, "the sender announced pieces that did not arrive");
+        return;
+    }
+    if (r->sums && m->bytes != sizeof m->sums[0] * m->n) {
+        fail(c, r, ERR_FORMAT, false, "the sender announced pieces without the checksums it had promised");
         return;
     }
     enum status st = ops->flush(r->peer->conn->t);
@@ -215,7 +257,7 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
     }
     note_movement(r);
     if (!verify(c, r, m)) return;
-    uint64_t bytes = kvt_plan_span_bytes(&c->layout, r->n_tokens, (struct kvt_span){ m->layer, m->first, m->n });
+    uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens, (struct kvt_span){ m->layer, m->first, m->n });
     r->verified[m->layer] += m->n;
     r->n_left -= m->n;
     r->bytes += bytes;
@@ -230,7 +272,7 @@ static void on_finish(struct kvt_core *c, struct kvt_recv *r, const struct kvt_m
     }
     char text[128];
     snprintf(text, sizeof text, "the sender finished with %llu pieces missing", (unsigned long long)r->n_left);
-    fail(c, r, ERR_FORMAT, false, text);
+    fail_as(c, r, ERR_FORMAT, r->n_left ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT, false, r->n_left ? text : "the sender counts other bytes than arrived");
 }
 
 static void on_stopped(struct kvt_core *c, struct kvt_recv *r, enum status st)
@@ -250,7 +292,10 @@ void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
         return;
     }
     struct kvt_recv *r = bound(c, p, m);
-    if (!r) return; /* of an earlier generation: its end has been told */
+    if (!r) { /* of an earlier generation: its end has been told */
+        if (m->kind != KVT_MSG_STOPPED) dropped(c, m); /* that one answers every STOP */
+        return;
+    }
     if (m->kind == KVT_MSG_STOPPED) on_stopped(c, r, m->status);
     else if (state_of(r) == KVT_RECV_BOUND && m->kind == KVT_MSG_NOTE) on_note(c, r, m);
     else if (state_of(r) == KVT_RECV_BOUND && m->kind == KVT_MSG_FINISH) on_finish(c, r, m);
@@ -259,15 +304,14 @@ void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
 int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
-    if (!r || state_of(r) != KVT_RECV_BOUND) return 0;
+    if (!r && offset == 0) dropped(c, head);
+    if (!r || state_of(r) != KVT_RECV_BOUND || !follows(c, r, head, r->landed)) return 0;
     struct kvt_span span = { head->layer, head->first, head->n };
-    bool fits = head->layer < c->layout.n_layers && head->first == r->landed[head->layer] && head->n <= r->n_used - head->first &&
-                head->bytes == kvt_plan_span_bytes(&c->layout, r->n_tokens, span) && offset < head->bytes;
-    if (!fits) {
-        fail(c, r, ERR_FORMAT, false, "the sender pushed pieces out of order");
+    if (head->bytes != kvt_plan_span_bytes(&r->view, r->n_tokens, span) || offset >= head->bytes) {
+        fail(c, r, ERR_FORMAT, false, "the sender pushed a frame of another size than its pieces");
         return 0;
     }
-    return kvt_plan_iov(&c->layout, c->pool, r->blocks, r->n_tokens, span, offset, iov, cap);
+    return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, span, offset, iov, cap);
 }
 
 void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t bytes)
@@ -305,9 +349,10 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
             n_quarantined++;
             if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) && now_ms - r->t_fence_ms > KVT_FENCE_TEARDOWN_MS)
                 r->peer->condemned = true;
-        } else if (s >= KVT_RECV_OPEN && now_ms > r->t_moved_ms + c->stall_ms) {
+        } else if (s >= KVT_RECV_OPEN && (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {
             char text[128];
-            snprintf(text, sizeof text, "no KV arrived for %u ms", c->stall_ms);
+            if (now_ms > r->deadline_ms) snprintf(text, sizeof text, "the KV transfer was not over after %llu ms", (unsigned long long)c->deadline_ms);
+            else snprintf(text, sizeof text, "no KV arrived for %u ms", c->stall_ms);
             fail(c, r, ERR_TIMEOUT, false, text);
         }
     }

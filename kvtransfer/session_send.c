@@ -1,14 +1,16 @@
 /* session_send.c - the sender's side of a transfer: ready layers to batches of puts and notes. Diagram and invariants: session.h.
  *
  * A session keeps, per layer, how many tokens are ready and which position goes next; layers with something to go stand in a queue in
- * order of arrival. Each pump takes one batch, so that sessions and connections share the thread and the link. */
+ * order of arrival. Each pump takes one batch, so that sessions and connections share the thread and the link. For a peer of another layout
+ * a batch is made in staging memory first; it stays made until the row takes it, and its memory comes back with its PUT_DONE. */
 #include "kvtransfer/session.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtransfer/stats.h"
+#include "kvtransfer/convert.h"
 #include "shared/base/clock.h"
+#include "shared/base/hash.h"
 #include "shared/base/mem.h"
 
 /* ---- life ---- */
@@ -25,7 +27,7 @@ void kvt_send_free(struct kvt_core *c, struct kvt_send *s)
 
 static enum status allocate(struct kvt_send *s, uint32_t n_layers)
 {
-    s->dst_blocks = mem_try_calloc(2 * (size_t)s->n_used + 1, sizeof *s->dst_blocks);
+    s->dst_blocks = mem_try_calloc((size_t)s->n_used + s->n_src + 1, sizeof *s->dst_blocks);
     s->tokens = mem_try_calloc(3 * (size_t)n_layers, sizeof *s->tokens);
     s->queued = mem_try_calloc(n_layers, sizeof *s->queued);
     if (!s->dst_blocks || !s->tokens || !s->queued) return ERR_NOMEM;
@@ -35,12 +37,38 @@ static enum status allocate(struct kvt_send *s, uint32_t n_layers)
     return OK;
 }
 
+static void read_grant(struct kvt_send *s, const struct kvt_grant_msg *g, const struct kv_layout *mine)
+{
+    for (uint32_t i = 0; i < s->n_used; i++) s->dst_blocks[i] = kvt_grant_block(g, i);
+    for (uint32_t i = 0; i < s->n_src; i++) s->src_blocks[i] = -1;
+    uint64_t skipped = (uint64_t)s->n_first * g->block_tokens;
+    for (uint32_t i = 0; i < mine->n_layers; i++) {
+        s->tokens[i] = skipped < s->n_tokens ? (uint32_t)skipped : s->n_tokens;
+        s->cursor[i] = s->n_first;
+    }
+    s->n_left = (uint64_t)(s->n_used - s->n_first) * mine->n_layers;
+}
+
+static enum status check_grant(const struct kvt_core *c, const struct kvt_grant_msg *g, struct err *err)
+{
+    uint32_t n_used = (uint32_t)(((uint64_t)g->n_tokens + g->block_tokens - 1) / g->block_tokens);
+    if (n_used > g->n_blocks) return err_set(err, ERR_FORMAT, "a KV grant of %u blocks cannot hold %u tokens", g->n_blocks, g->n_tokens);
+    if (kvt_plan_n_blocks(&c->layout, g->n_tokens) > KVT_GRANT_BLOCKS_MAX)
+        return err_set(err, ERR_FORMAT, "a KV grant of %u tokens needs more than %d blocks here", g->n_tokens, KVT_GRANT_BLOCKS_MAX);
+    struct kvt_view view;
+    if (kvt_view_heads(&c->layout, g->first_head, g->n_heads, &view) != OK) {
+        uint32_t mine = c->layout.tp_rank * c->layout.n_kv_heads;
+        return err_set(err, ERR_PEER_MISMATCH, "the grant names KV heads %u to %llu of the model, this rank holds %u to %u: the receiver grants each sender its own part",
+                       g->first_head, (unsigned long long)g->first_head + g->n_heads - 1, mine, mine + c->layout.n_kv_heads - 1);
+    }
+    return OK;
+}
+
 enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant, struct kvt_send **out, struct err *err)
 {
     struct kvt_grant_msg g;
     TRY(kvt_grant_decode(grant, &g, err));
-    uint32_t n_used = kvt_plan_n_blocks(&c->layout, g.n_tokens);
-    if (n_used > g.n_blocks) return err_set(err, ERR_FORMAT, "a KV grant of %u blocks cannot hold %u tokens", g.n_blocks, g.n_tokens);
+    TRY(check_grant(c, &g, err));
     if (atomic_fetch_add_explicit(&c->n_sends, 1, memory_order_relaxed) >= c->n_transfers) {
         atomic_fetch_sub_explicit(&c->n_sends, 1, memory_order_relaxed);
         return err_set(err, ERR_FULL, "%u KV transfers are being sent, the limit", c->n_transfers);
@@ -53,26 +81,23 @@ enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, stru
     list_init(&s->link);
     s->id = id;
     s->peer_handle = peer;
+    s->serial = atomic_fetch_add_explicit(&c->next_serial, 1, memory_order_relaxed); /* unique; order does not matter */
     s->session = g.session;
     s->generation = g.generation;
+    s->first_head = g.first_head;
+    s->n_heads = g.n_heads;
+    s->block_tokens = g.block_tokens;
     s->n_tokens = g.n_tokens;
-    s->n_used = n_used;
-    s->n_first = g.n_skip < n_used ? g.n_skip : n_used;
-    uint32_t n_layers = c->layout.n_layers;
-    if (allocate(s, n_layers) != OK) {
+    s->n_used = (uint32_t)(((uint64_t)g.n_tokens + g.block_tokens - 1) / g.block_tokens);
+    s->n_src = kvt_plan_n_blocks(&c->layout, g.n_tokens);
+    s->n_first = g.n_skip < s->n_used ? g.n_skip : s->n_used;
+    s->deadline_ms = clock_ms() + c->deadline_ms;
+    if (allocate(s, c->layout.n_layers) != OK) {
+        uint32_t n_used = s->n_used;
         kvt_send_free(c, s);
         return err_set(err, ERR_NOMEM, "no memory for a KV transfer of %u blocks", n_used);
     }
-    for (uint32_t i = 0; i < n_used; i++) {
-        s->dst_blocks[i] = kvt_grant_block(&g, i);
-        s->src_blocks[i] = -1;
-    }
-    uint64_t skipped = (uint64_t)s->n_first * c->layout.block_tokens;
-    for (uint32_t i = 0; i < n_layers; i++) {
-        s->tokens[i] = skipped < s->n_tokens ? (uint32_t)skipped : s->n_tokens;
-        s->cursor[i] = s->n_first;
-    }
-    s->n_left = (uint64_t)(n_used - s->n_first) * n_layers;
+    read_grant(s, &g, &c->layout);
     *out = s;
     return OK;
 }
@@ -83,12 +108,18 @@ static void end(struct kvt_core *c, struct kvt_send *s, struct kvt_event ev)
 {
     ev.id = s->id;
     ev.transport = s->peer ? s->peer->ops->name : "";
-    if (ev.kind == KVT_SENT) kvt_stats_done(c->stats, ev.transport, KVT_SENT_OUT, ev.ns);
-    else kvt_stats_failed(c->stats, KVT_SENT_OUT, ev.status);
+    if (s->peer && s->peer->conn) ev.link_speed = s->peer->ops->link_speed(s->peer->conn);
+    if (ev.kind == KVT_SENT) kvt_stats_done(c->stats, ev.transport, KVT_SENT_OUT, ev.bytes, ev.ns);
+    else kvt_stats_failed(c->stats, KVT_SENT_OUT, kvt_failure_of(ev.status));
     list_remove(&s->link);
     map_del(&c->sends, map_key_u64(&s->id));
     kvt_send_free(c, s);
     kvt_core_event(c, ev);
+}
+
+static void give_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_batch *b)
+{
+    if (b->stage.n) kvt_staging_give(c->staging, &s->peer->staged, &b->stage);
 }
 
 /* STOPPING and no put unfinished: nothing of this session will be read or written any more. */
@@ -107,14 +138,16 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
     s->status = st;
     s->note_waits = false;
     snprintf(s->text, sizeof s->text, "%s", text);
-    if (s->n_unfinished) s->peer->ops->abandon(s->peer->conn, s->session, s->generation);
+    give_stage(c, s, &s->made);
+    if (s->unfinished) s->peer->ops->abandon(s->peer->conn, s->session, s->generation);
     else end_stopped(c, s);
 }
 
 void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text)
 {
     LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
-        s->n_unfinished = 0; /* the row reads nothing of a connection that is down */
+        for (uint32_t i = 0; i < KVT_SEND_PUTS; i++) give_stage(c, s, &s->puts[i]);
+        s->unfinished = 0; /* the row reads nothing of a connection that is down */
         if (s->state == KVT_SEND_STOPPING) end_stopped(c, s);
         else kvt_send_fail(c, s, st, text);
     }
@@ -123,11 +156,14 @@ void kvt_send_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 /* ---- what the caller says ---- */
 
 /* Why a session cannot begin, or NULL. The receiver hears of none of these: it knows no such session, or knows it as another's. */
-static const char *refusal(const struct kvt_send *s, const struct kvt_peer *p, enum status *st)
+static const char *refusal(const struct kvt_core *c, struct kvt_send *s, const struct kvt_peer *p, enum status *st)
 {
     *st = ERR_PEER_LOST;
     if (!p || !p->up || p->lost) return "there is no connection to the decode node";
     *st = ERR_FORMAT;
+    if (s->block_tokens != p->layout.block_tokens) return "the grant counts in blocks of another size than the receiver said it has";
+    if (kvt_view_heads(&p->layout, s->first_head, s->n_heads, &s->dst) != OK || kvt_view_heads(&c->layout, s->first_head, s->n_heads, &s->src) != OK)
+        return "the grant names KV heads that the receiver does not have";
     for (uint32_t i = s->n_first; i < s->n_used; i++)
         if (s->dst_blocks[i] < 0 || (uint32_t)s->dst_blocks[i] >= p->layout.n_blocks) return "the grant names blocks outside the receiver's pool";
     *st = ERR_STALE;
@@ -148,14 +184,16 @@ void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p)
     map_put(&c->sends, map_key_u64(&s->id), s);
     s->t_moved_ms = clock_ms();
     enum status st;
-    const char *why = refusal(s, p, &st);
+    const char *why = refusal(c, s, p, &st);
     if (why) {
         kvt_send_fail(c, s, st, why);
         return;
     }
     s->peer = p;
+    s->direct = kvt_plan_direct(&c->layout, &p->layout);
+    s->sums = p->checksum && c->checksum;
     list_push(&p->sends, &s->link);
-    kvt_peer_tell(p, KVT_MSG_OPEN, s->session, s->generation, 0, OK);
+    kvt_peer_tell(p, KVT_MSG_OPEN, s->session, s->generation, s->sums ? KVT_OPEN_SUMS : 0, OK);
 }
 
 static void enqueue(struct kvt_core *c, struct kvt_send *s, uint32_t layer)
@@ -175,7 +213,7 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begi
     }
     if (end_token > s->n_tokens) end_token = s->n_tokens;
     uint32_t n = kvt_plan_n_blocks(&c->layout, end_token);
-    for (uint32_t i = s->n_first; i < n; i++) {
+    for (uint32_t i = (uint32_t)((uint64_t)s->n_first * s->block_tokens / c->layout.block_tokens); i < n; i++) {
         if (blocks[i] < 0 || (uint32_t)blocks[i] >= c->layout.n_blocks) {
             kvt_send_fail(c, s, ERR_INVALID, "a source block is outside the pool");
             return;
@@ -184,7 +222,7 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begi
     }
     if (end_token <= s->tokens[layer]) return;
     s->tokens[layer] = end_token;
-    if (kvt_plan_complete(&c->layout, s->n_tokens, end_token) > s->cursor[layer]) {
+    if (kvt_plan_complete(s->dst.layout, s->n_tokens, end_token) > s->cursor[layer]) {
         if (s->q_len == 0) s->t_moved_ms = clock_ms(); /* idle until now: the stall deadline begins here */
         enqueue(c, s, layer);
     }
@@ -222,47 +260,90 @@ static bool flush_note(struct kvt_send *s)
     return !s->note_waits;
 }
 
-/* Checksums are made after the put was taken: the source is still in cache, and a put that was refused costs nothing. */
-static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_message *head)
+/* Checksums of what lands, in the receiver's form. They are made after the put was taken: the source is still in cache, and a put that was
+ * refused costs nothing. */
+static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_message *head, const struct kvt_batch *b)
 {
+    const char *made = b->stage.n ? kvt_staging_at(c->staging, b->stage) : NULL;
     s->note = *head;
     s->note.kind = KVT_MSG_NOTE;
-    s->note.bytes = 0;
-    for (uint32_t i = 0; i < head->n; i++) {
-        uint32_t position = head->first + i;
-        uint32_t n_valid = kvt_plan_tokens(&c->layout, s->n_tokens, position);
-        s->note.sums[i] = s->peer->checksum
-                              ? kvt_plan_checksum(&c->layout, c->pool, head->layer, s->src_blocks[position], n_valid, c->scratch)
-                              : 0;
-    }
+    s->note.bytes = s->sums ? sizeof s->note.sums[0] * head->n : 0;
     s->note_waits = true;
+    if (!s->sums) return;
+    for (uint32_t i = 0; i < head->n; i++) {
+        uint32_t position = head->first + i, n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, position);
+        uint64_t bytes = kvt_view_bytes(&s->dst, n_valid);
+        s->note.sums[i] = made ? hash_64(made, bytes, 0) : kvt_plan_checksum(&s->src, c->pool, head->layer, s->src_blocks[position], n_valid, c->scratch);
+        if (made) made += bytes;
+    }
+    kvt_stats_hashed(c->stats, KVT_SENT_OUT, head->bytes);
+}
+
+/* Convert the pieces of a span in staging memory; false while there is no room. */
+static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
+{
+    if (s->made.stage.n) return true; /* made for an earlier try */
+    uint64_t bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, span);
+    if (!kvt_staging_take(c->staging, bytes, &s->peer->staged, &s->made.stage)) {
+        if (span.n == 1) return false;
+        span.n = 1; /* fragments, or others hold most of it: something always goes on */
+        bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, span);
+        if (!kvt_staging_take(c->staging, bytes, &s->peer->staged, &s->made.stage)) return false;
+    }
+    s->made.span = span;
+    char *out = kvt_staging_at(c->staging, s->made.stage);
+    for (uint32_t i = span.first; i < span.first + span.n; i++) {
+        kvt_convert_piece(&s->src, c->pool, s->src_blocks, &s->dst, s->n_tokens, span.layer, i, out);
+        out += kvt_view_bytes(&s->dst, kvt_plan_tokens(s->dst.layout, s->n_tokens, i));
+    }
+    kvt_stats_converted(c->stats, bytes);
+    return true;
+}
+
+/* The next batch of the first queued layer, its bytes where they are put from; false while there is no room to make it. */
+static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready, struct kvt_batch *out)
+{
+    uint32_t layer = s->queue[s->q_head];
+    struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&s->dst, ready, KVT_PUT_BYTES) };
+    *out = (struct kvt_batch){ .span = span };
+    if (s->direct) return true;
+    if (!make(c, s, span)) return false;
+    *out = s->made;
+    return true;
+}
+
+static void account(struct kvt_core *c, struct kvt_send *s, struct kvt_span span, uint32_t ready, uint64_t bytes)
+{
+    s->t_moved_ms = clock_ms();
+    s->cursor[span.layer] += span.n;
+    s->n_left -= span.n;
+    s->bytes += bytes;
+    kvt_stats_bytes(c->stats, s->peer->ops->name, KVT_SENT_OUT, bytes);
+    if (span.n < ready) return;
+    s->queued[span.layer] = 0;
+    s->q_head = (s->q_head + 1) % c->layout.n_layers;
+    s->q_len--;
 }
 
 /* Put the next batch of the first queued layer; true when it was taken. */
 static bool put_batch(struct kvt_core *c, struct kvt_send *s)
 {
-    uint32_t layer = s->queue[s->q_head];
-    uint32_t ready = kvt_plan_complete(&c->layout, s->n_tokens, s->tokens[layer]) - s->cursor[layer];
-    struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&c->layout, ready, KVT_PUT_BYTES) };
-    struct kvt_put put = { .copies = c->copies, .tag = s->id,
+    uint32_t layer = s->queue[s->q_head], place = (uint32_t)__builtin_ctzll(~(uint64_t)s->unfinished);
+    uint32_t ready = kvt_plan_complete(s->dst.layout, s->n_tokens, s->tokens[layer]) - s->cursor[layer];
+    struct kvt_batch b;
+    if (place >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
+    struct kvt_put put = { .copies = c->copies, .tag = s->serial * KVT_SEND_PUTS + place,
                            .head = { .kind = KVT_MSG_DATA, .session = s->session, .generation = s->generation, .layer = layer,
-                                     .first = span.first, .n = span.n,
-                                     .bytes = kvt_plan_span_bytes(&c->layout, s->n_tokens, span) } };
-    put.n_copies = kvt_plan_copies(&c->layout, s->src_blocks, &s->peer->layout, s->dst_blocks, s->n_tokens, span, c->copies);
+                                     .first = b.span.first, .n = b.span.n, .bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, b.span) } };
+    put.n_copies = s->direct ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies)
+                             : kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b.stage), &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies);
     if (!s->t_first_ns) s->t_first_ns = clock_ns();
     if (s->peer->ops->put(s->peer->conn, &put) != OK) return false;
-    s->n_unfinished++;
-    s->t_moved_ms = clock_ms();
-    s->cursor[layer] += span.n;
-    s->n_left -= span.n;
-    s->bytes += put.head.bytes;
-    if (span.n == ready) {
-        s->queued[layer] = 0;
-        s->q_head = (s->q_head + 1) % c->layout.n_layers;
-        s->q_len--;
-    }
-    make_note(c, s, &put.head);
-    kvt_stats_bytes(c->stats, s->peer->ops->name, KVT_SENT_OUT, put.head.bytes);
+    s->puts[place] = b;
+    s->unfinished |= 1u << place;
+    s->made.stage.n = 0; /* the put's now */
+    account(c, s, b.span, ready, put.head.bytes);
+    make_note(c, s, &put.head, &s->puts[place]);
     return true;
 }
 
@@ -289,11 +370,15 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
 
 void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
 {
-    struct kvt_send *s = map_get(&c->sends, map_key_u64(&tag));
-    if (!s || s->peer != p || s->n_unfinished == 0) return;
-    s->n_unfinished--;
+    struct kvt_send *s = NULL;
+    LIST_FOREACH(it, &p->sends, struct kvt_send, link)
+        if (it->serial == tag / KVT_SEND_PUTS) s = it;
+    uint32_t bit = 1u << tag % KVT_SEND_PUTS;
+    if (!s || !(s->unfinished & bit)) return;
+    s->unfinished &= ~bit;
+    give_stage(c, s, &s->puts[tag % KVT_SEND_PUTS]);
     s->t_moved_ms = clock_ms();
-    if (s->state == KVT_SEND_STOPPING && s->n_unfinished == 0) end_stopped(c, s);
+    if (s->state == KVT_SEND_STOPPING && !s->unfinished) end_stopped(c, s);
 }
 
 /* ---- what the receiver says ---- */
@@ -301,7 +386,7 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
 static void on_done(struct kvt_core *c, struct kvt_send *s)
 {
     if (s->state == KVT_SEND_STOPPING) return;
-    if (s->state != KVT_SEND_FINISHING || s->n_unfinished) {
+    if (s->state != KVT_SEND_FINISHING || s->unfinished) {
         kvt_send_fail(c, s, ERR_FORMAT, "the receiver acknowledged a transfer that had not ended");
         return;
     }
@@ -322,8 +407,11 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
     struct kvt_send *s = NULL;
     LIST_FOREACH(it, &p->sends, struct kvt_send, link)
         if (it->session == m->session && it->generation == m->generation) s = it;
-    if (m->kind == KVT_MSG_STOP && !s) kvt_peer_tell(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK); /* it ended already */
-    if (!s) return;
+    if (!s) { /* it ended already */
+        if (m->kind == KVT_MSG_STOP) kvt_peer_tell(p, KVT_MSG_STOPPED, m->session, m->generation, 0, OK);
+        else kvt_stats_dropped(c->stats, false);
+        return;
+    }
     s->t_moved_ms = clock_ms();
     if (m->kind == KVT_MSG_STOP) on_stop(c, s, m->status);
     else if (m->kind == KVT_MSG_DONE) on_done(c, s);
@@ -337,14 +425,15 @@ void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
 {
     LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
         /* Waiting for the caller's next layer is not a stall of the transfer. */
-        bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->n_unfinished;
-        if (!waits || now_ms <= s->t_moved_ms + c->stall_ms) continue;
+        bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->unfinished;
+        bool stalls = waits && now_ms > s->t_moved_ms + c->stall_ms, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {
-            p->condemned = true; /* an abandoned put that does not end: only the end of the connection ends it */
+            p->condemned |= stalls; /* an abandoned put that does not end: only the end of the connection ends it */
             continue;
         }
         char text[128];
-        snprintf(text, sizeof text, "no KV left for %u ms", c->stall_ms);
-        kvt_send_fail(c, s, ERR_TIMEOUT, text);
+        if (late) snprintf(text, sizeof text, "the KV transfer was not over after %llu ms", (unsigned long long)c->deadline_ms);
+        else snprintf(text, sizeof text, "no KV left for %u ms", c->stall_ms);
+        if (stalls || late) kvt_send_fail(c, s, ERR_TIMEOUT, text);
     }
 }

@@ -10,11 +10,11 @@ static const uint32_t HELLO_MAGIC = 0x4b565448;    /* "HTVK" */
 static const uint32_t ANSWER_MAGIC = 0x4b565441;   /* "ATVK" */
 static const uint32_t GRANT_MAGIC = 0x4b565447;    /* "GTVK" */
 static const uint32_t PREAMBLE_MAGIC = 0x4b565450; /* "PTVK" */
-enum { FLAG_CHECKSUM = 1 };
+enum { FLAG_CHECKSUM = 1, FLAG_LOSSY = 2, FLAGS = FLAG_CHECKSUM | FLAG_LOSSY };
 
 struct wire_hello {
     uint32_t magic;
-    uint16_t version, zero;
+    uint16_t version, flags;
     uint8_t  node[16];
     uint8_t  layout[KV_LAYOUT_WIRE_BYTES];
 };
@@ -26,8 +26,9 @@ struct wire_answer {
     uint8_t  n_rows, flags;
     uint8_t  ticket[KVT_TICKET_BYTES];
     uint8_t  layout[KV_LAYOUT_WIRE_BYTES];
+    uint8_t  node[16];
 };
-static_assert(sizeof(struct wire_answer) == 64, "wire size");
+static_assert(sizeof(struct wire_answer) == 80, "wire size");
 
 struct wire_row { /* then name, then address */
     uint8_t  name_len, zero;
@@ -40,8 +41,9 @@ struct wire_grant { /* then n_blocks int32 */
     uint16_t version, zero;
     uint64_t generation;
     uint32_t session, n_blocks, n_skip, n_tokens;
+    uint32_t first_head, n_heads, block_tokens, zero_too;
 };
-static_assert(sizeof(struct wire_grant) == 32, "wire size");
+static_assert(sizeof(struct wire_grant) == 48, "wire size");
 
 struct wire_preamble {
     uint32_t magic;
@@ -71,6 +73,8 @@ static bool take(struct str *in, void *out, size_t n)
     return true;
 }
 
+static uint8_t flags_of(bool checksum, bool lossy) { return (uint8_t)((checksum ? FLAG_CHECKSUM : 0) | (lossy ? FLAG_LOSSY : 0)); }
+
 static enum status bad_version(struct err *err, const char *what, uint32_t version)
 {
     return err_set(err, ERR_PEER_MISMATCH, "the %s speaks KV transfer version %u, this node version %d: run the same release on both", what,
@@ -81,7 +85,7 @@ static enum status bad_version(struct err *err, const char *what, uint32_t versi
 
 void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out)
 {
-    struct wire_hello w = { .magic = HELLO_MAGIC, .version = KVT_VERSION };
+    struct wire_hello w = { .magic = HELLO_MAGIC, .version = KVT_VERSION, .flags = flags_of(m->checksum, m->lossy) };
     memcpy(w.node, m->node, sizeof w.node);
     struct buf layout = { 0 };
     kv_layout_encode(&m->layout, &layout);
@@ -95,8 +99,8 @@ enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct er
     struct wire_hello w;
     if (!take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return err_set(err, ERR_FORMAT, "not a KV transfer hello");
     if (w.version != KVT_VERSION) return bad_version(err, "sender", w.version);
-    if (w.zero || in.n) return err_set(err, ERR_FORMAT, "malformed KV transfer hello");
-    struct kvt_hello_msg m = { 0 };
+    if ((w.flags & ~FLAGS) || in.n) return err_set(err, ERR_FORMAT, "malformed KV transfer hello");
+    struct kvt_hello_msg m = { .checksum = w.flags & FLAG_CHECKSUM, .lossy = w.flags & FLAG_LOSSY };
     memcpy(m.node, w.node, sizeof m.node);
     TRY(kv_layout_decode((struct str){ (const char *)w.layout, sizeof w.layout }, &m.layout, err));
     *out = m;
@@ -108,8 +112,9 @@ enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct er
 void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
 {
     struct wire_answer w = { .magic = ANSWER_MAGIC, .version = KVT_VERSION, .n_rows = (uint8_t)m->n_rows,
-                             .flags = m->checksum ? FLAG_CHECKSUM : 0 };
+                             .flags = flags_of(m->checksum, m->lossy) };
     memcpy(w.ticket, m->ticket, sizeof w.ticket);
+    memcpy(w.node, m->node, sizeof w.node);
     struct buf layout = { 0 };
     kv_layout_encode(&m->layout, &layout);
     memcpy(w.layout, layout.data, sizeof w.layout);
@@ -141,10 +146,11 @@ enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct 
     struct wire_answer w;
     if (!take(&in, &w, sizeof w) || w.magic != ANSWER_MAGIC) return err_set(err, ERR_FORMAT, "not a KV transfer answer");
     if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
-    struct kvt_answer_msg m = { .checksum = w.flags & FLAG_CHECKSUM, .n_rows = w.n_rows };
-    if ((w.flags & ~FLAG_CHECKSUM) || m.n_rows == 0 || m.n_rows > KVT_ROWS_MAX)
+    struct kvt_answer_msg m = { .checksum = w.flags & FLAG_CHECKSUM, .lossy = w.flags & FLAG_LOSSY, .n_rows = w.n_rows };
+    if ((w.flags & ~FLAGS) || m.n_rows == 0 || m.n_rows > KVT_ROWS_MAX)
         return err_set(err, ERR_FORMAT, "malformed KV transfer answer");
     memcpy(m.ticket, w.ticket, sizeof m.ticket);
+    memcpy(m.node, w.node, sizeof m.node);
     TRY(kv_layout_decode((struct str){ (const char *)w.layout, sizeof w.layout }, &m.layout, err));
     for (uint32_t i = 0; i < m.n_rows; i++)
         if (!take_row(&in, &m.rows[i])) return err_set(err, ERR_FORMAT, "malformed transport %u in a KV transfer answer", i);
@@ -158,7 +164,8 @@ enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct 
 void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, struct buf *out)
 {
     struct wire_grant w = { .magic = GRANT_MAGIC, .version = KVT_VERSION, .generation = m->generation, .session = m->session,
-                            .n_blocks = m->n_blocks, .n_skip = m->n_skip, .n_tokens = m->n_tokens };
+                            .n_blocks = m->n_blocks, .n_skip = m->n_skip, .n_tokens = m->n_tokens, .first_head = m->first_head,
+                            .n_heads = m->n_heads, .block_tokens = m->block_tokens };
     buf_add(out, &w, sizeof w);
     if (m->n_blocks) buf_add(out, blocks, sizeof *blocks * m->n_blocks);
 }
@@ -168,11 +175,14 @@ enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct er
     struct wire_grant w;
     if (!take(&in, &w, sizeof w) || w.magic != GRANT_MAGIC) return err_set(err, ERR_FORMAT, "not a KV grant");
     if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
-    if (w.zero || w.n_blocks > KVT_GRANT_BLOCKS_MAX || w.n_skip > w.n_blocks) return err_set(err, ERR_FORMAT, "malformed KV grant");
+    if (w.zero || w.zero_too || w.n_blocks > KVT_GRANT_BLOCKS_MAX || w.n_skip > w.n_blocks || w.n_heads == 0 || w.block_tokens == 0 ||
+        w.block_tokens > KVT_BLOCK_TOKENS_MAX)
+        return err_set(err, ERR_FORMAT, "malformed KV grant");
     if (in.n != sizeof(int32_t) * w.n_blocks)
         return err_set(err, ERR_FORMAT, "a KV grant of %u blocks carries %zu bytes of them", w.n_blocks, in.n);
     *out = (struct kvt_grant_msg){ .session = w.session, .generation = w.generation, .n_blocks = w.n_blocks, .n_skip = w.n_skip,
-                                   .n_tokens = w.n_tokens, .blocks = (const uint8_t *)in.p };
+                                   .n_tokens = w.n_tokens, .first_head = w.first_head, .n_heads = w.n_heads,
+                                   .block_tokens = w.block_tokens, .blocks = (const uint8_t *)in.p };
     return OK;
 }
 
@@ -211,7 +221,7 @@ enum status kvt_preamble_decode(const void *in, size_t n, struct kvt_preamble *o
 
 size_t kvt_message_tail(const struct kvt_message *m)
 {
-    return m->kind == KVT_MSG_NOTE ? sizeof m->sums[0] * m->n : 0;
+    return m->kind == KVT_MSG_NOTE ? m->bytes : 0;
 }
 
 size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_MAX])
@@ -227,7 +237,8 @@ size_t kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_M
 static bool fields_fit(const struct wire_message *w)
 {
     bool pieces = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_NOTE;
-    bool bytes = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_FINISH;
+    bool bytes = w->kind == KVT_MSG_DATA || w->kind == KVT_MSG_FINISH || (w->kind == KVT_MSG_OPEN && w->bytes == KVT_OPEN_SUMS) ||
+                 (w->kind == KVT_MSG_NOTE && w->bytes == sizeof(uint64_t) * w->n);
     bool status = w->kind == KVT_MSG_STOP || w->kind == KVT_MSG_STOPPED;
     if (pieces ? (w->n == 0 || w->n > KVT_BATCH_PIECES) : (w->n || w->layer || w->first)) return false;
     if (!bytes && w->bytes) return false;

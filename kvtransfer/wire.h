@@ -1,8 +1,8 @@
 /* wire.h - every byte that crosses between two kvt: fixed little-endian structs and their strict decoding.
  *
  *   hello     sender → receiver through the control plane: who asks, with which layout
- *   answer    receiver → sender: layout, one-time ticket, where each transport is reached
- *   grant     receiver → sender: session, generation, blocks
+ *   answer    receiver → sender, for that asker alone: layout, one-time ticket, where each transport is reached
+ *   grant     receiver → sender: session, generation, heads, blocks
  *   preamble  first thing on a data connection: the ticket; and the reply to it
  *   message   everything after it: 32 bytes, then n checksums (NOTE) or `bytes` of KV data (DATA, stream transports only)
  *
@@ -19,21 +19,25 @@
 #include "shared/kv/kv_layout.h"
 
 enum {
-    KVT_VERSION = 1,
+    KVT_VERSION = 2,
     KVT_TICKET_BYTES = 16,
-    KVT_BATCH_PIECES = 64, /* pieces of one put and checksums of one NOTE */
+    KVT_BATCH_PIECES = 256, /* pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below 4 KiB */
     KVT_MESSAGE_BYTES = 32,
     KVT_MESSAGE_MAX = KVT_MESSAGE_BYTES + 8 * KVT_BATCH_PIECES,
     KVT_PREAMBLE_BYTES = 32,
     KVT_ADDRESS_MAX = 1024,
     KVT_ROWS_MAX = 8,
     KVT_NAME_MAX = 15,
-    KVT_GRANT_BLOCKS_MAX = 1 << 20 /* 64 M tokens of 64-token blocks: far above any context length */
+    KVT_BLOCK_TOKENS_MAX = 65536,
+    KVT_GRANT_BLOCKS_MAX = 1 << 20, /* 64 M tokens of 64-token blocks: far above any context length */
+    KVT_OPEN_SUMS = 1 /* in `bytes` of OPEN: every NOTE of this transfer carries checksums */
 };
 
 struct kvt_hello_msg {
     struct kv_layout layout;
     uint8_t          node[16]; /* random, of this kvt: an answer is made for one asker */
+    bool             checksum; /* the sender is willing to make checksums */
+    bool             lossy;    /* the sender allows its values to be narrowed */
 };
 
 struct kvt_answer_row {
@@ -43,7 +47,9 @@ struct kvt_answer_row {
 
 struct kvt_answer_msg {
     struct kv_layout      layout;
-    bool                  checksum; /* the receiver verifies */
+    uint8_t               node[16]; /* of the hello that is answered */
+    bool                  checksum; /* both sides want checksums */
+    bool                  lossy;    /* one side at least allows values to be narrowed */
     uint8_t               ticket[KVT_TICKET_BYTES];
     uint32_t              n_rows;   /* 1..KVT_ROWS_MAX */
     struct kvt_answer_row rows[KVT_ROWS_MAX];
@@ -53,6 +59,8 @@ struct kvt_grant_msg {
     uint32_t       session;
     uint64_t       generation;
     uint32_t       n_blocks, n_skip, n_tokens; /* n_skip <= n_blocks <= KVT_GRANT_BLOCKS_MAX */
+    uint32_t       first_head, n_heads;        /* of the whole model; n_heads >= 1 */
+    uint32_t       block_tokens;               /* of the receiver's blocks, 1..KVT_BLOCK_TOKENS_MAX */
     const uint8_t *blocks;                     /* n_blocks int32, borrowed; kvt_grant_block reads one */
 };
 
@@ -84,7 +92,8 @@ struct kvt_message {
     uint64_t              generation;
     uint32_t              layer, first;
     uint32_t              n;      /* DATA, NOTE: 1..KVT_BATCH_PIECES pieces; 0 otherwise */
-    uint64_t              bytes;  /* DATA: of the payload, at least 1; FINISH: in total; 0 otherwise */
+    uint64_t              bytes;  /* DATA: of the payload, at least 1; FINISH: in total; NOTE: of the checksums, 8 n or 0 when the
+                                     transfer has none; OPEN: KVT_OPEN_SUMS or 0; 0 otherwise */
     uint64_t              sums[KVT_BATCH_PIECES]; /* NOTE: n of them */
 };
 
@@ -98,7 +107,7 @@ enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct er
 int32_t     kvt_grant_block(const struct kvt_grant_msg *m, uint32_t i);
 void        kvt_preamble_encode(const struct kvt_preamble *m, uint8_t out[KVT_PREAMBLE_BYTES]);
 enum status kvt_preamble_decode(const void *in, size_t n, struct kvt_preamble *out) MUST_CHECK;
-/* Bytes written: KVT_MESSAGE_BYTES, and 8 per checksum of a NOTE. */
+/* Bytes written: KVT_MESSAGE_BYTES, and the checksums of a NOTE. */
 size_t      kvt_message_encode(const struct kvt_message *m, uint8_t out[KVT_MESSAGE_MAX]);
 /* The fixed part of a message; sums are left alone. ERR_FORMAT. */
 enum status kvt_message_decode_head(const void *in, struct kvt_message *out) MUST_CHECK;

@@ -1,16 +1,29 @@
-/* kv_layout.c - sizes, comparison and wire form of the KV layout value. Pure functions; thread: any. */
+/* kv_layout.c - sizes, comparison, and wire form of the KV layout value. Pure functions; thread: any. */
 #include "shared/kv/kv_layout.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
 
+static_assert((int)KV_HEAD_DIM_MAX == (int)KERNEL_HEAD_DIM_MAX, "what kernels compute can be moved");
+
 enum { LAYERS_MAX = 4096, HEADS_MAX = 4096, TP_MAX = 1024 };
 
-static size_t element_bytes(const struct kv_layout *l) { return dtype_row_bytes((enum dtype)l->dtype, 1); }
+size_t kv_layout_element_bytes(const struct kv_layout *l)
+{
+    return l->dtype == KV_DTYPE_I8 ? sizeof(int8_t) : dtype_row_bytes((enum dtype)l->dtype, 1);
+}
 
-size_t kv_layout_token_bytes(const struct kv_layout *l) { return (size_t)l->n_kv_heads * 2 * l->head_dim * element_bytes(l); }
+size_t kv_layout_scale_bytes(const struct kv_layout *l) { return l->dtype == KV_DTYPE_I8 ? sizeof(float) : 0; }
+
+size_t kv_layout_token_bytes(const struct kv_layout *l)
+{
+    return (size_t)l->n_kv_heads * 2 * (l->head_dim * kv_layout_element_bytes(l) + kv_layout_scale_bytes(l));
+}
+
+size_t kv_layout_scale_offset(const struct kv_layout *l) { return kv_layout_run_stride(l) * kv_layout_n_runs(l); }
 
 size_t kv_layout_piece_bytes(const struct kv_layout *l) { return kv_layout_token_bytes(l) * l->block_tokens; }
 
@@ -25,7 +38,7 @@ size_t kv_layout_offset(const struct kv_layout *l, uint32_t layer, uint32_t bloc
 
 size_t kv_layout_run_bytes(const struct kv_layout *l, uint32_t n_tokens)
 {
-    return (size_t)n_tokens * l->head_dim * element_bytes(l);
+    return (size_t)n_tokens * l->head_dim * kv_layout_element_bytes(l);
 }
 
 size_t kv_layout_run_stride(const struct kv_layout *l) { return kv_layout_run_bytes(l, l->block_tokens); }
@@ -41,13 +54,13 @@ static enum status check_range(const char *what, uint32_t value, uint32_t min, u
 
 enum status kv_layout_check(const struct kv_layout *l, struct err *err)
 {
-    /* Block-quantised types keep scales beside the values; the layout has no place for them. */
-    if (l->dtype != DTYPE_F32 && l->dtype != DTYPE_F16 && l->dtype != DTYPE_BF16)
-        return err_field(err, ERR_UNSUPPORTED, "dtype", "KV element type %" PRIu32 " is not one of f32, f16, bf16", l->dtype);
+    /* Block-quantised weight types keep scales between the values; the layout has no place for them. */
+    if (l->dtype != DTYPE_F32 && l->dtype != DTYPE_F16 && l->dtype != DTYPE_BF16 && l->dtype != KV_DTYPE_I8)
+        return err_field(err, ERR_UNSUPPORTED, "dtype", "KV element type %" PRIu32 " is not one of f32, f16, bf16, int8", l->dtype);
     TRY(check_range("block_tokens", l->block_tokens, 1, KERNEL_BLOCK_TOKENS_MAX, err));
     TRY(check_range("n_layers", l->n_layers, 1, LAYERS_MAX, err));
     TRY(check_range("n_kv_heads", l->n_kv_heads, 1, HEADS_MAX, err));
-    TRY(check_range("head_dim", l->head_dim, 1, KERNEL_HEAD_DIM_MAX, err));
+    TRY(check_range("head_dim", l->head_dim, 1, KV_HEAD_DIM_MAX, err));
     TRY(check_range("tp_size", l->tp_size, 1, TP_MAX, err));
     TRY(check_range("tp_rank", l->tp_rank, 0, l->tp_size - 1, err));
     TRY(check_range("n_blocks", l->n_blocks, 1, INT32_MAX, err));
@@ -59,6 +72,8 @@ enum status kv_layout_check(const struct kv_layout *l, struct err *err)
     return OK;
 }
 
+/* ---- peers ---- */
+
 static enum status check_equal(const char *what, uint32_t mine, uint32_t theirs, const char *hint, struct err *err)
 {
     if (mine == theirs) return OK;
@@ -66,26 +81,47 @@ static enum status check_equal(const char *what, uint32_t mine, uint32_t theirs,
                      mine, theirs, hint);
 }
 
-static const char *kv_dtype_name(uint32_t t) { return t < DTYPE_COUNT ? dtype_name((enum dtype)t) : "unknown"; }
+const char *kv_dtype_name(uint32_t t)
+{
+    if (t == KV_DTYPE_I8) return "int8";
+    return t < DTYPE_COUNT ? dtype_name((enum dtype)t) : "unknown";
+}
 
-enum status kv_layout_compatible(const struct kv_layout *mine, const struct kv_layout *theirs, struct err *err)
+bool kv_dtype_keeps(uint32_t from, uint32_t to) { return from == to || to == DTYPE_F32; }
+
+static enum status check_heads(const struct kv_layout *mine, const struct kv_layout *theirs, struct err *err)
+{
+    uint64_t here = (uint64_t)mine->n_kv_heads * mine->tp_size, there = (uint64_t)theirs->n_kv_heads * theirs->tp_size;
+    if (here == there) return OK;
+    if (mine->tp_size == theirs->tp_size) return check_equal("n_kv_heads", mine->n_kv_heads, theirs->n_kv_heads, " (another model)", err);
+    return err_field(err, ERR_PEER_MISMATCH, "n_kv_heads",
+                     "the KV layouts differ: %" PRIu64 " heads here (%" PRIu32 " on each of %" PRIu32 " ranks) and %" PRIu64
+                     " at the peer (%" PRIu32 " on each of %" PRIu32 "): another model, or more ranks than KV heads, so that ranks hold the same "
+                     "head, which needs the same tensor-parallel size on both sides",
+                     here, mine->n_kv_heads, mine->tp_size, there, theirs->n_kv_heads, theirs->tp_size);
+}
+
+enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs, struct err *err)
 {
     /* Shapes first: they say more than a fingerprint that differs because of them. */
     TRY(check_equal("n_layers", mine->n_layers, theirs->n_layers, " (another model)", err));
-    TRY(check_equal("n_kv_heads", mine->n_kv_heads, theirs->n_kv_heads, " (another model)", err));
+    TRY(check_heads(mine, theirs, err));
     TRY(check_equal("head_dim", mine->head_dim, theirs->head_dim, " (another model)", err));
-    TRY(check_equal("block_tokens", mine->block_tokens, theirs->block_tokens, "; start both with the same --block-size", err));
-    if (mine->dtype != theirs->dtype)
-        return err_field(err, ERR_PEER_MISMATCH, "dtype", "the KV layouts differ: elements are %s here and %s at the peer",
-                         kv_dtype_name(mine->dtype), kv_dtype_name(theirs->dtype));
-    TRY(check_equal("tp_size", mine->tp_size, theirs->tp_size, "; start both with the same tensor-parallel size", err));
-    TRY(check_equal("tp_rank", mine->tp_rank, theirs->tp_rank, "", err));
     if (mine->model_fingerprint != theirs->model_fingerprint)
         return err_field(err, ERR_PEER_MISMATCH, "model_fingerprint",
                          "the models differ: fingerprint %016" PRIx64 " here and %016" PRIx64
                          " at the peer (other weights, or other kernels: compare --model and --cpu-isa)",
                          mine->model_fingerprint, theirs->model_fingerprint);
     return OK;
+}
+
+uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b, uint32_t *first)
+{
+    uint32_t a_first = a->tp_rank * a->n_kv_heads, b_first = b->tp_rank * b->n_kv_heads; /* below 2^22: kv_layout_check */
+    uint32_t a_end = a_first + a->n_kv_heads, b_end = b_first + b->n_kv_heads;
+    uint32_t begin = a_first > b_first ? a_first : b_first, end = a_end < b_end ? a_end : b_end;
+    *first = begin;
+    return begin < end ? end - begin : 0;
 }
 
 void kv_layout_encode(const struct kv_layout *l, struct buf *out)

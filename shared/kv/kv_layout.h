@@ -2,9 +2,14 @@
  *
  * A pool is n_layers equal regions, one after the other; a region is n_blocks pieces of `piece_bytes`; the piece of
  * (layer, block) is [kv_head][k|v][token][head_dim]. So a (layer, block) is contiguous, and so is each head of it.
- * Two pools are compatible when everything but n_blocks is equal. Thread: any (a value). */
+ * A piece of KV_DTYPE_I8 is those values as int8, then one f32 scale per row of head_dim values: [kv_head][k|v][token]. A row x is held as
+ * scale = max|x| / 127 and q = x / scale rounded to nearest, -127..127 (symmetric absmax quantisation, the formula of LLM.int8(),
+ * Dettmers et al. 2022, equation 3, per row); q * scale stands for x. The scales follow the values unaligned where the shape makes it so.
+ * Which two pools can exchange KV, and how, is kvtransfer/plan.h's affair. Thread: any (a value). */
 #ifndef BATON_KV_KV_LAYOUT_H
 #define BATON_KV_KV_LAYOUT_H
+
+#include <stdbool.h>
 
 #include "kernels/dtype.h"
 #include "shared/base/buf.h"
@@ -12,16 +17,19 @@
 
 struct kv_layout {
     uint64_t model_fingerprint; /* of the weights' identity and the arithmetic that fills the cache (kernel row) */
-    uint32_t dtype;             /* enum dtype */
+    uint32_t dtype;             /* DTYPE_F32, DTYPE_F16, DTYPE_BF16 (enum dtype), or KV_DTYPE_I8 */
     uint32_t block_tokens;
     uint32_t n_layers;
-    uint32_t n_kv_heads;
+    uint32_t n_kv_heads;        /* of this rank: heads [tp_rank * n_kv_heads, (tp_rank + 1) * n_kv_heads) of the model */
     uint32_t head_dim;
     uint32_t tp_size, tp_rank;
     uint32_t n_blocks;          /* of this pool; peers may differ here */
 };
 
-enum { KV_LAYOUT_WIRE_BYTES = 40 };
+enum { KV_LAYOUT_WIRE_BYTES = 40, KV_HEAD_DIM_MAX = 256 };
+
+/* Outside enum dtype on purpose: no kernel computes on it, so that no engine can be given such a pool; only the KV transfer knows it. */
+enum { KV_DTYPE_I8 = 64 };
 
 /* Bytes of one (layer, block), of one token in it, of one block over all layers, of the whole pool. */
 size_t kv_layout_piece_bytes(const struct kv_layout *l);
@@ -30,15 +38,26 @@ size_t kv_layout_block_bytes(const struct kv_layout *l);
 size_t kv_layout_pool_bytes(const struct kv_layout *l);
 /* Offset of (layer, block) in the pool. */
 size_t kv_layout_offset(const struct kv_layout *l, uint32_t layer, uint32_t block);
-/* Bytes of the valid tokens of a partly filled block: within a piece they are n_kv_heads * 2 runs of n_tokens * head_dim
+/* Values of the valid tokens of a partly filled block: within a piece they are n_kv_heads * 2 runs of n_tokens * head_dim
  * elements, one run per (head, k|v), `stride` bytes apart. */
 size_t kv_layout_run_bytes(const struct kv_layout *l, uint32_t n_tokens);
 size_t kv_layout_run_stride(const struct kv_layout *l);
 uint32_t kv_layout_n_runs(const struct kv_layout *l);
+/* Bytes of one element, and of the scale of one row of head_dim elements: 0 where the type has none. */
+size_t kv_layout_element_bytes(const struct kv_layout *l);
+size_t kv_layout_scale_bytes(const struct kv_layout *l);
+/* Where the scales of a piece begin: behind all its values. */
+size_t kv_layout_scale_offset(const struct kv_layout *l);
 /* Sizes in range, dtype known, products that do not overflow. */
 enum status kv_layout_check(const struct kv_layout *l, struct err *err) MUST_CHECK;
-/* ERR_PEER_MISMATCH with a sentence that names the first difference and both values. */
-enum status kv_layout_compatible(const struct kv_layout *mine, const struct kv_layout *theirs, struct err *err) MUST_CHECK;
+/* The same cache of the same model: layers, head_dim, KV heads over all ranks, fingerprint. ERR_PEER_MISMATCH with a sentence that names
+ * the first difference and both values. Block size, element type and ranks may differ. */
+enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs, struct err *err) MUST_CHECK;
+/* Heads that both ranks hold, as numbers of the whole model: [*first, *first + n); returns n, 0 when there is none. */
+uint32_t    kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b, uint32_t *first);
+/* Does `to` keep what `from` says: equal types, f16 or bf16 or int8 (a product of an 8 and a 24 bit number) in f32. */
+bool        kv_dtype_keeps(uint32_t from, uint32_t to);
+const char *kv_dtype_name(uint32_t dtype); /* "unknown" for others */
 void        kv_layout_encode(const struct kv_layout *l, struct buf *out); /* KV_LAYOUT_WIRE_BYTES, little endian */
 enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *err) MUST_CHECK;
 

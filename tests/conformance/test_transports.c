@@ -671,6 +671,8 @@ TEST(choice_of_transport)
     CHECK_EQ_STR(kvt_peer_transport(from->kvt, c), "tcp");
     /* only ipc allowed: no other is taken */
     struct node *strict = node_start(options("ipc"));
+    buf_clear(&hello);
+    kvt_hello(strict->kvt, &hello);
     buf_clear(&answer);
     CHECK_OK(kvt_answer(to->kvt, buf_str(&hello), &answer, &err));
     answer.data[at] = answer.data[at] == 'x' ? 'y' : 'x';

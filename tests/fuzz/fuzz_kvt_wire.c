@@ -52,6 +52,7 @@ static void decode(unsigned which, struct str in)
 
 static enum status take(struct kvt_conn *c, const struct kvt_message *m) { (void)c, (void)m; return OK; }
 static enum status flush(struct kvt_transport *t) { (void)t; return OK; }
+static uint64_t link_speed(const struct kvt_conn *c) { (void)c; return 0; }
 static void count(void *arg, const struct kvt_event *ev)
 {
     size_t *n = arg;
@@ -62,7 +63,7 @@ static void count(void *arg, const struct kvt_event *ev)
 static void receive(struct str in, unsigned caps)
 {
     enum { GRANTED = 2, UNTOUCHED = 0 };
-    const struct kvt_transport_ops ops = { .name = "fuzz", .caps = caps, .notify = take, .flush = flush };
+    const struct kvt_transport_ops ops = { .name = "fuzz", .caps = caps, .notify = take, .flush = flush, .link_speed = link_speed };
     struct kvt_transport t = { &ops };
     struct kv_layout l = { .dtype = DTYPE_F32, .block_tokens = 4, .n_layers = 2, .n_kv_heads = 1, .head_dim = 2, .tp_size = 1, .n_blocks = 4 };
     struct dev_mem mem = { .ptr = mem_calloc(1, kv_layout_pool_bytes(&l)), .bytes = kv_layout_pool_bytes(&l), .fd = -1 };
@@ -78,7 +79,7 @@ static void receive(struct str in, unsigned caps)
     peer.conn = &conn;
     peer.ops = &ops;
     peer.up = true;
-    ASSERT(kvt_recv_claim(&core, 1, (int32_t[]){ 2, 3 }, 2, 0, 6, &grant) == OK);
+    ASSERT(kvt_recv_claim(&core, &(struct kvt_expectation){ 1, 0, 1, (int32_t[]){ 2, 3 }, 2, 0, 6 }, &grant) == OK);
     ASSERT(kvt_grant_decode(buf_str(&grant), &g, NULL) == OK);
     kvt_recv_message(&core, &peer, &(struct kvt_message){ .kind = KVT_MSG_OPEN, .session = g.session, .generation = g.generation });
     for (; in.n >= KVT_MESSAGE_BYTES; in = str_sub(in, KVT_MESSAGE_BYTES, in.n)) {

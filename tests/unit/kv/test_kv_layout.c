@@ -84,24 +84,74 @@ TEST(check_refuses_what_is_out_of_range)
     CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
 }
 
+TEST(int8_pieces_hold_values_then_scales)
+{
+    struct kv_layout l = sample();
+    struct err err;
+    l.dtype = KV_DTYPE_I8;
+    CHECK_OK(kv_layout_check(&l, &err));
+    CHECK_EQ_INT(kv_layout_token_bytes(&l), 3 * 2 * (64 + 4));
+    CHECK_EQ_INT(kv_layout_scale_offset(&l), 3 * 2 * 64 * 64);
+    CHECK_EQ_INT(kv_layout_piece_bytes(&l) - kv_layout_scale_offset(&l), 3 * 2 * 64 * 4);
+    CHECK_EQ_INT(kv_layout_run_bytes(&l, 5), 5 * 64);
+    CHECK_EQ_STR(kv_dtype_name(l.dtype), "int8");
+    CHECK(l.dtype >= DTYPE_COUNT); /* nothing that computes knows it */
+}
+
 TEST(difference_is_named_with_both_values)
 {
     struct kv_layout a = sample(), b = sample();
     struct err err;
     b.n_blocks = 999;
-    CHECK_OK(kv_layout_compatible(&a, &b, &err));
     b.block_tokens = 16;
-    CHECK_STATUS(kv_layout_compatible(&a, &b, &err), ERR_PEER_MISMATCH);
-    CHECK(strstr(err.text, "64") && strstr(err.text, "16") && strstr(err.text, "--block-size"));
-    b = sample();
     b.dtype = DTYPE_BF16;
-    CHECK_STATUS(kv_layout_compatible(&a, &b, &err), ERR_PEER_MISMATCH);
-    CHECK_EQ_STR(err.field, "dtype");
+    CHECK_OK(kv_layout_same_model(&a, &b, &err));
+    b.n_layers = 31;
+    CHECK_STATUS(kv_layout_same_model(&a, &b, &err), ERR_PEER_MISMATCH);
+    CHECK_EQ_STR(err.field, "n_layers");
+    CHECK(strstr(err.text, "30") && strstr(err.text, "31"));
+    b = sample();
+    b.n_kv_heads = 4;
+    CHECK_STATUS(kv_layout_same_model(&a, &b, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "n_kv_heads is 3 here and 4 at the peer"));
+    b = sample();
+    b.head_dim = 128;
+    CHECK_STATUS(kv_layout_same_model(&a, &b, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "head_dim is 64 here and 128 at the peer"));
     b = sample();
     b.model_fingerprint = 7;
-    CHECK_STATUS(kv_layout_compatible(&a, &b, &err), ERR_PEER_MISMATCH);
+    CHECK_STATUS(kv_layout_same_model(&a, &b, &err), ERR_PEER_MISMATCH);
     CHECK(strstr(err.text, "1122334455667788") && strstr(err.text, "0000000000000007"));
 }
 
+TEST(heads_in_common)
+{
+    struct kv_layout a = sample(), b = sample();
+    struct err err;
+    uint32_t first;
+    CHECK_EQ_INT(kv_layout_common_heads(&a, &b, &first), 3);
+    a.n_kv_heads = 4; /* heads 4..8 of 16 */
+    a.tp_size = 4;
+    a.tp_rank = 1;
+    b.n_kv_heads = 8; /* heads 0..8 */
+    b.tp_size = 2;
+    CHECK_OK(kv_layout_same_model(&a, &b, &err));
+    CHECK_EQ_INT(kv_layout_common_heads(&a, &b, &first), 4);
+    CHECK_EQ_INT(first, 4);
+    b.tp_rank = 1;
+    CHECK_EQ_INT(kv_layout_common_heads(&a, &b, &first), 0);
+    b.tp_size = 8; /* 8 heads on each of 8 ranks: ranks that hold the same head */
+    CHECK_STATUS(kv_layout_same_model(&a, &b, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "more ranks than KV heads"));
+}
+
+TEST(widening_keeps_narrowing_does_not)
+{
+    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, KV_DTYPE_I8 };
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) CHECK_EQ_INT(kv_dtype_keeps(types[i], types[j]), i == j || j == 0);
+}
+
 TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece), CASE(wire_form_round_trips_and_is_fixed),
-          CASE(check_refuses_what_is_out_of_range), CASE(difference_is_named_with_both_values))
+          CASE(check_refuses_what_is_out_of_range), CASE(int8_pieces_hold_values_then_scales), CASE(difference_is_named_with_both_values),
+          CASE(heads_in_common), CASE(widening_keeps_narrowing_does_not))

@@ -35,9 +35,10 @@ TEST(plan_sends_a_partly_filled_block_with_the_last_token)
 TEST(plan_joins_adjacent_pieces)
 {
     struct kv_layout src = layout(10), dst = layout(20);
+    struct kvt_view from = kvt_view_all(&src), to = kvt_view_all(&dst);
     int32_t a[] = { 3, 4, 5, 9 }, b[] = { 11, 12, 2, 3 };
-    struct kvt_copy out[128];
-    uint32_t n = kvt_plan_copies(&src, a, &dst, b, 32, (struct kvt_span){ 1, 0, 4 }, out);
+    struct kvt_copy out[1024];
+    uint32_t n = kvt_plan_copies(&from, a, &to, b, 32, (struct kvt_span){ 1, 0, 4 }, out);
     uint64_t piece = kv_layout_piece_bytes(&src);
     CHECK_EQ_INT(n, 3);
     CHECK_EQ_INT(out[0].bytes, 2 * piece);
@@ -51,23 +52,26 @@ TEST(plan_joins_adjacent_pieces)
 TEST(plan_takes_only_valid_runs_of_the_last_block)
 {
     struct kv_layout l = layout(4);
+    struct kvt_view v = kvt_view_all(&l);
     int32_t a[] = { 1, 0 }, b[] = { 2, 3 };
-    struct kvt_copy out[128];
-    uint32_t n = kvt_plan_copies(&l, a, &l, b, 11, (struct kvt_span){ 0, 0, 2 }, out);
+    struct kvt_copy out[1024];
+    uint32_t n = kvt_plan_copies(&v, a, &v, b, 11, (struct kvt_span){ 0, 0, 2 }, out);
     CHECK_EQ_INT(n, 1 + 4); /* a full piece, then 2 heads x (k, v) */
     for (uint32_t i = 1; i < n; i++) {
         CHECK_EQ_INT(out[i].bytes, 3 * 4 * 2);
         CHECK_EQ_INT(out[i].local, (i - 1) * kv_layout_run_stride(&l));
     }
-    CHECK_EQ_INT(kvt_plan_span_bytes(&l, 11, (struct kvt_span){ 0, 0, 2 }), kv_layout_piece_bytes(&l) + 4 * 24);
+    CHECK_EQ_INT(kvt_plan_span_bytes(&v, 11, (struct kvt_span){ 0, 0, 2 }), kv_layout_piece_bytes(&l) + 4 * 24);
     CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 1), 3 * 4 * 24);
     CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 2), 0);
 }
 
 /* Copies and scattered memory of the same span name the same bytes in the same order, from any offset, in any pieces. */
-TEST(plan_copies_and_iov_agree)
+static void copies_and_iov_agree(uint32_t dtype, uint32_t first_head, uint32_t n_heads)
 {
     struct kv_layout l = layout(16);
+    l.dtype = dtype;
+    struct kvt_view v = { &l, first_head, n_heads };
     size_t pool = kv_layout_pool_bytes(&l);
     char *src = malloc(pool), *by_copy = calloc(1, pool), *by_iov = calloc(1, pool);
     srand(3);
@@ -80,11 +84,11 @@ TEST(plan_copies_and_iov_agree)
         }
         uint32_t n_tokens = 1 + (uint32_t)rand() % 48, n_used = kvt_plan_n_blocks(&l, n_tokens), first = (uint32_t)rand() % n_used;
         struct kvt_span s = { (uint32_t)rand() % 3, first, 1 + (uint32_t)rand() % (n_used - first) };
-        struct kvt_copy copies[128];
-        uint32_t n = kvt_plan_copies(&l, a, &l, b, n_tokens, s, copies);
+        struct kvt_copy copies[1024];
+        uint32_t n = kvt_plan_copies(&v, a, &v, b, n_tokens, s, copies);
         CHECK(n <= kvt_plan_max_copies(&l));
         char stream[4096];
-        uint64_t len = 0, bytes = kvt_plan_span_bytes(&l, n_tokens, s);
+        uint64_t len = 0, bytes = kvt_plan_span_bytes(&v, n_tokens, s);
         memset(by_copy, 0, pool);
         memset(by_iov, 0, pool);
         for (uint32_t i = 0; i < n; i++) {
@@ -95,7 +99,7 @@ TEST(plan_copies_and_iov_agree)
         CHECK_EQ_INT(len, bytes);
         for (uint64_t at = 0; at < bytes;) {
             struct iovec iov[3];
-            int parts = kvt_plan_iov(&l, by_iov, b, n_tokens, s, at, iov, 1 + rand() % 3);
+            int parts = kvt_plan_iov(&v, by_iov, b, n_tokens, s, at, iov, 1 + rand() % 3);
             CHECK(parts > 0);
             uint64_t take = 1 + (uint64_t)rand() % 700; /* a short read */
             for (int i = 0; i < parts && take; i++) {
@@ -107,40 +111,112 @@ TEST(plan_copies_and_iov_agree)
         }
         CHECK(memcmp(by_copy, by_iov, pool) == 0);
         struct iovec none[1];
-        CHECK_EQ_INT(kvt_plan_iov(&l, by_iov, b, n_tokens, s, bytes, none, 1), 0);
+        CHECK_EQ_INT(kvt_plan_iov(&v, by_iov, b, n_tokens, s, bytes, none, 1), 0);
     }
     free(src);
     free(by_copy);
     free(by_iov);
 }
 
+TEST(plan_copies_and_iov_agree)
+{
+    copies_and_iov_agree(DTYPE_BF16, 0, 2);
+    copies_and_iov_agree(DTYPE_BF16, 1, 1);
+    copies_and_iov_agree(KV_DTYPE_I8, 0, 2);
+    copies_and_iov_agree(KV_DTYPE_I8, 1, 1);
+}
+
+/* The slice of a head is the same bytes of a piece wherever that head stands among the rank's own. */
+TEST(plan_slices_heads)
+{
+    struct kv_layout whole = layout(4), half = layout(9);
+    struct kvt_view from, to;
+    half.n_kv_heads = 1;
+    half.tp_size = 2;
+    half.tp_rank = 1;
+    CHECK_STATUS(kvt_view_heads(&half, 0, 1, &to), ERR_INVALID);
+    CHECK_STATUS(kvt_view_heads(&half, 1, 2, &to), ERR_INVALID);
+    CHECK_STATUS(kvt_view_heads(&half, 1, UINT32_MAX, &to), ERR_INVALID);
+    CHECK_OK(kvt_view_heads(&half, 1, 1, &to));
+    CHECK_OK(kvt_view_heads(&whole, 1, 1, &from));
+    int32_t a[] = { 2, 3 }, b[] = { 7, 0 };
+    struct kvt_copy out[1024];
+    uint64_t head = kv_layout_piece_bytes(&half);
+    CHECK_EQ_INT(kvt_plan_copies(&from, a, &to, b, 16, (struct kvt_span){ 1, 0, 2 }, out), 2);
+    CHECK_EQ_INT(out[0].local, kv_layout_offset(&whole, 1, 2) + head);
+    CHECK_EQ_INT(out[0].remote, kv_layout_offset(&half, 1, 7));
+    CHECK_EQ_INT(out[0].bytes, head);
+    CHECK_EQ_INT(out[1].local, kv_layout_offset(&whole, 1, 3) + head);
+    CHECK_EQ_INT(kvt_view_total_bytes(&from, 16, 0), 3 * 2 * head);
+    CHECK_EQ_INT(kvt_plan_total_bytes(&half, 16, 0), 3 * 2 * head);
+}
+
+static enum status check_pair(struct kv_layout mine, struct kv_layout theirs, bool i_send, bool lossy, struct err *err)
+{
+    return kvt_plan_check(&mine, &theirs, i_send, lossy, 1 << 20, err);
+}
+
+TEST(plan_check_says_what_does_not_fit)
+{
+    struct kv_layout a = layout(4), b = layout(9);
+    struct err err = { 0 };
+    CHECK_OK(check_pair(a, b, true, false, &err));
+    b.block_tokens = 64;
+    CHECK_OK(check_pair(a, b, true, false, &err));
+    b.dtype = DTYPE_F32;
+    CHECK_OK(check_pair(a, b, true, false, &err));
+    CHECK_STATUS(check_pair(a, b, false, false, &err), ERR_PEER_MISMATCH); /* f32 into bf16 */
+    CHECK(strstr(err.text, "f32") && strstr(err.text, "bf16") && strstr(err.text, "BATON_KV_LOSSY=1"));
+    CHECK_OK(check_pair(a, b, false, true, &err));
+    b.dtype = DTYPE_F16;
+    CHECK_STATUS(check_pair(a, b, true, false, &err), ERR_PEER_MISMATCH);
+    b.dtype = KV_DTYPE_I8;
+    CHECK_STATUS(check_pair(a, b, true, false, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "int8"));
+    CHECK_OK(check_pair(a, b, true, true, &err));
+    b = layout(9);
+    b.tp_size = a.tp_size = 2;
+    b.tp_rank = 1;
+    CHECK_STATUS(check_pair(a, b, true, true, &err), ERR_PEER_MISMATCH);
+    CHECK(strstr(err.text, "no KV head in common") && strstr(err.text, "rank 0 of 2 here") && strstr(err.text, "rank 1 of 2 at the peer"));
+    a = b = layout(4);
+    a.block_tokens = 256;
+    a.head_dim = b.head_dim = 256;
+    a.n_kv_heads = b.n_kv_heads = 16; /* pieces of 4 MiB */
+    CHECK_STATUS(check_pair(a, b, false, false, &err), ERR_UNSUPPORTED);
+    CHECK(strstr(err.text, "--block-size"));
+    CHECK_OK(check_pair(a, a, true, false, &err)); /* nothing to convert */
+}
+
 TEST(plan_checksum_ignores_what_is_not_valid)
 {
     struct kv_layout l = layout(2);
+    struct kvt_view v = kvt_view_all(&l);
     char *pool = calloc(1, kv_layout_pool_bytes(&l)), *scratch = malloc(kv_layout_piece_bytes(&l)), joined[4 * 24];
     char *piece = pool + kv_layout_offset(&l, 1, 1);
     for (size_t i = 0; i < kv_layout_piece_bytes(&l); i++) piece[i] = (char)(i * 7);
     for (int run = 0; run < 4; run++) memcpy(joined + run * 24, piece + (size_t)run * kv_layout_run_stride(&l), 24);
-    uint64_t sum = kvt_plan_checksum(&l, pool, 1, 1, 3, scratch);
+    uint64_t sum = kvt_plan_checksum(&v, pool, 1, 1, 3, scratch);
     CHECK(sum == hash_64(joined, sizeof joined, 0));
     piece[24] ^= 1; /* the fourth token */
-    CHECK(kvt_plan_checksum(&l, pool, 1, 1, 3, scratch) == sum);
+    CHECK(kvt_plan_checksum(&v, pool, 1, 1, 3, scratch) == sum);
     piece[23] ^= 1; /* the third */
-    CHECK(kvt_plan_checksum(&l, pool, 1, 1, 3, scratch) != sum);
-    CHECK(kvt_plan_checksum(&l, pool, 1, 1, 8, scratch) == hash_64(piece, kv_layout_piece_bytes(&l), 0));
+    CHECK(kvt_plan_checksum(&v, pool, 1, 1, 3, scratch) != sum);
+    CHECK(kvt_plan_checksum(&v, pool, 1, 1, 8, scratch) == hash_64(piece, kv_layout_piece_bytes(&l), 0));
     free(pool);
     free(scratch);
 }
 
 TEST(plan_batches_by_bytes)
 {
-    struct kv_layout l = layout(100);
-    CHECK_EQ_INT(kvt_plan_batch(&l, 90, 1), 1);
-    CHECK_EQ_INT(kvt_plan_batch(&l, 90, 3 * kv_layout_piece_bytes(&l)), 3);
-    CHECK_EQ_INT(kvt_plan_batch(&l, 2, 3 * kv_layout_piece_bytes(&l)), 2);
-    CHECK_EQ_INT(kvt_plan_batch(&l, 90, UINT64_MAX), KVT_BATCH_PIECES);
+    struct kv_layout l = layout(1000);
+    struct kvt_view v = kvt_view_all(&l);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 90, 1), 1);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 90, 3 * kv_layout_piece_bytes(&l)), 3);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 2, 3 * kv_layout_piece_bytes(&l)), 2);
+    CHECK_EQ_INT(kvt_plan_batch(&v, 900, UINT64_MAX), KVT_BATCH_PIECES);
 }
 
 TEST_MAIN(CASE(plan_counts_blocks_and_valid_tokens), CASE(plan_sends_a_partly_filled_block_with_the_last_token), CASE(plan_joins_adjacent_pieces),
-          CASE(plan_takes_only_valid_runs_of_the_last_block), CASE(plan_copies_and_iov_agree), CASE(plan_checksum_ignores_what_is_not_valid),
+          CASE(plan_takes_only_valid_runs_of_the_last_block), CASE(plan_copies_and_iov_agree), CASE(plan_slices_heads), CASE(plan_check_says_what_does_not_fit), CASE(plan_checksum_ignores_what_is_not_valid),
           CASE(plan_batches_by_bytes))

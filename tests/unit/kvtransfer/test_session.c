@@ -30,8 +30,10 @@ static enum status fake_notify(struct kvt_conn *c, const struct kvt_message *m)
     return notify_status;
 }
 static enum status fake_flush(struct kvt_transport *t) { (void)t; return OK; }
+static uint64_t fake_link_speed(const struct kvt_conn *c) { (void)c; return 12500000000; }
 
-static struct kvt_transport_ops ops = { .name = "fake", .put = fake_put, .abandon = fake_abandon, .notify = fake_notify, .flush = fake_flush };
+static struct kvt_transport_ops ops = { .name = "fake", .put = fake_put, .abandon = fake_abandon, .notify = fake_notify, .flush = fake_flush,
+                                        .link_speed = fake_link_speed };
 static struct kvt_transport transport = { &ops };
 static struct kvt_event events[64];
 static size_t n_events;
@@ -69,7 +71,7 @@ static struct kvt_grant_msg claim(struct side *s, uint64_t id, struct buf *grant
 {
     int32_t blocks[BLOCKS] = { 5, 2, 7 };
     struct kvt_grant_msg g;
-    CHECK_OK(kvt_recv_claim(&s->core, id, blocks, BLOCKS, 0, TOKENS, grant));
+    CHECK_OK(kvt_recv_claim(&s->core, &(struct kvt_expectation){ id, 0, 1, blocks, BLOCKS, 0, TOKENS }, grant));
     CHECK_OK(kvt_grant_decode(buf_str(grant), &g, NULL));
     return g;
 }
@@ -85,9 +87,10 @@ static void tell(struct side *s, const struct kvt_grant_msg *g, enum kvt_message
 static void note(struct side *s, const struct kvt_grant_msg *g, uint32_t layer, uint32_t first, uint32_t n)
 {
     const int32_t blocks[BLOCKS] = { 5, 2, 7 };
-    struct kvt_message m = { .layer = layer, .first = first, .n = n };
+    struct kvt_message m = { .layer = layer, .first = first, .n = n, .bytes = 8 * n };
+    struct kvt_view all = kvt_view_all(&s->core.layout);
     for (uint32_t i = 0; i < n && first + i < BLOCKS; i++)
-        m.sums[i] = kvt_plan_checksum(&s->core.layout, s->core.pool, layer, blocks[first + i], kvt_plan_tokens(&s->core.layout, TOKENS, first + i),
+        m.sums[i] = kvt_plan_checksum(&all, s->core.pool, layer, blocks[first + i], kvt_plan_tokens(&s->core.layout, TOKENS, first + i),
                                       s->core.scratch);
     tell(s, g, KVT_MSG_NOTE, m);
 }
@@ -98,7 +101,7 @@ TEST(session_receives_when_every_piece_is_verified)
     struct buf grant = { 0 };
     side_init(&s);
     struct kvt_grant_msg g = claim(&s, 1, &grant);
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     CHECK_EQ_INT(said[0].kind, KVT_MSG_OPENED);
     note(&s, &g, 1, 0, 1);
     note(&s, &g, 0, 0, 3);
@@ -107,6 +110,7 @@ TEST(session_receives_when_every_piece_is_verified)
     tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVED);
+    CHECK_EQ_INT(events[0].link_speed, 12500000000);
     CHECK_EQ_INT(said[1].kind, KVT_MSG_DONE);
     tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ 0 }); /* late: of a session that is over */
     CHECK_EQ_INT(n_events, 1);
@@ -120,8 +124,8 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     struct buf grant = { 0 };
     side_init(&s);
     struct kvt_grant_msg g = claim(&s, 1, &grant);
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
-    struct kvt_message bad = { .layer = 0, .first = 0, .n = 1, .sums = { 42 } };
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    struct kvt_message bad = { .layer = 0, .first = 0, .n = 1, .bytes = 8, .sums = { 42 } };
     tell(&s, &g, KVT_MSG_NOTE, bad);
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
@@ -148,7 +152,7 @@ TEST(session_refuses_pieces_out_of_order_missing_or_twice)
         side_init(&s);
         n_events = n_said = 0;
         struct kvt_grant_msg g = claim(&s, 1, &grant);
-        tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+        tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
         if (i < COUNT_OF(bad)) {
             note(&s, &g, bad[i].layer < 2 ? bad[i].layer : 0, 0, 0);
             struct kvt_message m = { .layer = bad[i].layer, .first = bad[i].first, .n = bad[i].n };
@@ -182,7 +186,7 @@ TEST(session_place_follows_the_session)
     struct kvt_message head = { .kind = KVT_MSG_DATA, .session = g.session, .generation = g.generation, .n = 1,
                                 .bytes = kv_layout_piece_bytes(&s.core.layout) };
     CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 0, iov, 8), 0); /* not opened */
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 0, iov, 8), 1);
     CHECK(iov[0].iov_base == s.core.pool + kv_layout_offset(&s.core.layout, 0, 5));
     kvt_recv_cancel(&s.core, 1); /* in the middle of the frame: FENCED at once, the rest goes nowhere */
@@ -190,7 +194,7 @@ TEST(session_place_follows_the_session)
     CHECK_EQ_INT(events[1].kind, KVT_FENCED);
     CHECK_EQ_INT(kvt_recv_place(&s.core, &s.peer, &head, 100, iov, 8), 0);
     g = claim(&s, 2, (buf_clear(&grant), &grant));
-    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     note(&s, &g, 0, 0, 1); /* announced, but nothing was placed */
     CHECK_STATUS(events[2].status, ERR_FORMAT);
     buf_release(&grant);
@@ -205,13 +209,14 @@ TEST(session_stalls_and_full)
     side_init(&s);
     (void)claim(&s, 1, &grant);
     (void)claim(&s, 2, (buf_clear(&grant), &grant));
-    CHECK_STATUS(kvt_recv_claim(&s.core, 3, blocks, BLOCKS, 0, TOKENS, &grant), ERR_FULL);
+    const struct kvt_expectation third = { 3, 0, 1, blocks, BLOCKS, 0, TOKENS };
+    CHECK_STATUS(kvt_recv_claim(&s.core, &third, &grant), ERR_FULL);
     kvt_recv_tick(&s.core, clock_ms());
     CHECK_EQ_INT(n_events, 0);
     kvt_recv_tick(&s.core, clock_ms() + 1500);
     CHECK_EQ_INT(n_events, 4);
     CHECK_STATUS(events[0].status, ERR_TIMEOUT);
-    CHECK_OK(kvt_recv_claim(&s.core, 3, blocks, BLOCKS, 0, TOKENS, &grant));
+    CHECK_OK(kvt_recv_claim(&s.core, &third, &grant));
     buf_release(&grant);
     side_release(&s);
 }
@@ -257,7 +262,9 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     kvt_send_pump(&s.core, &s.peer);
     CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_FINISH);
     CHECK_EQ_INT(said[n_said - 1].bytes, kvt_plan_total_bytes(&s.core.layout, TOKENS, 0));
-    for (int i = 0; i < 3; i++) kvt_send_put_done(&s.core, &s.peer, 9);
+    CHECK_EQ_INT(last_put.tag / KVT_SEND_PUTS, send->serial);
+    for (uint64_t i = 0; i < 3; i++) kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
+    CHECK_EQ_INT(send->unfinished, 0);
     answer(&s, send, KVT_MSG_DONE, OK);
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_SENT);
@@ -279,7 +286,9 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     answer(&s, send, KVT_MSG_STOP, ERR_CHECKSUM);
     CHECK_EQ_INT(n_events, 0); /* the put still reads the source */
     CHECK_EQ_INT(n_abandoned, 1);
-    kvt_send_put_done(&s.core, &s.peer, 9);
+    kvt_send_put_done(&s.core, &s.peer, last_put.tag + 1); /* of no put */
+    CHECK_EQ_INT(n_events, 0);
+    kvt_send_put_done(&s.core, &s.peer, last_put.tag);
     CHECK_EQ_INT(n_events, 1);
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
     CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_STOPPED);

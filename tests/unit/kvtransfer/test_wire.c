@@ -10,17 +10,19 @@ static const struct kv_layout LAYOUT = { .model_fingerprint = 0x1234567890abcdef
 
 TEST(wire_hello_round_trip)
 {
-    struct kvt_hello_msg m = { .layout = LAYOUT, .node = { 1, 2, 3 } }, back;
+    struct kvt_hello_msg m = { .layout = LAYOUT, .node = { 1, 2, 3 }, .lossy = true }, back;
     struct buf b = { 0 };
     struct err err = { 0 };
     kvt_hello_encode(&m, &b);
     CHECK_EQ_INT(b.len, 64);
     CHECK_OK(kvt_hello_decode(buf_str(&b), &back, &err));
-    CHECK(memcmp(&back.layout, &LAYOUT, sizeof LAYOUT) == 0 && memcmp(back.node, m.node, 16) == 0);
+    CHECK(memcmp(&back.layout, &LAYOUT, sizeof LAYOUT) == 0 && memcmp(back.node, m.node, 16) == 0 && back.lossy && !back.checksum);
     for (size_t n = 0; n < b.len; n++) CHECK(kvt_hello_decode((struct str){ b.data, n }, &back, &err) != OK);
     buf_add_char(&b, 0);
     CHECK_STATUS(kvt_hello_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.len--;
+    b.data[6] = 4; /* a flag of another release */
+    CHECK_STATUS(kvt_hello_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[4] = 9;
     CHECK_STATUS(kvt_hello_decode(buf_str(&b), &back, &err), ERR_PEER_MISMATCH);
     CHECK(strstr(err.text, "version 9"));
@@ -29,13 +31,13 @@ TEST(wire_hello_round_trip)
 
 TEST(wire_answer_round_trip)
 {
-    struct kvt_answer_msg m = { .layout = LAYOUT, .checksum = true, .ticket = { 7, 8 }, .n_rows = 2,
+    struct kvt_answer_msg m = { .layout = LAYOUT, .checksum = true, .ticket = { 7, 8 }, .node = { 4, 5 }, .n_rows = 2,
                                 .rows = { { "ipc", STR("somewhere") }, { "tcp", STR("10.0.0.1 77") } } }, back;
     struct buf b = { 0 };
     struct err err = { 0 };
     kvt_answer_encode(&m, &b);
     CHECK_OK(kvt_answer_decode(buf_str(&b), &back, &err));
-    CHECK(back.checksum && back.n_rows == 2 && back.ticket[1] == 8);
+    CHECK(back.checksum && !back.lossy && back.n_rows == 2 && back.ticket[1] == 8 && back.node[1] == 5);
     CHECK_EQ_STR(back.rows[1].name, "tcp");
     CHECK(str_eq_c(back.rows[1].address, "10.0.0.1 77"));
     for (size_t n = 0; n < b.len; n++) CHECK(kvt_answer_decode((struct str){ b.data, n }, &back, &err) != OK);
@@ -45,7 +47,7 @@ TEST(wire_answer_round_trip)
     b.data[6] = 0; /* rows */
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[6] = 2;
-    b.data[64] = 0; /* an empty name */
+    b.data[80] = 0; /* an empty name */
     CHECK_STATUS(kvt_answer_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     buf_release(&b);
 }
@@ -53,18 +55,27 @@ TEST(wire_answer_round_trip)
 TEST(wire_grant_round_trip)
 {
     int32_t blocks[] = { 5, 9, 1000000 };
-    struct kvt_grant_msg m = { .session = 3, .generation = 0xfedcba9876543210, .n_blocks = 3, .n_skip = 1, .n_tokens = 150 }, back;
+    struct kvt_grant_msg m = { .session = 3, .generation = 0xfedcba9876543210, .n_blocks = 3, .n_skip = 1, .n_tokens = 150, .first_head = 2,
+                               .n_heads = 6, .block_tokens = 64 }, back;
     struct buf b = { 0 };
     struct err err = { 0 };
     kvt_grant_encode(&m, blocks, &b);
-    CHECK_EQ_INT(b.len, 32 + 12);
+    CHECK_EQ_INT(b.len, 48 + 12);
     CHECK_OK(kvt_grant_decode(buf_str(&b), &back, &err));
     CHECK(back.session == 3 && back.generation == m.generation && back.n_skip == 1 && back.n_tokens == 150);
+    CHECK(back.first_head == 2 && back.n_heads == 6 && back.block_tokens == 64);
     CHECK_EQ_INT(kvt_grant_block(&back, 2), 1000000);
     for (size_t n = 0; n < b.len; n++) CHECK(kvt_grant_decode((struct str){ b.data, n }, &back, &err) != OK);
     b.data[24] = 4; /* n_skip > n_blocks */
     CHECK_STATUS(kvt_grant_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     b.data[24] = 1;
+    b.data[36] = 0; /* no heads */
+    CHECK_STATUS(kvt_grant_decode(buf_str(&b), &back, &err), ERR_FORMAT);
+    b.data[36] = 6;
+    b.data[40] = 0; /* blocks of no tokens */
+    CHECK_STATUS(kvt_grant_decode(buf_str(&b), &back, &err), ERR_FORMAT);
+    b.data[40] = 64;
+    CHECK_OK(kvt_grant_decode(buf_str(&b), &back, &err));
     b.data[23] = 0x7f; /* n_blocks beyond any limit */
     CHECK_STATUS(kvt_grant_decode(buf_str(&b), &back, &err), ERR_FORMAT);
     buf_release(&b);
@@ -90,7 +101,9 @@ TEST(wire_message_round_trip)
     struct kvt_message all[] = {
         { .kind = KVT_MSG_OPEN, .session = 4, .generation = 5 },
         { .kind = KVT_MSG_DATA, .session = 4, .generation = 5, .layer = 2, .first = 7, .n = 3, .bytes = 999 },
-        { .kind = KVT_MSG_NOTE, .session = 4, .generation = 5, .layer = 2, .first = 7, .n = 3, .sums = { 1, 2, UINT64_MAX } },
+        { .kind = KVT_MSG_NOTE, .session = 4, .generation = 5, .layer = 2, .first = 7, .n = 3, .bytes = 24, .sums = { 1, 2, UINT64_MAX } },
+        { .kind = KVT_MSG_NOTE, .session = 4, .generation = 5, .layer = 2, .first = 7, .n = KVT_BATCH_PIECES }, /* without checksums */
+        { .kind = KVT_MSG_OPEN, .session = 4, .generation = 5, .bytes = KVT_OPEN_SUMS },
         { .kind = KVT_MSG_FINISH, .session = 4, .generation = 5, .bytes = 0 },
         { .kind = KVT_MSG_STOP, .session = 4, .generation = 5, .status = ERR_CHECKSUM },
         { .kind = KVT_MSG_BYE },
@@ -103,7 +116,7 @@ TEST(wire_message_round_trip)
         CHECK_OK(kvt_message_decode(bytes, n, &back));
         CHECK(back.kind == all[i].kind && back.status == all[i].status && back.session == all[i].session && back.bytes == all[i].bytes);
         CHECK(back.generation == all[i].generation && back.layer == all[i].layer && back.first == all[i].first && back.n == all[i].n);
-        CHECK(back.kind != KVT_MSG_NOTE || memcmp(back.sums, all[i].sums, 24) == 0);
+        CHECK(back.kind != KVT_MSG_NOTE || memcmp(back.sums, all[i].sums, all[i].bytes) == 0);
         CHECK_STATUS(kvt_message_decode(bytes, n - 1, &back), ERR_FORMAT);
         CHECK_STATUS(kvt_message_decode(bytes, n + 1, &back), ERR_FORMAT);
     }
@@ -114,12 +127,13 @@ TEST(wire_message_refuses_fields_of_other_kinds)
     struct kvt_message bad[] = {
         { .kind = KVT_MSG_OPEN, .n = 1 },
         { .kind = KVT_MSG_OPEN, .layer = 1 },
-        { .kind = KVT_MSG_OPEN, .bytes = 1 },
+        { .kind = KVT_MSG_OPEN, .bytes = 2 },
         { .kind = KVT_MSG_OPEN, .status = ERR_BUSY },
         { .kind = KVT_MSG_DATA, .n = 1, .bytes = 0 },
         { .kind = KVT_MSG_DATA, .n = 0, .bytes = 1 },
         { .kind = KVT_MSG_DATA, .n = KVT_BATCH_PIECES + 1, .bytes = 1 },
         { .kind = KVT_MSG_NOTE, .n = 1, .bytes = 1 },
+        { .kind = KVT_MSG_NOTE, .n = 1, .bytes = 16 },
         { .kind = KVT_MSG_BYE, .session = 1 },
         { .kind = KVT_MSG_STOP, .status = (enum status)-22 },
     };

@@ -1,0 +1,115 @@
+/* convert.c - rows of one element type to another, pieces of one block size to another; see convert.h. No state. */
+#include "kvtransfer/convert.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "shared/base/assert.h"
+
+/* ---- rows ---- */
+
+static void widen(uint32_t from, const void *src, const void *scale, float *x, uint32_t n)
+{
+    if (from != KV_DTYPE_I8) {
+        dtype_to_f32((enum dtype)from, src, x, n);
+        return;
+    }
+    const int8_t *q = src;
+    float s;
+    memcpy(&s, scale, sizeof s);
+    for (uint32_t i = 0; i < n; i++) x[i] = (float)q[i] * s;
+}
+
+static void quantise(const float *x, int8_t *q, void *scale, uint32_t n)
+{
+    float largest = 0, sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float a = fabsf(x[i]);
+        largest = a > largest ? a : largest;
+        sum += x[i] * 0.0f; /* NaN as soon as one value is not finite */
+    }
+    float s = isnan(sum) ? NAN : largest / 127.0f;
+    memcpy(scale, &s, sizeof s);
+    if (!(s > 0)) { /* all zero, too small for a scale, or not finite */
+        memset(q, 0, n);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        float r = rintf(x[i] / s); /* to nearest even; a subnormal scale may be rounded so far that |x| / s exceeds 127 */
+        q[i] = (int8_t)(r > 127.0f ? 127.0f : r < -127.0f ? -127.0f : r);
+    }
+}
+
+static void narrow(uint32_t to, const float *x, void *dst, void *scale, uint32_t n)
+{
+    char *p = dst;
+    if (to == KV_DTYPE_I8) {
+        quantise(x, dst, scale, n);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t h = to == DTYPE_BF16 ? dtype_f32_to_bf16(x[i]) : dtype_f32_to_f16(x[i]);
+        memcpy(p + 2 * i, &h, sizeof h);
+    }
+}
+
+void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint32_t to, void *dst, void *dst_scale, uint32_t n)
+{
+    float x[KV_HEAD_DIM_MAX];
+    ASSERT(n <= KV_HEAD_DIM_MAX);
+    ASSERT(from != to);
+    widen(from, src, src_scale, x, n);
+    if (to == DTYPE_F32) memcpy(dst, x, n * sizeof *x);
+    else narrow(to, x, dst, dst_scale, n);
+}
+
+/* ---- pieces ---- */
+
+/* Rows of one (head, k|v): where they are and how far apart. */
+struct rows {
+    char  *values, *scales;
+    size_t value_bytes, scale_bytes; /* of one row */
+};
+
+static struct rows rows_after(struct rows r, size_t n)
+{
+    r.values += n * r.value_bytes;
+    r.scales += n * r.scale_bytes;
+    return r;
+}
+
+static struct rows rows_of(const struct kv_layout *l, char *values, char *scales)
+{
+    return (struct rows){ values, scales, l->head_dim * kv_layout_element_bytes(l), kv_layout_scale_bytes(l) };
+}
+
+static void move_rows(uint32_t from, struct rows src, uint32_t to, struct rows dst, uint32_t head_dim, uint32_t n)
+{
+    if (from == to) {
+        memcpy(dst.values, src.values, n * dst.value_bytes);
+        if (dst.scale_bytes) memcpy(dst.scales, src.scales, n * dst.scale_bytes);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++, src = rows_after(src, 1), dst = rows_after(dst, 1))
+        kvt_convert_row(from, src.values, src.scales, to, dst.values, dst.scales, head_dim);
+}
+
+void kvt_convert_piece(const struct kvt_view *src, const void *pool, const int32_t *src_blocks, const struct kvt_view *dst, uint32_t n_tokens,
+                       uint32_t layer, uint32_t position, void *out)
+{
+    const struct kv_layout *a = src->layout, *b = dst->layout;
+    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position), n_groups = 2 * dst->n_heads;
+    ASSERT(src->n_heads == dst->n_heads);
+    struct rows to = rows_of(b, out, NULL);
+    to.scales = to.values + (size_t)n_groups * n_valid * to.value_bytes;
+    for (uint32_t done = 0; done < n_valid;) { /* token ranges that lie in one block of the source */
+        uint32_t token = position * b->block_tokens + done, within = token % a->block_tokens, left = a->block_tokens - within;
+        uint32_t n = n_valid - done < left ? n_valid - done : left;
+        char *piece = (char *)(uintptr_t)pool + kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]);
+        struct rows from = rows_of(a, piece, piece + kv_layout_scale_offset(a));
+        for (uint32_t g = 0; g < n_groups; g++)
+            move_rows(a->dtype, rows_after(from, (size_t)(2 * src->first_head + g) * a->block_tokens + within), b->dtype,
+                      rows_after(to, (size_t)g * n_valid + done), b->head_dim, n);
+        done += n;
+    }
+}

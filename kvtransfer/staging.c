@@ -1,0 +1,84 @@
+/* staging.c - runs of chunks by first fit; see staging.h. There are about a hundred chunks, so that looking at all of them is cheap. */
+#include "kvtransfer/staging.h"
+
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+
+struct kvt_staging {
+    struct device *device;
+    struct dev_mem mem;
+    uint32_t       n, n_free;
+    bool          *taken; /* by chunk */
+};
+
+enum status kvt_staging_create(uint64_t bytes, struct kvt_staging **out, struct err *err)
+{
+    struct kvt_staging *s = MEM_NEW(struct kvt_staging);
+    s->mem.fd = -1;
+    s->n = s->n_free = (uint32_t)((bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK);
+    s->taken = MEM_ARRAY(bool, s->n);
+    enum status st = device_open("cpu", &s->device, err);
+    if (st == OK) st = device_mem_alloc(s->device, (size_t)s->n * KVT_STAGING_CHUNK, DEVICE_MEM_SHARED, &s->mem, err);
+    if (st != OK) {
+        kvt_staging_free(s);
+        return st;
+    }
+    *out = s;
+    return OK;
+}
+
+void kvt_staging_free(struct kvt_staging *s)
+{
+    if (!s) return;
+    if (s->device) device_mem_free(s->device, &s->mem);
+    device_close(s->device);
+    mem_free(s->taken);
+    mem_free(s);
+}
+
+const struct dev_mem *kvt_staging_mem(const struct kvt_staging *s) { return &s->mem; }
+
+uint64_t kvt_staging_piece_max(const struct kvt_staging *s) { return s ? (uint64_t)s->n * KVT_STAGING_CHUNK / 4 : 0; }
+
+/* The first run of n free chunks, or s->n. */
+static uint32_t find_run(const struct kvt_staging *s, uint32_t n)
+{
+    uint32_t length = 0;
+    for (uint32_t i = 0; i < s->n; i++) {
+        length = s->taken[i] ? 0 : length + 1;
+        if (length == n) return i + 1 - n;
+    }
+    return s->n;
+}
+
+bool kvt_staging_take(struct kvt_staging *s, uint64_t bytes, uint32_t *held, struct kvt_stage *out)
+{
+    uint64_t n = (bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK;
+    if (n == 0 || n > s->n_free) return false;
+    if (*held && *held + n > s->n_free - n) return false;
+    uint32_t first = find_run(s, (uint32_t)n);
+    if (first == s->n) return false;
+    *out = (struct kvt_stage){ first, (uint32_t)n };
+    memset(s->taken + first, true, n);
+    s->n_free -= out->n;
+    *held += out->n;
+    return true;
+}
+
+void kvt_staging_give(struct kvt_staging *s, uint32_t *held, struct kvt_stage *stage)
+{
+    if (stage->n == 0) return;
+    for (uint32_t i = stage->first; i < stage->first + stage->n; i++) ASSERT(s->taken[i]);
+    memset(s->taken + stage->first, false, stage->n);
+    s->n_free += stage->n;
+    *held -= stage->n;
+    stage->n = 0;
+}
+
+uint64_t kvt_staging_offset(struct kvt_stage stage) { return (uint64_t)stage.first * KVT_STAGING_CHUNK; }
+
+void *kvt_staging_at(const struct kvt_staging *s, struct kvt_stage stage) { return (char *)s->mem.ptr + kvt_staging_offset(stage); }
+
+uint32_t kvt_staging_n_free(const struct kvt_staging *s) { return s->n_free; }
