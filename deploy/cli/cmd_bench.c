@@ -56,7 +56,10 @@ static enum status read_transports(struct bench *b, struct err *err)
     b->transports_given = config_is_set(b->c, "transport");
     const char *item;
     for (size_t i = 0; (item = config_list(b->c, "transport", i, NULL)); i++) TRY(add_transport(b, str_of(item), err));
-    for (size_t i = 0; !b->transports_given && kvt_transports[i]; i++) TRY(add_transport(b, str_of(kvt_transports[i]->name), err));
+    for (size_t i = 0; !b->transports_given && kvt_transports[i]; i++) {
+        bool reaches = !config_is_set(b->c, "peers") || !(kvt_transports[i]->caps & KVT_CAP_SAME_PROCESS);
+        if (reaches) TRY(add_transport(b, str_of(kvt_transports[i]->name), err));
+    }
     return OK;
 }
 

@@ -26,6 +26,8 @@ struct doctor {
     struct kvt_tuning    tuning; /* of the environment; doctor_check_tuning fills it */
     struct doctor_line   lines[DOCTOR_LINES_MAX];
     size_t               n;
+    struct buf           tables;  /* text printed after the lines; released by the owner, as the next */
+    struct buf           members; /* further members of the JSON object, each after a comma */
 };
 
 /* Add a line; returns it so that doctor_fix can follow. `what` is kept. */
@@ -62,6 +64,7 @@ void doctor_check_ports(struct doctor *d);      /* ports of the options: free, n
 void doctor_check_cluster(struct doctor *d);    /* the secret, the holder of the cluster view */
 void doctor_check_redis(struct doctor *d);      /* only with --scheduler-name splitwise or global */
 void doctor_check_model(struct doctor *d);      /* only with --model */
+void doctor_check_peers(struct doctor *d);      /* only with --peers: agents on other hosts, every pair connected and measured (mesh.h) */
 
 /* Bytes this process may still use: free memory, or less where a cgroup says so. *limit is the cgroup's limit, 0 when none. */
 uint64_t doctor_free_memory(uint64_t *limit);

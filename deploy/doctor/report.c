@@ -54,6 +54,7 @@ void doctor_print_text(const struct doctor *d, bool color, struct buf *out)
         buf_printf(out, "%s%-4s%s  %-14s %s\n", color ? colors[line->result] : "", WORDS[line->result], color ? "\033[0m" : "", line->what, line->text);
         if (line->fix[0]) buf_printf(out, "      %-14s -> %s\n", "", line->fix);
     }
+    if (d->tables.len) buf_printf(out, "%s\n", d->tables.data);
     buf_printf(out, "%zu ok, %zu warnings, %zu failures\n", doctor_count(d, DOCTOR_OK), doctor_count(d, DOCTOR_WARN), doctor_count(d, DOCTOR_FAIL));
 }
 
@@ -71,5 +72,7 @@ void doctor_print_json(const struct doctor *d, struct buf *out)
         else buf_add_c(out, "null");
         buf_add_char(out, '}');
     }
-    buf_add_c(out, "]}\n");
+    buf_add_char(out, ']');
+    buf_add_str(out, buf_str(&d->members));
+    buf_add_c(out, "}\n");
 }

@@ -23,6 +23,7 @@ static enum status exchange(struct pair *p, bool sender, struct probe_request *r
     r->data = *data;
     enum status st = probe_ask(sender ? p->sender : p->receiver, r, reply, err);
     p->at_sender = sender;
+    p->step = r->step;
     buf_release(data);
     *data = reply->data;
     reply->data = (struct buf){ 0 };
@@ -58,8 +59,10 @@ enum status pair_begin(struct pair *p, struct err *err)
     probe_reply_release(reply);
     mem_free(reply);
     bool at_sender = p->at_sender;
+    enum probe_step step = p->step;
     if (st != OK) pair_end(p);
     p->at_sender = at_sender;
+    p->step = step;
     return st;
 }
 

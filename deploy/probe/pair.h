@@ -16,7 +16,8 @@ struct pair {
     uint32_t             piece_bytes, n_layers, n_blocks, copiers, connections;
     bool                 checksum, contiguous;
     uint64_t             link_speed;                         /* after begin: bytes per second, 0 not known */
-    bool                 at_sender;                          /* after a failed begin: which side said it */
+    bool                 at_sender;                          /* after a failure: which side said it, */
+    enum probe_step      step;                               /* and at which step */
 };
 
 /* ERR_* with the agents' sentence; both are CLOSEd then. */
