@@ -1,12 +1,9 @@
 /* tcp.c - any two hosts: KV bytes leave by sendmsg straight from the sender's pool and are read straight into the granted blocks.
  *
- *   outgoing  CONNECTING ── connected: ticket ──▶ WAITING ── WELCOME ──▶ UP ──▶ DOWN
- *   incoming  GREETING ── ticket good: WELCOME ──▶ UP ──▶ DOWN
- *
- * The stream after the preambles is messages (wire.h); DATA is followed by its payload. Out: `queue` holds the small bytes; a put is a gap
- * in it at `at`, filled from the pool. In: a head, its tail, or a payload, for which env->place is asked again before every read, so
- * that a session that has just ended gets no further byte.
- * Fence: this thread alone writes to the pool on behalf of the peer, so not reading any more is proof. Thread: transfer. */
+ * Here: the transport, connections and their links, and the poll. What leaves is tcp_out.c, what arrives tcp_in.c; the protocol and the
+ * invariants are in tcp.h. Thread: transfer. */
+#include "kvtransfer/tcp.h"
+
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -18,110 +15,117 @@
 #include "kvtransfer/rows.h"
 #include "kvtransfer/tcp_address.h"
 #include "shared/base/clock.h"
-#include "shared/base/list.h"
+#include "shared/base/hash.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 enum {
-    PUTS_MAX = 3,              /* per connection: one leaving, the next ready behind it, one being noted */
-    TURN_BYTES = 4 << 20,      /* read or written per connection and poll, so that connections share the thread */
-    TRASH_BYTES = 64 * 1024,   /* where bytes of dead sessions go; zeros of abandoned puts come from a second one */
     ACCEPTS_PER_POLL = 16,
+    ACCEPT_PAUSE_MS = 100,     /* after a full descriptor table */
     DEADLINE_CHECK_MS = 50,
-    USER_TIMEOUT_MS = 5000     /* unacknowledged bytes older than this end the connection: a host that vanished says nothing */
+    USER_TIMEOUT_MS = 5000,    /* unacknowledged bytes older than this end the connection: a host that vanished says nothing */
+    LINKS_REMOTE = 4           /* per peer on another host: what one core can push through one stream is below fast cards' speed */
 };
 
-enum tcp_state { TCP_CONNECTING, TCP_WAITING, TCP_GREETING, TCP_IS_UP, TCP_IS_DOWN };
+/* ---- links ---- */
 
-struct tcp_put {
-    uint64_t         at, bytes, sent, tag, generation;
-    uint32_t         session, n_copies, i_copy; /* i_copy: first copy not sent completely */
-    uint64_t         copy_sent;                 /* of it */
-    bool             abandoned;
-    struct kvt_copy *copies;
-};
-
-struct tcp_conn {
-    struct kvt_conn       base;
-    struct tcp_transport *tt;
-    struct list           link;
-    enum tcp_state        state;
-    int                   fd;
-    uint64_t              deadline_ms;
-    bool                  wants_write, silent;
-    /* out */
-    struct buf            queue;
-    uint64_t              queue_base; /* stream position of queue.data[0], payloads not counted */
-    size_t                queue_sent;
-    struct tcp_put        puts[PUTS_MAX];
-    uint32_t              put_head, n_puts;
-    /* in */
-    uint8_t               in[KVT_MESSAGE_MAX];
-    size_t                in_have, in_need;
-    bool                  in_payload, dropping;
-    struct kvt_message    frame; /* in_payload: its head */
-    uint64_t              frame_have;
-};
-
-struct tcp_transport {
-    struct kvt_transport  base;
-    const struct kvt_env *env;
-    int                   epoll_fd, listen_fd;
-    uint16_t              port;
-    struct buf            address;
-    struct list           conns;
-    uint32_t              n_conns;
-    uint64_t              checked_ms;
-    struct tcp_done { struct kvt_conn *conn; uint64_t tag; } *done;
-    uint32_t              n_done; /* at most PUTS_MAX per connection */
-    uint8_t              *trash, *zeros;
-};
-
-struct incidents {
-    struct kvt_incident *v;
-    size_t               n, cap;
-};
-
-/* ---- life ---- */
-
-static void watch(struct tcp_conn *c, int op)
+void tcp_watch(struct tcp_link *l, uint32_t events)
 {
-    struct epoll_event e = { .events = EPOLLIN | (c->wants_write ? EPOLLOUT : 0u), .data.ptr = c };
-    (void)epoll_ctl(c->tt->epoll_fd, op, c->fd, &e);
+    if (l->events == events) return;
+    l->events = events;
+    struct epoll_event e = { .events = events, .data.ptr = l };
+    (void)epoll_ctl(l->tt->epoll_fd, EPOLL_CTL_MOD, l->fd, &e);
 }
 
-static void want_write(struct tcp_conn *c, bool yes)
-{
-    if (c->wants_write == yes) return;
-    c->wants_write = yes;
-    watch(c, EPOLL_CTL_MOD);
-}
-
-static void set_options(int fd)
+static void set_options(struct tcp_link *l, bool same_host)
 {
     int one = 1, seconds = 1, probes = 3, timeout_ms = USER_TIMEOUT_MS;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+    (void)setsockopt(l->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    (void)setsockopt(l->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    (void)setsockopt(l->fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+    (void)setsockopt(l->fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+    (void)setsockopt(l->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    (void)setsockopt(l->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+    /* Nothing is lost inside a host, and a congestion control that paces (bbr) halves the rate there. Must come before connect. */
+    if (same_host) (void)setsockopt(l->fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
-static struct tcp_conn *new_conn(struct tcp_transport *t, int fd, enum tcp_state state)
+static struct tcp_link *new_link(struct tcp_transport *t, struct tcp_conn *c, uint32_t index, int fd)
+{
+    struct tcp_link *l = MEM_NEW(struct tcp_link);
+    l->tt = t;
+    l->conn = c;
+    l->index = index;
+    l->fd = fd;
+    l->state = c ? TCP_CONNECTING : TCP_GREETING;
+    l->deadline_ms = clock_ms() + KVT_CONNECT_MS;
+    l->events = EPOLLIN | (c ? EPOLLOUT : 0u);
+    list_init(&l->greeting);
+    set_options(l, c && c->same_host);
+    struct epoll_event e = { .events = l->events, .data.ptr = l };
+    (void)epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &e);
+    if (c) {
+        c->links[index] = l;
+    } else {
+        list_push(&t->greeting, &l->greeting);
+        t->n_greeting++;
+    }
+    return l;
+}
+
+void tcp_link_free(struct tcp_link *l)
+{
+    if (!l->conn) {
+        list_remove(&l->greeting);
+        l->tt->n_greeting--;
+    }
+    close(l->fd);
+    buf_release(&l->queue);
+    mem_free(l);
+}
+
+/* Nothing of the link's sources is read after this. What MSG_ZEROCOPY left pinned in the send queue goes with a reset. */
+static void cut_off(struct tcp_link *l)
+{
+    (void)epoll_ctl(l->tt->epoll_fd, EPOLL_CTL_DEL, l->fd, NULL);
+    struct sockaddr nobody = { .sa_family = AF_UNSPEC };
+    if (l->zc_sent != l->zc_done && connect(l->fd, &nobody, sizeof nobody) == 0) return;
+    shutdown(l->fd, SHUT_RDWR);
+}
+
+/* A socket to the receiver, its connect begun. */
+static enum status dial(struct tcp_conn *c, uint32_t index, const uint8_t ticket[KVT_TICKET_BYTES], struct err *err)
+{
+    struct sockaddr_storage a;
+    socklen_t n;
+    if (tcp_address_parse(buf_str(&c->address), &a, &n) != OK) return err_set(err, ERR_FORMAT, "tcp: malformed address");
+    c->same_host = tcp_address_is_local(&a, n);
+    int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return err_set(err, ERR_PEER_LOST, "tcp: no socket: %s", strerror(errno));
+    struct tcp_link *l = new_link(c->tt, c, index, fd);
+    enum status st = c->same_host ? OK : tcp_address_leave_from(fd, c->tt->env->tuning.socket_ifname, a.ss_family, err);
+    if (st != OK) return st;
+    if (connect(fd, (struct sockaddr *)&a, n) != 0 && errno != EINPROGRESS)
+        return err_set(err, ERR_PEER_LOST, "tcp: cannot connect to %.*s: %s", STR_ARG(buf_str(&c->address)), strerror(errno));
+    struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
+    memcpy(p.ticket, ticket, sizeof p.ticket);
+    tcp_queue_preamble(l, &p);
+    return OK;
+}
+
+/* ---- connections ---- */
+
+static struct tcp_conn *new_conn(struct tcp_transport *t, bool incoming, const uint8_t ticket[KVT_TICKET_BYTES])
 {
     struct tcp_conn *c = MEM_NEW(struct tcp_conn);
     c->base.t = &t->base;
-    c->base.incoming = state == TCP_GREETING;
+    c->base.incoming = incoming;
     c->tt = t;
-    c->fd = fd;
-    c->state = state;
-    c->in_need = KVT_PREAMBLE_BYTES;
+    c->n_links = 1;
     c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
-    c->wants_write = state == TCP_CONNECTING;
-    set_options(fd);
+    memcpy(c->ticket, ticket, sizeof c->ticket);
     list_push(&t->conns, &c->link);
     t->n_conns++;
-    watch(c, EPOLL_CTL_ADD);
     return c;
 }
 
@@ -133,18 +137,277 @@ static void tcp_disconnect(struct kvt_conn *base)
     for (uint32_t i = 0; i < t->n_done; i++)
         if (t->done[i].conn != base) t->done[kept++] = t->done[i];
     t->n_done = kept;
+    t->n_unfinished -= (uint32_t)(c->n_put - c->n_over);
+    if (c->backlog) t->n_backlog--;
     list_remove(&c->link);
     t->n_conns--;
-    close(c->fd);
-    for (uint32_t i = 0; i < PUTS_MAX; i++) mem_free(c->puts[i].copies);
-    buf_release(&c->queue);
+    for (uint32_t i = 0; i < TCP_LINKS_MAX; i++) {
+        if (!c->links[i]) continue;
+        if (c->links[i]->zc_sent != c->links[i]->zc_done) cut_off(c->links[i]);
+        tcp_link_free(c->links[i]);
+    }
+    for (uint32_t i = 0; i < TCP_PUTS_MAX; i++) mem_free(c->puts[i].copies);
+    buf_release(&c->address);
     mem_free(c);
 }
+
+/* The ticket of link i: only who knew the first one can make it. */
+static void join_ticket(const struct tcp_conn *c, uint32_t i, uint8_t out[KVT_TICKET_BYTES])
+{
+    uint8_t digest[32], label[8] = { 't', 'c', 'p', ' ', 'l', 'i', 'n', (uint8_t)i };
+    hmac_sha256(c->ticket, sizeof c->ticket, label, sizeof label, digest);
+    memcpy(out, digest, KVT_TICKET_BYTES);
+}
+
+enum status tcp_make_links(struct tcp_conn *c, uint32_t n, struct err *err)
+{
+    c->n_links = n;
+    for (uint32_t i = 1; i < n; i++) {
+        uint8_t ticket[KVT_TICKET_BYTES];
+        join_ticket(c, i, ticket);
+        TRY(dial(c, i, ticket, err));
+    }
+    return OK;
+}
+
+static enum status tcp_connect(struct kvt_transport *base, struct str address, const struct kv_layout *theirs,
+                               const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err)
+{
+    struct tcp_transport *t = (struct tcp_transport *)base;
+    (void)theirs;
+    if (t->n_conns + t->n_greeting >= t->env->max_peers) return err_set(err, ERR_FULL, "tcp: too many connections");
+    struct tcp_conn *c = new_conn(t, false, ticket);
+    buf_add_str(&c->address, address);
+    enum status st = dial(c, 0, ticket, err);
+    if (st != OK) {
+        tcp_disconnect(&c->base);
+        return st;
+    }
+    *out = &c->base;
+    return OK;
+}
+
+/* Sockets per peer: the operator's number; one within a host, where more only share the same cores. */
+static uint32_t choose_links(const struct tcp_conn *c)
+{
+    uint32_t wanted = c->tt->env->tuning.tcp_connections;
+    if (wanted) return wanted < TCP_LINKS_MAX ? wanted : TCP_LINKS_MAX;
+    return c->same_host ? 1 : LINKS_REMOTE;
+}
+
+static void adopt(struct tcp_conn *c, struct tcp_link *l, uint32_t index)
+{
+    list_remove(&l->greeting);
+    c->tt->n_greeting--;
+    l->conn = c;
+    l->index = index;
+    c->links[index] = l;
+}
+
+struct tcp_conn *tcp_admit(struct tcp_link *l, const uint8_t ticket[KVT_TICKET_BYTES])
+{
+    struct tcp_transport *t = l->tt;
+    LIST_FOREACH(c, &t->conns, struct tcp_conn, link) {
+        for (uint32_t i = 1; c->base.incoming && c->state == TCP_ASSEMBLING && i < c->n_links; i++) {
+            uint8_t expected[KVT_TICKET_BYTES];
+            if (c->links[i]) continue;
+            join_ticket(c, i, expected);
+            if (!equal_constant_time(expected, ticket, sizeof expected)) continue;
+            adopt(c, l, i);
+            return c;
+        }
+    }
+    if (t->env->admit(t->env->arg, ticket) != OK) return NULL;
+    struct tcp_conn *c = new_conn(t, true, ticket);
+    c->same_host = tcp_address_same_host(l->fd);
+    c->n_links = choose_links(c);
+    adopt(c, l, 0);
+    return c;
+}
+
+void tcp_link_is_up(struct tcp_incidents *in, struct tcp_link *l)
+{
+    struct tcp_conn *c = l->conn;
+    l->state = TCP_LINK_UP;
+    if (c->base.incoming && l->index) tcp_watch(l, (l->events & ~(uint32_t)EPOLLIN) | EPOLLRDHUP);
+    if (!c->base.incoming && l->tt->env->tuning.zerocopy == KVT_ON) {
+        int one = 1;
+        l->zerocopy = setsockopt(l->fd, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one) == 0;
+    }
+    if (++c->n_links_up < c->n_links) return;
+    c->state = TCP_IS_UP;
+    c->link_speed = c->same_host ? 0 : tcp_address_link_speed(c->links[0]->fd);
+    tcp_add(in, KVT_UP, c);
+}
+
+/* ---- incidents ---- */
+
+struct kvt_incident *tcp_add(struct tcp_incidents *in, enum kvt_incident_kind kind, struct tcp_conn *c)
+{
+    struct kvt_incident *i = &in->v[in->n++];
+    i->kind = kind;
+    i->conn = &c->base;
+    i->status = OK;
+    i->text[0] = 0;
+    return i;
+}
+
+void tcp_go_down(struct tcp_incidents *in, struct tcp_conn *c, enum status st, const char *text)
+{
+    if (c->state == TCP_IS_DOWN) return;
+    if (c->state == TCP_ASSEMBLING && c->base.incoming) { /* never announced */
+        c->silent = c->nobodys = true;
+        c->tt->n_nobodys++;
+    }
+    c->state = TCP_IS_DOWN;
+    for (uint32_t i = 0; i < TCP_LINKS_MAX; i++)
+        if (c->links[i]) cut_off(c->links[i]);
+    if (c->silent) return;
+    struct kvt_incident *i = tcp_add(in, KVT_DOWN, c);
+    i->status = st;
+    snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "tcp:", 4) == 0 ? "" : "tcp: ", text);
+}
+
+static enum status tcp_fence(struct kvt_conn *base)
+{
+    struct tcp_conn *c = (struct tcp_conn *)base;
+    struct tcp_incidents none = { 0 };
+    c->silent = true;
+    tcp_go_down(&none, c, OK, "");
+    return OK;
+}
+
+static void on_connected(struct tcp_incidents *in, struct tcp_link *l)
+{
+    int code = 0;
+    socklen_t n = sizeof code;
+    if (in->n == in->cap) return; /* the next poll finds it again */
+    if (getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0 || code) {
+        tcp_go_down(in, l->conn, ERR_PEER_LOST, strerror(code));
+        return;
+    }
+    l->state = TCP_WAITING;
+    (void)tcp_write_out(l);
+}
+
+static void watch_listener(struct tcp_transport *t, bool yes)
+{
+    struct epoll_event e = { .events = yes ? EPOLLIN : 0u };
+    (void)epoll_ctl(t->epoll_fd, EPOLL_CTL_MOD, t->listen_fd, &e);
+}
+
+static void accept_links(struct tcp_transport *t)
+{
+    for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
+        int fd = accept4(t->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0) {
+            if (t->n_conns + t->n_greeting >= t->env->max_peers) close(fd);
+            else new_link(t, NULL, 0, fd);
+            continue;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            /* The connection stays in the backlog and would wake this thread for ever. */
+            log_warn("kv connections wait", "transport=tcp why=\"%s\" again_ms=%d", strerror(errno), ACCEPT_PAUSE_MS);
+            watch_listener(t, false);
+            t->accept_again_ms = clock_ms() + ACCEPT_PAUSE_MS;
+        }
+        if (errno != ECONNABORTED && errno != EINTR) return;
+    }
+}
+
+static void check_deadlines(struct tcp_transport *t, struct tcp_incidents *in)
+{
+    uint64_t now = clock_ms();
+    if (t->accept_again_ms && now >= t->accept_again_ms) {
+        t->accept_again_ms = 0;
+        watch_listener(t, true);
+    }
+    if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
+    t->checked_ms = now;
+    LIST_FOREACH(l, &t->greeting, struct tcp_link, greeting)
+        if (now > l->deadline_ms) tcp_link_free(l);
+    LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
+        if (c->state == TCP_ASSEMBLING && now > c->deadline_ms && in->n < in->cap) tcp_go_down(in, c, ERR_TIMEOUT, "the peer did not answer in time");
+}
+
+/* Not inside the loop over events: later ones may name their links. */
+static void free_nobodys(struct tcp_transport *t)
+{
+    LIST_FOREACH(c, &t->conns, struct tcp_conn, link)
+        if (c->nobodys) tcp_disconnect(&c->base);
+    t->n_nobodys = 0;
+}
+
+/* Bytes that were read ahead and had to wait. */
+static void go_on_reading(struct tcp_transport *t, struct tcp_incidents *in)
+{
+    LIST_FOREACH(c, &t->conns, struct tcp_conn, link) {
+        if (!c->backlog) continue;
+        c->backlog = false;
+        t->n_backlog--;
+        if (c->state != TCP_IS_DOWN) tcp_read_in(in, c->links[0]);
+    }
+}
+
+static void on_event(struct tcp_incidents *in, struct tcp_link *l, uint32_t events)
+{
+    struct tcp_conn *c = l->conn;
+    if (c && c->state == TCP_IS_DOWN) return; /* another link of it, earlier in this turn */
+    if (l->state == TCP_CONNECTING) {
+        on_connected(in, l);
+        return;
+    }
+    if ((events & EPOLLERR) && l->zc_sent != l->zc_done) tcp_read_notices(l);
+    bool ended = events & (EPOLLHUP | EPOLLRDHUP), reads = l->events & EPOLLIN;
+    int code = 0;
+    socklen_t n = sizeof code;
+    if (!reads && (events & EPOLLERR)) ended |= getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0 || code;
+    if (!reads && ended) {
+        if (in->n < in->cap) tcp_go_down(in, c, ERR_PEER_LOST, code ? strerror(code) : "the peer closed the connection");
+        return;
+    }
+    /* Reading first: a put that completes below is told by the next poll, before any answer to it can be read. */
+    bool writes = (events & EPOLLOUT) && l->state != TCP_GREETING;
+    if (!(events & ~(uint32_t)EPOLLOUT)) {
+        (void)tcp_write_out(l);
+        return;
+    }
+    if (!writes) {
+        tcp_read_in(in, l);
+        return;
+    }
+    tcp_read_in(in, l);
+    if (c->state != TCP_IS_DOWN) (void)tcp_write_out(l);
+}
+
+static size_t tcp_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
+{
+    struct tcp_transport *t = (struct tcp_transport *)base;
+    struct tcp_incidents in = { out, 0, cap };
+    while (t->n_done && in.n < cap) {
+        t->n_done--;
+        tcp_add(&in, KVT_PUT_DONE, (struct tcp_conn *)t->done[t->n_done].conn)->tag = t->done[t->n_done].tag;
+    }
+    if (in.n) return in.n; /* completions reach the sessions before any answer of the peer does */
+    struct epoll_event events[16];
+    int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
+    for (int i = 0; i < n; i++) {
+        if (events[i].data.ptr) on_event(&in, events[i].data.ptr, events[i].events);
+        else accept_links(t);
+    }
+    if (t->n_backlog) go_on_reading(t, &in);
+    check_deadlines(t, &in);
+    if (t->n_nobodys) free_nobodys(t);
+    return in.n;
+}
+
+/* ---- the transport ---- */
 
 static void tcp_close(struct kvt_transport *base)
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
     LIST_FOREACH(c, &t->conns, struct tcp_conn, link) tcp_disconnect(&c->base);
+    LIST_FOREACH(l, &t->greeting, struct tcp_link, greeting) tcp_link_free(l);
     if (t->listen_fd >= 0) close(t->listen_fd);
     if (t->epoll_fd >= 0) close(t->epoll_fd);
     buf_release(&t->address);
@@ -157,17 +420,26 @@ static void tcp_close(struct kvt_transport *base)
 static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {
     struct tcp_transport *t = MEM_NEW(struct tcp_transport);
+    const char *ifname = env->tuning.socket_ifname;
     t->base.ops = &kvt_tcp_ops;
     t->env = env;
     t->listen_fd = -1;
     list_init(&t->conns);
-    t->done = MEM_ARRAY(struct tcp_done, (size_t)env->max_peers * PUTS_MAX);
-    t->trash = mem_calloc(1, TRASH_BYTES);
-    t->zeros = mem_calloc(1, TRASH_BYTES);
+    list_init(&t->greeting);
+    t->done = MEM_ARRAY(struct tcp_done, (size_t)env->max_peers * TCP_PUTS_MAX);
+    t->trash = mem_calloc(1, TCP_TRASH_BYTES);
+    t->zeros = mem_calloc(1, TCP_TRASH_BYTES);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : OK;
-    if (st == OK) st = tcp_address_listen(env->listen_host, env->port, &t->listen_fd, &t->port, err);
-    if (st == OK) st = tcp_address_advertise(env->advertise_host, env->listen_host, t->port, &t->address, err);
+    struct buf of_interface = { 0 };
+    const char *listen_host = env->listen_host;
+    if (st == OK && ifname && tcp_address_is_anywhere(listen_host)) {
+        st = tcp_address_of_interface(ifname, &of_interface, err);
+        if (st == OK) listen_host = of_interface.data;
+    }
+    if (st == OK) st = tcp_address_listen(listen_host, env->port, &t->listen_fd, &t->port, err);
+    if (st == OK) st = tcp_address_advertise(env->advertise_host, listen_host, t->port, &t->address, err);
+    buf_release(&of_interface);
     if (st != OK) {
         tcp_close(&t->base);
         return st;
@@ -179,7 +451,7 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
 }
 
 static int tcp_wait_fd(struct kvt_transport *t) { return ((struct tcp_transport *)t)->epoll_fd; }
-static uint64_t tcp_link_speed(const struct kvt_conn *c) { (void)c; return 0; }
+static uint64_t tcp_link_speed(const struct kvt_conn *c) { return ((const struct tcp_conn *)c)->link_speed; }
 static uint16_t tcp_port(struct kvt_transport *t) { return ((struct tcp_transport *)t)->port; }
 static enum status tcp_flush(struct kvt_transport *t) { (void)t; return OK; }
 
@@ -194,348 +466,6 @@ static bool tcp_can_reach(struct kvt_transport *t, struct str address)
     socklen_t n;
     (void)t;
     return tcp_address_parse(address, &a, &n) == OK;
-}
-
-static void queue_preamble(struct tcp_conn *c, const struct kvt_preamble *p)
-{
-    uint8_t bytes[KVT_PREAMBLE_BYTES];
-    kvt_preamble_encode(p, bytes);
-    buf_add(&c->queue, bytes, sizeof bytes);
-}
-
-static enum status tcp_connect(struct kvt_transport *base, struct str address, const struct kv_layout *theirs,
-                               const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err)
-{
-    struct tcp_transport *t = (struct tcp_transport *)base;
-    struct sockaddr_storage a;
-    socklen_t n;
-    (void)theirs;
-    if (tcp_address_parse(address, &a, &n) != OK) return err_set(err, ERR_FORMAT, "tcp: malformed address");
-    if (t->n_conns >= t->env->max_peers) return err_set(err, ERR_FULL, "tcp: too many connections");
-    int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0 || (connect(fd, (struct sockaddr *)&a, n) != 0 && errno != EINPROGRESS)) {
-        int code = errno;
-        if (fd >= 0) close(fd);
-        return err_set(err, ERR_PEER_LOST, "tcp: cannot connect to %.*s: %s", STR_ARG(address), strerror(code));
-    }
-    struct tcp_conn *c = new_conn(t, fd, TCP_CONNECTING);
-    struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
-    memcpy(p.ticket, ticket, sizeof p.ticket);
-    queue_preamble(c, &p);
-    *out = &c->base;
-    return OK;
-}
-
-static void accept_conns(struct tcp_transport *t)
-{
-    for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
-        int fd = accept4(t->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0) return;
-        if (t->n_conns >= t->env->max_peers) close(fd);
-        else new_conn(t, fd, TCP_GREETING);
-    }
-}
-
-/* ---- incidents ---- */
-
-static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kind, struct tcp_conn *c)
-{
-    struct kvt_incident *i = &in->v[in->n++];
-    i->kind = kind;
-    i->conn = &c->base;
-    i->status = OK;
-    i->text[0] = 0;
-    return i;
-}
-
-/* End the connection; one that was never announced is freed here. Nothing is read or written afterwards. */
-static void go_down(struct incidents *in, struct tcp_conn *c, enum status st, const char *text)
-{
-    if (c->state == TCP_GREETING) {
-        tcp_disconnect(&c->base);
-        return;
-    }
-    if (c->state == TCP_IS_DOWN) return;
-    c->state = TCP_IS_DOWN;
-    (void)epoll_ctl(c->tt->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
-    shutdown(c->fd, SHUT_RDWR);
-    if (c->silent) return;
-    struct kvt_incident *i = add(in, KVT_DOWN, c);
-    i->status = st;
-    snprintf(i->text, sizeof i->text, "tcp: %s", text);
-}
-
-/* ---- out ---- */
-
-static int put_iov(const struct tcp_transport *t, const struct tcp_put *p, struct iovec *iov, int cap)
-{
-    int n = 0;
-    if (p->abandoned) {
-        for (uint64_t left = p->bytes - p->sent; left && n < cap; n++) {
-            uint64_t bytes = left < TRASH_BYTES ? left : TRASH_BYTES;
-            iov[n] = (struct iovec){ t->zeros, bytes };
-            left -= bytes;
-        }
-        return n;
-    }
-    uint64_t skip = p->copy_sent;
-    for (uint32_t i = p->i_copy; i < p->n_copies && n < cap; i++, n++, skip = 0)
-        iov[n] = (struct iovec){ kvt_source(t->env, p->copies[i].local) + skip, p->copies[i].bytes - skip };
-    return n;
-}
-
-static void put_advance(struct tcp_put *p, uint64_t bytes)
-{
-    p->sent += bytes;
-    while (!p->abandoned && bytes) {
-        uint64_t left = p->copies[p->i_copy].bytes - p->copy_sent;
-        uint64_t now = bytes < left ? bytes : left;
-        p->copy_sent += now;
-        bytes -= now;
-        if (p->copy_sent == p->copies[p->i_copy].bytes) {
-            p->i_copy++;
-            p->copy_sent = 0;
-        }
-    }
-}
-
-static void account_sent(struct tcp_conn *c, uint64_t sent, size_t small)
-{
-    struct tcp_transport *t = c->tt;
-    uint64_t of_queue = sent < small ? sent : small;
-    c->queue_sent += of_queue;
-    if (sent > small) put_advance(&c->puts[c->put_head], sent - small);
-    struct tcp_put *p = &c->puts[c->put_head];
-    if (c->n_puts && p->sent == p->bytes) {
-        t->done[t->n_done++] = (struct tcp_done){ &c->base, p->tag };
-        c->put_head = (c->put_head + 1) % PUTS_MAX;
-        c->n_puts--;
-    }
-    if (c->queue_sent == c->queue.len) {
-        c->queue_base += c->queue.len;
-        c->queue_sent = 0;
-        buf_clear(&c->queue);
-    }
-}
-
-/* Send as much as the socket takes. ERR_PEER_LOST: reading will tell. */
-static enum status write_out(struct tcp_conn *c)
-{
-    for (uint64_t turn = 0; turn < TURN_BYTES;) {
-        struct iovec iov[KVT_IOV_MAX];
-        const struct tcp_put *p = c->n_puts ? &c->puts[c->put_head] : NULL;
-        size_t end = p ? (size_t)(p->at - c->queue_base) : c->queue.len;
-        size_t small = end - c->queue_sent;
-        int n = 0;
-        if (small) iov[n++] = (struct iovec){ c->queue.data + c->queue_sent, small };
-        if (p) n += put_iov(c->tt, p, iov + n, KVT_IOV_MAX - n);
-        if (n == 0) break;
-        struct msghdr m = { .msg_iov = iov, .msg_iovlen = (size_t)n };
-        ssize_t sent = sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno == EINTR) continue;
-        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-        if (sent < 0) return ERR_PEER_LOST;
-        account_sent(c, (uint64_t)sent, small);
-        turn += (uint64_t)sent;
-    }
-    want_write(c, c->n_puts || c->queue_sent < c->queue.len);
-    return OK;
-}
-
-static enum status tcp_put(struct kvt_conn *base, const struct kvt_put *p)
-{
-    struct tcp_conn *c = (struct tcp_conn *)base;
-    if (c->state != TCP_IS_UP) return ERR_PEER_LOST;
-    if (c->n_puts == PUTS_MAX || c->queue.len > KVT_QUEUE_BYTES || c->tt->n_done + PUTS_MAX > c->tt->env->max_peers * (uint32_t)PUTS_MAX) return ERR_BUSY;
-    struct tcp_put *slot = &c->puts[(c->put_head + c->n_puts) % PUTS_MAX];
-    struct kvt_copy *copies = slot->copies;
-    if (!copies) copies = MEM_ARRAY(struct kvt_copy, c->tt->env->max_copies);
-    memcpy(copies, p->copies, sizeof *copies * p->n_copies);
-    uint8_t head[KVT_MESSAGE_MAX];
-    buf_add(&c->queue, head, kvt_message_encode(&p->head, head));
-    *slot = (struct tcp_put){ .at = c->queue_base + c->queue.len, .bytes = p->head.bytes, .tag = p->tag, .session = p->head.session,
-                              .generation = p->head.generation, .copies = copies, .n_copies = p->n_copies };
-    c->n_puts++;
-    (void)write_out(c); /* at once: the receiver reads while the checksums of this put are made */
-    return OK;
-}
-
-static void tcp_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
-{
-    struct tcp_conn *c = (struct tcp_conn *)base;
-    /* The stream needs the bytes that its heads announce: zeros take the place of the source. The session is over on both sides. */
-    for (uint32_t i = 0; i < c->n_puts; i++) {
-        struct tcp_put *p = &c->puts[(c->put_head + i) % PUTS_MAX];
-        if (p->session == session && p->generation == generation) p->abandoned = true;
-    }
-}
-
-static enum status tcp_notify(struct kvt_conn *base, const struct kvt_message *m)
-{
-    struct tcp_conn *c = (struct tcp_conn *)base;
-    if (c->state != TCP_IS_UP) return ERR_PEER_LOST;
-    if (m->kind == KVT_MSG_NOTE && c->queue.len > KVT_QUEUE_BYTES) return ERR_BUSY;
-    if (c->queue.len > KVT_QUEUE_LIMIT) return ERR_FULL;
-    uint8_t bytes[KVT_MESSAGE_MAX];
-    buf_add(&c->queue, bytes, kvt_message_encode(m, bytes));
-    if (c->n_puts == 0) (void)write_out(c);
-    else want_write(c, true);
-    return OK;
-}
-
-static enum status tcp_fence(struct kvt_conn *base)
-{
-    struct tcp_conn *c = (struct tcp_conn *)base;
-    struct incidents none = { 0 };
-    c->silent = true;
-    go_down(&none, c, OK, "");
-    return OK;
-}
-
-/* ---- in ---- */
-
-/* Read payload straight to where it belongs, or nowhere. Bytes read, 0 at end of file, -1 with errno. */
-static ssize_t read_payload(struct tcp_conn *c)
-{
-    const struct kvt_env *env = c->tt->env;
-    struct iovec iov[KVT_IOV_MAX];
-    int n = c->dropping ? 0 : env->place(env->arg, &c->base, &c->frame, c->frame_have, iov, KVT_IOV_MAX);
-    uint64_t left = c->frame.bytes - c->frame_have;
-    if (n == 0) {
-        c->dropping = true;
-        iov[0] = (struct iovec){ c->tt->trash, left < TRASH_BYTES ? left : TRASH_BYTES };
-        n = 1;
-    }
-    ssize_t got = readv(c->fd, iov, n);
-    if (got <= 0) return got;
-    c->frame_have += (uint64_t)got;
-    if (!c->dropping) env->placed(env->arg, &c->base, &c->frame, c->frame_have);
-    if (c->frame_have == c->frame.bytes) {
-        c->in_payload = c->dropping = false;
-        c->in_have = 0;
-        c->in_need = KVT_MESSAGE_BYTES;
-    }
-    return got;
-}
-
-/* A preamble is complete. False: the connection is over (and may be freed). */
-static bool on_preamble(struct incidents *in, struct tcp_conn *c)
-{
-    struct kvt_preamble p;
-    bool good = kvt_preamble_decode(c->in, KVT_PREAMBLE_BYTES, &p) == OK;
-    c->in_have = 0;
-    c->in_need = KVT_MESSAGE_BYTES;
-    if (c->state == TCP_GREETING) {
-        const struct kvt_env *env = c->tt->env;
-        good = good && p.kind == KVT_PREAMBLE_TICKET && env->admit(env->arg, p.ticket) == OK;
-        queue_preamble(c, &(struct kvt_preamble){ .kind = good ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED });
-        if (write_out(c) != OK) good = false;
-        if (!good) {
-            go_down(in, c, ERR_UNAUTHORIZED, "refused");
-            return false;
-        }
-    } else if (!good || p.kind != KVT_PREAMBLE_WELCOME) {
-        bool refused = good && p.kind == KVT_PREAMBLE_REFUSED;
-        go_down(in, c, refused ? ERR_UNAUTHORIZED : ERR_FORMAT, refused ? "the receiver refused the ticket" : "the peer does not speak this protocol");
-        return false;
-    }
-    c->state = TCP_IS_UP;
-    add(in, KVT_UP, c);
-    return true;
-}
-
-/* A head, or a head with its tail, is complete. False: the connection is over. */
-static bool on_bytes(struct incidents *in, struct tcp_conn *c)
-{
-    if (c->state != TCP_IS_UP) return on_preamble(in, c);
-    struct kvt_message m;
-    if (kvt_message_decode_head(c->in, &m) != OK || (m.kind == KVT_MSG_DATA && !c->base.incoming)) {
-        go_down(in, c, ERR_FORMAT, "malformed message");
-        return false;
-    }
-    c->in_need = KVT_MESSAGE_BYTES + kvt_message_tail(&m);
-    if (c->in_have < c->in_need) return true;
-    c->in_have = 0;
-    c->in_need = KVT_MESSAGE_BYTES;
-    if (m.kind == KVT_MSG_DATA) {
-        c->frame = m;
-        c->frame_have = 0;
-        c->in_payload = true;
-        return true;
-    }
-    memcpy(m.sums, c->in + KVT_MESSAGE_BYTES, kvt_message_tail(&m));
-    add(in, KVT_MESSAGE, c)->message = m;
-    return true;
-}
-
-static void read_in(struct incidents *in, struct tcp_conn *c)
-{
-    for (uint64_t turn = 0; turn < TURN_BYTES && in->n < in->cap;) {
-        bool payload = c->in_payload;
-        /* Messages that wait in `in` come before the payload behind them: sessions see both in order. */
-        if (payload && in->n) return;
-        ssize_t got = payload ? read_payload(c) : recv(c->fd, c->in + c->in_have, c->in_need - c->in_have, MSG_DONTWAIT);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-        if (got <= 0) {
-            go_down(in, c, ERR_PEER_LOST, got == 0 ? "the peer closed the connection" : strerror(errno));
-            return;
-        }
-        turn += (uint64_t)got;
-        if (payload) continue;
-        c->in_have += (size_t)got;
-        if (c->in_have == c->in_need && !on_bytes(in, c)) return;
-    }
-}
-
-static void on_connected(struct incidents *in, struct tcp_conn *c)
-{
-    int code = 0;
-    socklen_t n = sizeof code;
-    if (in->n == in->cap) return; /* the next poll finds it again */
-    if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0 || code) {
-        go_down(in, c, ERR_PEER_LOST, strerror(code));
-        return;
-    }
-    c->state = TCP_WAITING;
-    (void)write_out(c);
-}
-
-static void check_deadlines(struct tcp_transport *t, struct incidents *in)
-{
-    uint64_t now = clock_ms();
-    if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
-    t->checked_ms = now;
-    LIST_FOREACH(c, &t->conns, struct tcp_conn, link) {
-        if (c->state >= TCP_IS_UP || now <= c->deadline_ms || in->n == in->cap) continue;
-        go_down(in, c, ERR_TIMEOUT, "the peer did not answer in time");
-    }
-}
-
-static size_t tcp_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
-{
-    struct tcp_transport *t = (struct tcp_transport *)base;
-    struct incidents in = { out, 0, cap };
-    while (t->n_done && in.n < cap) {
-        t->n_done--;
-        add(&in, KVT_PUT_DONE, (struct tcp_conn *)t->done[t->n_done].conn)->tag = t->done[t->n_done].tag;
-    }
-    if (in.n) return in.n; /* completions reach the sessions before any answer of the peer does */
-    struct epoll_event events[16];
-    int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
-    for (int i = 0; i < n; i++) {
-        struct tcp_conn *c = events[i].data.ptr;
-        if (!c) accept_conns(t);
-        else if (c->state == TCP_CONNECTING) on_connected(&in, c);
-        else {
-            /* Reading first: a put that completes below is told by the next poll, before any answer to it can be read. */
-            bool writes = (events[i].events & EPOLLOUT) && c->state != TCP_GREETING;
-            if (events[i].events & ~(uint32_t)EPOLLOUT) read_in(&in, c);
-            if (writes && c->state != TCP_IS_DOWN) (void)write_out(c);
-        }
-    }
-    check_deadlines(t, &in);
-    return in.n;
 }
 
 const struct kvt_transport_ops kvt_tcp_ops = {
@@ -553,6 +483,7 @@ const struct kvt_transport_ops kvt_tcp_ops = {
     .notify = tcp_notify,
     .flush = tcp_flush,
     .fence = tcp_fence,
-    .poll = tcp_poll, .link_speed = tcp_link_speed,
+    .poll = tcp_poll,
+    .link_speed = tcp_link_speed,
     .disconnect = tcp_disconnect,
 };

@@ -110,3 +110,111 @@ enum status tcp_address_parse(struct str text, struct sockaddr_storage *out, soc
     freeaddrinfo(list);
     return OK;
 }
+
+/* ---- interfaces ---- */
+
+bool tcp_address_is_anywhere(const char *host)
+{
+    struct addrinfo *list;
+    if (!host) return false; /* loopback, see tcp_address_listen */
+    if (resolve(host, "0", AI_NUMERICHOST, &list) != OK) return false;
+    bool yes = is_wildcard(list->ai_addr);
+    freeaddrinfo(list);
+    return yes;
+}
+
+/* The interface's address of `family` (AF_UNSPEC: IPv4, else IPv6); false: it has none. */
+static bool interface_address(const char *ifname, int family, struct sockaddr_storage *out, socklen_t *n)
+{
+    struct ifaddrs *list = NULL;
+    bool found = false;
+    if (getifaddrs(&list) != 0) return false;
+    for (int pass = 0; pass < 2 && !found; pass++) {
+        int want = pass ? AF_INET6 : AF_INET;
+        for (const struct ifaddrs *i = list; i && !found && (family == AF_UNSPEC || family == want); i = i->ifa_next) {
+            if (!i->ifa_addr || i->ifa_addr->sa_family != want || strcmp(i->ifa_name, ifname) != 0) continue;
+            *n = want == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+            memcpy(out, i->ifa_addr, *n);
+            found = true;
+        }
+    }
+    freeifaddrs(list);
+    return found;
+}
+
+enum status tcp_address_of_interface(const char *ifname, struct buf *out, struct err *err)
+{
+    struct sockaddr_storage a;
+    socklen_t n;
+    char text[TEXT_MAX];
+    if (interface_address(ifname, AF_UNSPEC, &a, &n) && numeric((const struct sockaddr *)&a, text)) {
+        buf_printf(out, "%s", text);
+        return OK;
+    }
+    struct buf names = { 0 };
+    struct if_nameindex *all = if_nameindex();
+    for (struct if_nameindex *i = all; i && i->if_index; i++) buf_printf(&names, "%s%s", names.len ? ", " : "", i->if_name);
+    if (all) if_freenameindex(all);
+    enum status st = err_set(err, ERR_CONFIG, "the network interface '%s' (KVCACHE_SOCKET_IFNAME) does not exist or has no address; there are: %s", ifname,
+                             names.len ? names.data : "none");
+    buf_release(&names);
+    return st;
+}
+
+enum status tcp_address_leave_from(int fd, const char *ifname, int family, struct err *err)
+{
+    struct sockaddr_storage a;
+    socklen_t n;
+    if (!ifname) return OK;
+    if (!interface_address(ifname, family, &a, &n))
+        return err_set(err, ERR_CONFIG, "tcp: the network interface '%s' (KVCACHE_SOCKET_IFNAME) has no %s address", ifname, family == AF_INET6 ? "IPv6" : "IPv4");
+    if (a.ss_family == AF_INET6) ((struct sockaddr_in6 *)&a)->sin6_port = 0;
+    else ((struct sockaddr_in *)&a)->sin_port = 0;
+    if (bind(fd, (struct sockaddr *)&a, n) != 0) return err_set(err, ERR_PEER_LOST, "tcp: cannot leave from interface '%s': %s", ifname, strerror(errno));
+    return OK;
+}
+
+static bool same_address(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+    if (a->ss_family != b->ss_family) return false;
+    if (a->ss_family == AF_INET6)
+        return IN6_ARE_ADDR_EQUAL(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr);
+    return ((const struct sockaddr_in *)a)->sin_addr.s_addr == ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+}
+
+bool tcp_address_same_host(int fd)
+{
+    struct sockaddr_storage mine = { 0 }, theirs = { 0 };
+    socklen_t n = sizeof mine, m = sizeof theirs;
+    return getsockname(fd, (struct sockaddr *)&mine, &n) == 0 && getpeername(fd, (struct sockaddr *)&theirs, &m) == 0 && same_address(&mine, &theirs);
+}
+
+/* The kernel's choice of source towards an address of this host is that address itself; a datagram socket asks without sending. */
+bool tcp_address_is_local(const struct sockaddr_storage *a, socklen_t n)
+{
+    int fd = socket(a->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool yes = fd >= 0 && connect(fd, (const struct sockaddr *)a, n) == 0 && tcp_address_same_host(fd);
+    if (fd >= 0) close(fd);
+    return yes;
+}
+
+uint64_t tcp_address_link_speed(int fd)
+{
+    struct sockaddr_storage mine = { 0 };
+    socklen_t n = sizeof mine;
+    struct ifaddrs *list = NULL;
+    char path[IF_NAMESIZE + 32] = "";
+    if (getsockname(fd, (struct sockaddr *)&mine, &n) != 0 || getifaddrs(&list) != 0) return 0;
+    for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+        if (!i->ifa_addr || i->ifa_addr->sa_family != mine.ss_family) continue;
+        struct sockaddr_storage a = { 0 };
+        memcpy(&a, i->ifa_addr, mine.ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in));
+        if (same_address(&a, &mine)) snprintf(path, sizeof path, "/sys/class/net/%.*s/speed", IF_NAMESIZE, i->ifa_name);
+    }
+    freeifaddrs(list);
+    FILE *f = path[0] ? fopen(path, "re") : NULL;
+    long long mbit = 0; /* -1: a virtual device that does not say */
+    if (f && fscanf(f, "%lld", &mbit) != 1) mbit = 0;
+    if (f) fclose(f);
+    return mbit > 0 ? (uint64_t)mbit * 125000 : 0;
+}

@@ -1,8 +1,9 @@
 /* tcp_address.h - names and numbers of the tcp transport: what to listen on, what to tell peers. Thread: loop, at start (may block on
- * name resolution), except tcp_address_parse (any). */
+ * name resolution), except those below the line (any; nothing is looked up). */
 #ifndef BATON_KVTRANSFER_TCP_ADDRESS_H
 #define BATON_KVTRANSFER_TCP_ADDRESS_H
 
+#include <stdbool.h>
 #include <sys/socket.h>
 
 #include "shared/base/buf.h"
@@ -12,7 +13,20 @@
 enum status tcp_address_listen(const char *host, uint16_t port, int *fd, uint16_t *bound, struct err *err) MUST_CHECK;
 /* "address port", numeric: of `advertise`, or `host` when NULL; of a wildcard the first interface that is up. */
 enum status tcp_address_advertise(const char *advertise, const char *host, uint16_t port, struct buf *out, struct err *err) MUST_CHECK;
+/* The address of an interface ("eth0"), IPv4 before IPv6, appended as text. ERR_CONFIG names it and those there are. */
+enum status tcp_address_of_interface(const char *ifname, struct buf *out, struct err *err) MUST_CHECK;
+bool        tcp_address_is_anywhere(const char *host); /* a wildcard address */
+
+/* ---- */
+
 /* The same text back; numeric only, so that nothing is looked up. */
 enum status tcp_address_parse(struct str text, struct sockaddr_storage *out, socklen_t *len) MUST_CHECK;
+/* Is that an address of this host? Of a connected socket: are both ends on this host? */
+bool        tcp_address_is_local(const struct sockaddr_storage *a, socklen_t n);
+bool        tcp_address_same_host(int fd);
+/* Connections of `fd` leave with the address of that interface; NULL: the kernel chooses. ERR_CONFIG: it has no address of that family. */
+enum status tcp_address_leave_from(int fd, const char *ifname, int family, struct err *err) MUST_CHECK;
+/* Bytes per second of the interface that a connected socket uses, as its driver says in /sys/class/net; 0: not known. */
+uint64_t    tcp_address_link_speed(int fd);
 
 #endif
