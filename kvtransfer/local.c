@@ -344,7 +344,7 @@ static void go_down(struct incidents *in, struct local_conn *c, enum status st, 
     }
     c->state = LOCAL_DOWN;
     local_settle(c); /* invariant 3 */
-    shutdown(c->fd, SHUT_WR); /* the peer reads end of file, stops, says BYE */
+    if (c->base.incoming) shutdown(c->fd, SHUT_WR); /* the writer reads end of file, stops, says BYE; a writer still has to say it */
     if (c->silent) return;
     c->silent = true;
     forget_broken(c);
