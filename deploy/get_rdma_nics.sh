@@ -85,9 +85,9 @@ rate_of() {
 # RDMA devices with an active port: parallel lists.
 nic_names=() nic_paths=() nic_nodes=() nic_rates=() nic_uses=() idle=() emulated=()
 find_nics() {
-    local name dir rate path
-    while read -r name; do
-        [ -n "$name" ] || continue
+    local names name dir rate path
+    names=$(ls "$sys/class/infiniband" 2>/dev/null | sort -V) || names=
+    for name in $names; do
         dir=$sys/class/infiniband/$name
         rate=$(rate_of "$dir")
         if [ -z "$rate" ]; then idle+=("$name"); continue; fi
@@ -97,7 +97,7 @@ find_nics() {
         [ -z "$path" ] || [ ! -e "$dir/device/physfn/infiniband" ] || continue
         nic_names+=("$name") nic_paths+=("$path") nic_rates+=("$rate") nic_uses+=(0)
         if [ -n "$path" ]; then nic_nodes+=("$(first_line "$dir/device/numa_node")"); else nic_nodes+=(none); fi
-    done < <(ls "$sys/class/infiniband" 2>/dev/null | sort -V)
+    done
 }
 
 # nearness GPU_PATH GPU_NODE NIC: bridges in common, plus 1; 1: only the NUMA node; 0: hardware elsewhere; -1: an emulation.

@@ -61,8 +61,9 @@ static void check_gid(struct doctor *d, const struct rdma_port *p)
     struct err err = { 0 };
     rdma_port_text(p, name);
     if (rdma_gid_choose(p, NULL, &d->tuning.rdma, &g, &err) != OK) {
-        doctor_fix(doctor_add(d, "RDMA GID", DOCTOR_FAIL, "%s", err.text), d->tuning.rdma.gid_given ? "unset KVCACHE_RDMA_GID_INDEX: one is chosen that peers can reach"
-                                                                                                   : "ip addr add ADDRESS/BITS dev %s", p->netdev);
+        struct doctor_line *failed = doctor_add(d, "RDMA GID", DOCTOR_FAIL, "%s", err.text);
+        if (p->n_gids) doctor_fix(failed, "unset KVCACHE_RDMA_GID_INDEX: one is chosen that peers can reach");
+        else doctor_fix(failed, "ip addr add ADDRESS/BITS dev %s", p->netdev[0] ? p->netdev : "INTERFACE");
         return;
     }
     bool v1 = g->type == RDMA_GID_ROCE_V1, local = g->type != RDMA_GID_IB && g->link_local;

@@ -2,7 +2,7 @@
  * Thread: any; blocks for milliseconds per device. */
 #include "kvtransfer/rdma/device.h"
 
-#include <arpa/inet.h>
+#include <assert.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 #include "shared/base/mem.h"
 
-enum { GIDS_MAX = 4096, NUMA_SAMPLES = 16 };
+enum { GIDS_MAX = 1024 /* the answer of ibv_query_gid_table is one ioctl attribute: at most 65,535 bytes of 32 each */, NUMA_SAMPLES = 16 };
 
 /* First line of a file of sysfs, without its end; "" when there is none. */
 static const char *read_line(const char *path, char *out, size_t cap)
@@ -99,14 +99,19 @@ static void take_gid(const struct ibv_gid_entry *e, struct rdma_gid *g)
     if (e->ndev_ifindex) if_indextoname(e->ndev_ifindex, g->netdev);
 }
 
-static void read_gids(struct ibv_context *ctx, struct rdma_port *p)
+static void read_gids(struct ibv_context *ctx, const char *ibdev_path, struct rdma_port *p)
 {
+    char path[512], parent[64];
     struct ibv_gid_entry *entries = MEM_ARRAY(struct ibv_gid_entry, GIDS_MAX);
     ssize_t n = ibv_query_gid_table(ctx, entries, GIDS_MAX, 0);
     p->gids = MEM_ARRAY(struct rdma_gid, n > 0 ? n : 0);
     for (ssize_t i = 0; i < n; i++)
         if (entries[i].port_num == p->number) take_gid(&entries[i], &p->gids[p->n_gids++]);
     for (size_t i = 0; i < p->n_gids && !p->netdev[0]; i++) memcpy(p->netdev, p->gids[i].netdev, sizeof p->netdev);
+    if (!p->netdev[0]) { /* no address yet; emulations name their interface all the same */
+        snprintf(path, sizeof path, "%s/parent", ibdev_path);
+        snprintf(p->netdev, sizeof p->netdev, "%.*s", IF_NAMESIZE - 1, read_line(path, parent, sizeof parent));
+    }
     mem_free(entries);
 }
 
@@ -122,7 +127,7 @@ static void add_device(struct rdma_devices *out, struct ibv_device *device, stru
         read_place(device->ibdev_path, p);
         read_abilities(ctx, p);
         read_port(ctx, device->ibdev_path, p);
-        read_gids(ctx, p);
+        read_gids(ctx, device->ibdev_path, p);
     }
 }
 

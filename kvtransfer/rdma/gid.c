@@ -93,8 +93,8 @@ enum status rdma_gid_choose(const struct rdma_port *p, const struct sockaddr *lo
     char port[RDMA_PORT_TEXT_MAX];
     const struct rdma_gid *best = NULL;
     if (p->n_gids == 0)
-        return err_set(err, ERR_NODEV, "%s has no GID: give its network interface %s an address", rdma_port_text(p, port),
-                       p->netdev[0] ? p->netdev : "(not named)");
+        return err_set(err, ERR_NODEV, "%s has no GID: give its network interface%s%s an address", rdma_port_text(p, port),
+                       p->netdev[0] ? " " : "", p->netdev);
     if (t->gid_given) return find_index(p, t->gid_index, out, err);
     if (p->link == RDMA_LINK_INFINIBAND) best = &p->gids[0];
     for (size_t i = 0; p->link != RDMA_LINK_INFINIBAND && i < p->n_gids; i++)
