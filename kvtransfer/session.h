@@ -14,7 +14,7 @@
  *   Any failure of the sender:   abandon puts; STOPPING until none is unfinished; STOPPED ──▶; SEND_FAILED, freed
  *   Any failure of the receiver: RECEIVE_FAILED; STOP ──▶; FENCING until one of these, then FENCED, slot FREE:
  *        nobody was bound | the transport places bytes itself | STOPPED or BYE came | the transport's fence() is OK
- *   A sender answers every STOP with STOPPED, also of sessions it does not know.
+ *   A sender answers every STOP with STOPPED, also of sessions it does not know; a receiver repeats a STOP that is not answered.
  *
  * Invariants
  *  1 A put leaves only after OPENED: the receiver knows every connection that may write into a grant, so a grant that is
@@ -43,6 +43,7 @@ enum {
     KVT_PUT_BYTES = 1 << 20,     /* of one put: large enough to forget per-put costs, small enough to stay in cache for its checksum */
     KVT_SEND_PUTS = 32,          /* of one session without PUT_DONE: 32 MiB, more than any link holds (100 GB/s over 200 us is 20 MB) */
     KVT_FENCED_RING = 4096,      /* ids remembered, see kvt_core.fenced */
+    KVT_STOP_AGAIN_MS = 1000,    /* a STOP without answer is repeated after so long, then after twice as long, and so on */
     KVT_FENCE_TEARDOWN_MS = 1000 /* a writer that has not answered STOP by then loses its connection, where that is a fence */
 };
 
@@ -62,6 +63,7 @@ struct kvt_recv {
     struct kvt_peer *peer;                      /* BOUND, FENCING: the writer */
     struct list      link;                      /* in peer->recvs */
     uint64_t         bytes, t_begin_ns, t_moved_ms, t_fence_ms, deadline_ms;
+    uint32_t         n_stops;                   /* FENCING: STOP was said so often */
     bool             moved; /* t_begin_ns is that of the first byte, not of the grant */
     bool             sums;  /* every NOTE carries checksums, and they are verified */
 };

@@ -124,6 +124,7 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
     }
     atomic_fetch_sub_explicit(&c->n_recvs, 1, memory_order_relaxed); /* quarantined ones do not count against the limit */
     r->t_fence_ms = clock_ms();
+    r->n_stops = 1;
     set_state(r, KVT_RECV_FENCING);
     kvt_stats_fence_wait(c->stats);
 }
@@ -339,6 +340,17 @@ void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p)
     }
 }
 
+/* A writer that has not answered: it may not have heard, or its answer may have been lost. The pauses double, so that one that is stopped
+ * for long is not told too often. */
+static void stop_again(struct kvt_recv *r, uint64_t now_ms)
+{
+    enum { DOUBLINGS = 16 };
+    uint32_t n = r->n_stops < DOUBLINGS ? r->n_stops : DOUBLINGS;
+    if (now_ms - r->t_fence_ms < (uint64_t)KVT_STOP_AGAIN_MS << (n - 1)) return;
+    r->n_stops++;
+    kvt_peer_tell(r->peer, KVT_MSG_STOP, r->session, r->generation, 0, ERR_CANCELED);
+}
+
 void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
 {
     uint32_t n_quarantined = 0;
@@ -347,6 +359,7 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
         uint32_t s = state_of(r);
         if (s == KVT_RECV_FENCING) {
             n_quarantined++;
+            stop_again(r, now_ms);
             if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) && now_ms - r->t_fence_ms > KVT_FENCE_TEARDOWN_MS)
                 r->peer->condemned = true;
         } else if (s >= KVT_RECV_OPEN && (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {

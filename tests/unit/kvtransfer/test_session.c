@@ -143,6 +143,31 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     side_release(&s);
 }
 
+/* STOP, or the answer to it, got lost: the blocks must not stay in quarantine for as long as the writer lives. */
+TEST(session_repeats_a_stop_that_is_not_answered)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    side_init(&s);
+    struct kvt_grant_msg g = claim(&s, 1, &grant);
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ 0 });
+    kvt_recv_cancel(&s.core, 1);
+    uint64_t now = clock_ms();
+    n_said = 0;
+    kvt_recv_tick(&s.core, now + KVT_STOP_AGAIN_MS / 2);
+    CHECK_EQ_INT(n_said, 0);
+    for (uint64_t after = 0; after < 10 * KVT_STOP_AGAIN_MS; after += 50) kvt_recv_tick(&s.core, now + after);
+    CHECK_EQ_INT(n_said, 4); /* after 1, 2, 4 and 8 times the pause */
+    CHECK_EQ_INT(said[3].kind, KVT_MSG_STOP);
+    CHECK_EQ_INT(said[3].generation, g.generation);
+    tell(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
+    CHECK_EQ_INT(events[n_events - 1].kind, KVT_FENCED);
+    kvt_recv_tick(&s.core, now + 100 * KVT_STOP_AGAIN_MS);
+    CHECK_EQ_INT(n_said, 4);
+    buf_release(&grant);
+    side_release(&s);
+}
+
 TEST(session_refuses_pieces_out_of_order_missing_or_twice)
 {
     const struct { uint32_t layer, first, n; } bad[] = { { 2, 0, 1 }, { 0, 1, 1 }, { 0, 0, 4 }, { 0, UINT32_MAX, 2 } };
@@ -326,6 +351,7 @@ TEST(session_send_refuses_gaps_and_an_early_done)
 }
 
 TEST_MAIN(CASE(session_receives_when_every_piece_is_verified), CASE(session_fails_on_a_wrong_checksum_and_waits_for_the_writer),
+          CASE(session_repeats_a_stop_that_is_not_answered),
           CASE(session_refuses_pieces_out_of_order_missing_or_twice), CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
           CASE(session_sends_nothing_before_opened_and_a_partial_block_last), CASE(session_send_failed_waits_for_unfinished_puts),
           CASE(session_send_refuses_gaps_and_an_early_done))
