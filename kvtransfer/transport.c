@@ -4,7 +4,15 @@
 
 #include "kvtransfer/rows.h"
 
-const struct kvt_transport_ops *const kvt_transports[] = { &kvt_ipc_ops, &kvt_tcp_ops, &kvt_mem_ops, NULL };
+const struct kvt_transport_ops *const kvt_transports[] = {
+    &kvt_ipc_ops,
+#ifdef BATON_HAVE_RDMA
+    &kvt_rdma_ops,
+#endif
+    &kvt_tcp_ops,
+    &kvt_mem_ops,
+    NULL,
+};
 
 enum status kvt_transport_find(struct str name, const struct kvt_transport_ops **out, struct err *err)
 {

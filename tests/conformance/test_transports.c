@@ -1,7 +1,8 @@
 /* test_transports.c - every transport row against the same contract (kvtransfer.h): whole transfers, skips, partly filled blocks,
  * chunks, many at once, cancelling and fences, stale and foreign grants, wrong tickets, restarts, killed senders, flipped bits.
- * Cases named *_tcp, *_ipc, *_mem run one body per row. */
+ * Cases named *_tcp, *_ipc, *_mem, *_rdma run one body per row; a host without an RDMA device skips the last. */
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -736,11 +737,50 @@ TEST(every_slot_is_filled)
     }
 }
 
+/* Where there is a device, whatever keeps the row from using it is a failure. */
+static void need_rdma(void)
+{
+    const struct kvt_transport_ops *ops;
+    if (kvt_transport_find(STR("rdma"), &ops, NULL) != OK) SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested");
+    DIR *d = opendir("/sys/class/infiniband");
+    int n = 0;
+    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
+    if (d) closedir(d);
+    if (!n) SKIP("this host has no RDMA device: the row rdma is NOT tested");
+}
+
+/* A writer that is stopped and says nothing loses its access: its queue pairs' other ends are destroyed, and the blocks are free. */
+TEST(stopped_sender_is_fenced_rdma)
+{
+    int32_t table[TABLE_MAX];
+    need_rdma();
+    struct child c = child_start("rdma");
+    struct node *to = node_start(options("rdma"));
+    random_table(POOL_BLOCKS, 10, table);
+    struct transfer t = transfer_grant(to, 9, table, 160, 0);
+    child_connect(&c, to, &t.grant);
+    char middle;
+    get_bytes(c.from, &middle, 1);
+    pause_ms(20);
+    kill(c.pid, SIGSTOP);
+    kvt_expect_cancel(to->kvt, 9);
+    node_wait(to, KVT_FENCED, 9, 5000);
+    memset(to->mem.ptr, 0x77, kv_layout_pool_bytes(&to->layout));
+    kill(c.pid, SIGCONT);
+    pause_ms(300);
+    for (size_t i = 0; i < kv_layout_pool_bytes(&to->layout); i++) CHECK_EQ_INT(((uint8_t *)to->mem.ptr)[i], 0x77);
+    kill(c.pid, SIGKILL);
+    waitpid(c.pid, NULL, 0);
+    buf_release(&t.grant);
+    node_stop(to);
+}
+
 #define PER_ROW(body) \
     TEST(body##_mem) { body("mem"); } \
     TEST(body##_ipc) { body("ipc"); } \
-    TEST(body##_tcp) { body("tcp"); }
-#define ROWS(body) CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp)
+    TEST(body##_tcp) { body("tcp"); } \
+    TEST(body##_rdma) { need_rdma(); body("rdma"); }
+#define ROWS(body) CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma)
 
 PER_ROW(whole_transfers)
 PER_ROW(many_at_once)
@@ -757,8 +797,11 @@ TEST(sender_killed_ipc) { sender_killed("ipc"); }
 TEST(sender_killed_tcp) { sender_killed("tcp"); }
 TEST(sender_stopped_ipc) { sender_stopped("ipc", false); }
 TEST(sender_stopped_tcp) { sender_stopped("tcp", true); }
+TEST(sender_killed_rdma) { need_rdma(); sender_killed("rdma"); }
+TEST(sender_stopped_rdma) { need_rdma(); sender_stopped("rdma", false); }
 
 TEST_MAIN(ROWS(whole_transfers), ROWS(many_at_once), ROWS(cancel_and_fence), ROWS(stale_and_foreign_grants), ROWS(ticket_is_needed_once),
           ROWS(mismatch_has_a_sentence), ROWS(receiver_restarts), ROWS(sender_leaves), ROWS(leaves_a_slow_receiver), ROWS(overwritten_piece), ROWS(nothing_moves_fails),
-          CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc), CASE(sender_stopped_tcp), CASE(limits_and_bad_arguments),
+          CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc), CASE(sender_stopped_tcp), CASE(sender_killed_rdma), CASE(sender_stopped_rdma),
+          CASE(stopped_sender_is_fenced_rdma), CASE(limits_and_bad_arguments),
           CASE(choice_of_transport), CASE(garbage_on_the_tcp_port), CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp), CASE(every_slot_is_filled))

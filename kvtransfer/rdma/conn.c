@@ -1,0 +1,354 @@
+/* conn.c - one connection: frames in and out, messages that wait for the puts before them, its beginning and its end. Thread: transfer. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kvtransfer/rdma/rdma.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+
+/* ---- incidents ---- */
+
+struct kvt_incident *rdma_conn_incident(struct rdma_conn *c, enum kvt_incident_kind kind)
+{
+    struct rdma_incidents *in = &c->t->incidents;
+    if (c->silent) return &in->nobody;
+    if (in->n == in->cap) {
+        size_t cap = in->cap ? in->cap * 2 : 64;
+        struct kvt_incident *v = MEM_ARRAY(struct kvt_incident, cap);
+        for (size_t i = 0; i < in->n; i++) v[i] = in->v[(in->head + i) % in->cap];
+        mem_free(in->v);
+        in->v = v;
+        in->cap = cap;
+        in->head = 0;
+    }
+    struct kvt_incident *i = &in->v[(in->head + in->n++) % in->cap];
+    i->kind = kind;
+    i->conn = &c->base;
+    i->status = OK;
+    i->text[0] = 0;
+    return i;
+}
+
+static void forget_incidents(struct rdma_conn *c)
+{
+    struct rdma_incidents *in = &c->t->incidents;
+    size_t kept = 0;
+    for (size_t i = 0; i < in->n; i++) {
+        struct kvt_incident *from = &in->v[(in->head + i) % in->cap];
+        if (from->conn != &c->base) in->v[(in->head + kept++) % in->cap] = *from;
+    }
+    in->n = kept;
+}
+
+/* ---- life ---- */
+
+struct rdma_conn *rdma_conn_new(struct rdma_transport *t, struct control_conn *control, bool incoming)
+{
+    struct rdma_conn *c = MEM_NEW(struct rdma_conn);
+    c->base.t = &t->base;
+    c->base.incoming = incoming;
+    c->t = t;
+    c->control = control;
+    c->opened_ms = c->last_up_ms = clock_ms();
+    list_init(&c->homeless);
+    for (uint32_t i = 0; i < RDMA_RAILS_MAX; i++) {
+        c->rails[i].conn = c;
+        c->rails[i].index = i;
+        list_init(&c->rails[i].link);
+    }
+    list_push(&t->conns, &c->link);
+    t->n_conns++;
+    return c;
+}
+
+static void destroy_rails(struct rdma_conn *c)
+{
+    for (uint32_t i = 0; i < c->n_rails; i++) {
+        rdma_queue_destroy(&c->rails[i]);
+        c->rails[i].state = RDMA_RAIL_DOWN;
+    }
+    c->n_rails = 0; /* none is tried again */
+}
+
+void rdma_conn_free(struct rdma_conn *c)
+{
+    destroy_rails(c);
+    if (c->control) control_close(c->control);
+    forget_incidents(c);
+    list_remove(&c->link);
+    c->t->n_conns--;
+    rdma_puts_release(c);
+    buf_release(&c->held);
+    mem_free(c);
+}
+
+void rdma_conn_up(struct rdma_conn *c)
+{
+    if (c->state != RDMA_CONN_OPENING) return;
+    c->state = RDMA_CONN_UP;
+    rdma_conn_incident(c, KVT_UP);
+}
+
+void rdma_conn_fail(struct rdma_conn *c, enum status st, const char *text)
+{
+    if (c->failed) return;
+    c->failed = true;
+    c->status = st;
+    snprintf(c->text, sizeof c->text, "%s%.113s", str_starts(str_of(text), "rdma: ") ? "" : "rdma: ", text);
+}
+
+void rdma_conn_end(struct rdma_conn *c, enum status st, const char *text)
+{
+    if (c->state == RDMA_CONN_DOWN) return;
+    if (c->base.incoming && c->state == RDMA_CONN_OPENING) {
+        log_info("rdma connection refused", "why=\"%s\"", text);
+        rdma_conn_free(c);
+        return;
+    }
+    c->state = RDMA_CONN_DOWN;
+    destroy_rails(c);
+    if (c->control) control_close(c->control);
+    c->control = NULL;
+    struct kvt_incident *i = rdma_conn_incident(c, KVT_DOWN);
+    i->status = st;
+    snprintf(i->text, sizeof i->text, "%s", text);
+}
+
+/* ---- out ---- */
+
+static enum status send_after(struct rdma_conn *c, enum rdma_frame frame, uint64_t after, const void *body, size_t n)
+{
+    if (!c->control || c->failed) return ERR_PEER_LOST;
+    return control_send(c->control, (uint8_t)frame, after, body, n);
+}
+
+void rdma_conn_send(struct rdma_conn *c, enum rdma_frame frame, const struct buf *body)
+{
+    enum status st = send_after(c, frame, 0, body ? body->data : NULL, body ? body->len : 0);
+    if (st != OK && st != ERR_PEER_LOST) rdma_conn_fail(c, ERR_PEER_LOST, "the peer does not read what it is told"); /* LOST says the rest */
+}
+
+enum status rdma_conn_notify(struct rdma_conn *c, const struct kvt_message *m)
+{
+    if (c->state != RDMA_CONN_UP || !c->control) return ERR_PEER_LOST;
+    if (m->kind == KVT_MSG_NOTE && control_queued(c->control) > KVT_QUEUE_BYTES) return ERR_BUSY;
+    uint8_t bytes[KVT_MESSAGE_MAX];
+    return send_after(c, RDMA_FRAME_MESSAGE, c->base.incoming ? c->landed.upto : c->issued, bytes, kvt_message_encode(m, bytes));
+}
+
+static void say_hello(struct rdma_conn *c)
+{
+    const struct kvt_env *env = c->t->env;
+    const struct kvt_rdma_tuning *t = &env->tuning.rdma;
+    struct rdma_hello m = { .pool_base = (uintptr_t)env->mem->ptr, .pool_bytes = env->mem->bytes, .mtu_asked = t->mtu,
+                            .reads = t->flush_read || t->verify_read, .n_ports = (uint32_t)c->t->ports.n };
+    struct err err = { 0 };
+    for (uint32_t i = 0; i < m.n_ports; i++)
+        if (rdma_queue_place(c, i, &m.ports[i], NULL, &err) != OK) {
+            rdma_conn_fail(c, ERR_IO, err.text);
+            return;
+        }
+    struct buf body = { 0 };
+    rdma_hello_encode(&m, &body);
+    rdma_conn_send(c, RDMA_FRAME_HELLO, &body);
+    buf_release(&body);
+}
+
+/* ---- messages ---- */
+
+/* Puts that are done, as messages count them. */
+static uint64_t done_upto(const struct rdma_conn *c) { return c->base.incoming ? c->landed.upto : c->acked; }
+
+static void hand_on(struct rdma_conn *c, struct str bytes)
+{
+    struct kvt_message m;
+    if (kvt_message_decode(bytes.p, bytes.n, &m) != OK) rdma_conn_fail(c, ERR_FORMAT, "malformed message");
+    else rdma_conn_incident(c, KVT_MESSAGE)->message = m;
+}
+
+struct held {
+    uint64_t after, bytes;
+};
+
+void rdma_conn_release_held(struct rdma_conn *c)
+{
+    struct held h;
+    while (c->held_at < c->held.len) {
+        memcpy(&h, c->held.data + c->held_at, sizeof h);
+        if (h.after > done_upto(c)) return;
+        hand_on(c, (struct str){ c->held.data + c->held_at + sizeof h, h.bytes });
+        c->held_at += sizeof h + h.bytes;
+    }
+    buf_clear(&c->held);
+    c->held_at = 0;
+}
+
+static void on_message(struct rdma_conn *c, uint64_t after, struct str body)
+{
+    uint64_t most = c->base.incoming ? c->landed.upto + RDMA_WINDOW : c->issued;
+    if (c->state != RDMA_CONN_UP || after > most || c->held.len > RDMA_HELD_BYTES) {
+        rdma_conn_fail(c, ERR_FORMAT, "a message that belongs to no put");
+        return;
+    }
+    if (c->held.len == 0 && after <= done_upto(c)) {
+        hand_on(c, body);
+        return;
+    }
+    if (c->held_at > RDMA_HELD_BYTES / 4) {
+        buf_consume(&c->held, c->held_at);
+        c->held_at = 0;
+    }
+    struct held h = { after, body.n };
+    buf_add(&c->held, &h, sizeof h);
+    buf_add_str(&c->held, body);
+}
+
+void rdma_conn_landed(struct rdma_conn *c, uint32_t immediate)
+{
+    if (rdma_landing_mark(&c->landed, immediate) != OK) rdma_conn_fail(c, ERR_FORMAT, "an immediate that names no put");
+}
+
+void rdma_conn_report(struct rdma_conn *c)
+{
+    rdma_conn_release_held(c);
+    if (c->landed.upto - c->told < RDMA_REPORT_EVERY) return;
+    c->told = c->landed.upto;
+    struct buf body = { 0 };
+    buf_add_u64le(&body, c->told);
+    rdma_conn_send(c, RDMA_FRAME_LANDED, &body);
+    buf_release(&body);
+}
+
+/* ---- in ---- */
+
+static void on_hello(struct rdma_conn *c, struct str body)
+{
+    enum status st = c->greeted ? ERR_FORMAT : rdma_hello_decode(body, &c->theirs);
+    if (st != OK) {
+        rdma_conn_fail(c, st, st == ERR_PEER_MISMATCH ? "the peer sets queue pairs up in another way: run the same release on both" : "malformed hello");
+        return;
+    }
+    c->greeted = true;
+    if (c->base.incoming) return;
+    if (c->theirs.pool_bytes < c->need_bytes) {
+        rdma_conn_fail(c, ERR_PEER_MISMATCH, "the receiver's pool is smaller than its layout says");
+        return;
+    }
+    struct rdma_place mine[RDMA_RAILS_MAX];
+    struct rdma_pair pairs[RDMA_RAILS_MAX];
+    struct err err = { 0 };
+    for (uint32_t i = 0; i < c->t->ports.n; i++)
+        if (rdma_queue_place(c, i, &mine[i], NULL, &err) != OK) {
+            rdma_conn_fail(c, ERR_IO, err.text);
+            return;
+        }
+    c->n_rails = rdma_schedule_pair(mine, (uint32_t)c->t->ports.n, c->theirs.ports, c->theirs.n_ports, pairs);
+    if (!c->n_rails) rdma_conn_fail(c, ERR_PEER_LOST, "the peer's ports are InfiniBand and ours Ethernet, or the other way round");
+    for (uint32_t i = 0; i < c->n_rails; i++) {
+        struct rdma_rail *r = &c->rails[i];
+        r->my_port = pairs[i].mine;
+        r->their_port = pairs[i].theirs;
+        uint64_t a = mine[r->my_port].bytes_per_s, b = c->theirs.ports[r->their_port].bytes_per_s;
+        r->bytes_per_s = a < b ? a : b;
+        r->deadline_ms = 0; /* the first tick offers it */
+    }
+    rdma_conn_tick(c, clock_ms());
+}
+
+static void on_landed(struct rdma_conn *c, struct str body)
+{
+    uint64_t upto;
+    if (body.n == sizeof upto) memcpy(&upto, body.p, sizeof upto);
+    if (body.n != sizeof upto || upto < c->reported || upto > c->issued) rdma_conn_fail(c, ERR_FORMAT, "a report of puts that were not made");
+    else c->reported = upto;
+}
+
+static void on_half(struct rdma_conn *c, enum rdma_frame frame, struct str body)
+{
+    struct rdma_half m;
+    bool offer = frame == RDMA_FRAME_OFFER;
+    if (offer != c->base.incoming || !c->greeted || rdma_half_decode(body, &m) != OK || (!offer && m.rail >= c->n_rails))
+        rdma_conn_fail(c, ERR_FORMAT, "malformed offer of queue pairs, or answer to one");
+    else if (offer) rdma_rail_on_offer(c, &m);
+    else rdma_rail_on_accept(&c->rails[m.rail], &m);
+}
+
+static void on_verdict(struct rdma_conn *c, enum rdma_frame frame, struct str body)
+{
+    struct rdma_verdict m;
+    bool of_sender = frame == RDMA_FRAME_BROKEN;
+    if (of_sender != c->base.incoming || rdma_verdict_decode(frame, body, &m) != OK || m.rail >= c->n_rails)
+        rdma_conn_fail(c, ERR_FORMAT, "malformed word about a rail");
+    else rdma_rail_on_verdict(&c->rails[m.rail], frame, &m);
+}
+
+static void on_retry(struct rdma_conn *c)
+{
+    for (uint32_t i = 0; i < c->n_rails; i++)
+        if (c->rails[i].state == RDMA_RAIL_DOWN) c->rails[i].deadline_ms = 0;
+}
+
+static void on_frame(struct rdma_conn *c, enum rdma_frame frame, uint64_t after, struct str body)
+{
+    switch (frame) {
+    case RDMA_FRAME_HELLO: on_hello(c, body); return;
+    case RDMA_FRAME_OFFER:
+    case RDMA_FRAME_ACCEPT: on_half(c, frame, body); return;
+    case RDMA_FRAME_REFUSE:
+    case RDMA_FRAME_BROKEN:
+    case RDMA_FRAME_FENCED: on_verdict(c, frame, body); return;
+    case RDMA_FRAME_LANDED:
+        if (c->base.incoming) break;
+        on_landed(c, body);
+        return;
+    case RDMA_FRAME_RETRY:
+        if (c->base.incoming || body.n) break;
+        on_retry(c);
+        return;
+    case RDMA_FRAME_MESSAGE: on_message(c, after, body); return;
+    case RDMA_FRAME_END: break;
+    }
+    rdma_conn_fail(c, ERR_FORMAT, "a frame of no known kind");
+}
+
+/* What the peer wrote before it closed is still taken: completions first, then the messages that waited for them. */
+static void on_lost(struct rdma_conn *c, enum status st, const char *text)
+{
+    for (uint32_t i = 0; i < c->n_rails; i++)
+        if (c->rails[i].cq) (void)rdma_rail_poll(&c->rails[i]);
+    if (c->control) control_close(c->control);
+    c->control = NULL;
+    rdma_conn_fail(c, st, text);
+}
+
+void rdma_conn_on_control(void *transport, const struct control_event *ev)
+{
+    struct rdma_transport *t = transport;
+    struct rdma_conn *c = ev->conn->owner;
+    if (!c && t->n_conns >= t->env->max_peers) {
+        control_close(ev->conn);
+        return;
+    }
+    if (!c) c = ev->conn->owner = rdma_conn_new(t, ev->conn, true);
+    if (ev->kind == CONTROL_OPENED) say_hello(c);
+    else if (ev->kind == CONTROL_LOST) on_lost(c, ev->status, ev->text);
+    else if (!c->failed && !c->silent) on_frame(c, (enum rdma_frame)ev->frame, ev->after, ev->body);
+}
+
+/* ---- time ---- */
+
+void rdma_conn_tick(struct rdma_conn *c, uint64_t now_ms)
+{
+    if (c->state == RDMA_CONN_DOWN || c->failed) return;
+    for (uint32_t i = 0; i < c->n_rails; i++) rdma_rail_tick(&c->rails[i], now_ms);
+    if (c->state == RDMA_CONN_OPENING) {
+        char why[RDMA_REASON_MAX + 32];
+        const char *last = c->n_rails && c->rails[0].why[0] ? c->rails[0].why : "no answer";
+        snprintf(why, sizeof why, "no queue pair came up: %s", last);
+        if (now_ms > c->opened_ms + KVT_CONNECT_MS) rdma_conn_fail(c, ERR_TIMEOUT, why);
+    } else if (!c->base.incoming) {
+        if (rdma_rail_is_up(c)) c->last_up_ms = now_ms;
+        else if (now_ms > c->last_up_ms + RDMA_ALONE_MS) rdma_conn_fail(c, ERR_PEER_LOST, c->rails[0].why[0] ? c->rails[0].why : "all rails are broken");
+    }
+}

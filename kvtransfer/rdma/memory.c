@@ -1,0 +1,168 @@
+/* memory.c - what devices may touch: protection domains, the pool's one registration per device, and the peers' keys to it.
+ *
+ * The pool's region of a device lets that device read it (puts) and binds windows; its own rkey grants nothing, because the region has no
+ * remote access. A peer's key is a window bound to one queue pair, or a region in a domain of the rail's own: either dies with the rail.
+ * Only host memory is registered here; memory of a GPU would come in by ibv_reg_dmabuf_mr in register_region. Thread: transfer; open: loop. */
+#include "kvtransfer/rdma/rdma.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+
+#include "shared/base/mem.h"
+
+/* ---- regions ---- */
+
+static enum status no_region(const struct rdma_device *d, const char *what, size_t bytes, int code, struct err *err)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
+        return err_set(err, ERR_CONFIG,
+                       "rdma: %s cannot register the %s: it has %zu bytes, and RLIMIT_MEMLOCK lets this process lock %llu: raise it (ulimit -l unlimited, "
+                       "LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container)",
+                       d->port->device, what, bytes, (unsigned long long)limit.rlim_cur);
+    return err_set(err, ERR_CONFIG, "rdma: %s cannot register the %s of %zu bytes: %s", d->port->device, what, bytes, strerror(code));
+}
+
+static enum status register_region(struct rdma_device *d, struct ibv_pd *pd, const char *what, void *p, size_t bytes, int access, struct ibv_mr **out,
+                                   struct err *err)
+{
+    /* An optional flag: providers that cannot order loosely ignore it. */
+    if (d->t->env->tuning.rdma.relaxed_ordering) access |= IBV_ACCESS_RELAXED_ORDERING;
+    struct ibv_mr *mr = ibv_reg_mr(pd, p, bytes, access);
+    if (!mr) return no_region(d, what, bytes, errno, err);
+    *out = mr;
+    return OK;
+}
+
+uint32_t rdma_memory_key(const struct rdma_device *d, uint64_t local) { return local < KVT_STAGING ? d->pool->lkey : d->staging->lkey; }
+
+/* ---- devices ---- */
+
+static enum status watch(struct rdma_transport *t, int fd, struct rdma_device *d, struct err *err)
+{
+    struct epoll_event e = { .events = EPOLLIN, .data.ptr = d };
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, fd, &e) != 0)
+        return err_set(err, ERR_IO, "rdma: cannot wait for events of %s: %s", d->port->device, strerror(errno));
+    return OK;
+}
+
+static enum status open_device(struct rdma_transport *t, struct rdma_device *d, const struct rdma_port *p, struct err *err)
+{
+    const struct kvt_env *env = t->env;
+    d->t = t;
+    d->port = p;
+    TRY(rdma_port_open(p, &d->ctx, err));
+    d->pd = ibv_alloc_pd(d->ctx);
+    d->channel = ibv_create_comp_channel(d->ctx);
+    if (!d->pd || !d->channel)
+        return err_set(err, ERR_IO, "rdma: %s gives no protection domain or completion channel: %s", p->device, strerror(errno));
+    TRY(watch(t, d->channel->fd, d, err));
+    TRY(watch(t, d->ctx->async_fd, d, err));
+    d->windows = p->windows && env->tuning.rdma.key != KVT_RDMA_KEY_REGION;
+    if (env->tuning.rdma.key == KVT_RDMA_KEY_WINDOW && !p->windows)
+        return err_set(err, ERR_CONFIG, "rdma: %s has no type 2 memory windows: let each peer have a region of its own instead", p->device);
+    int access = d->windows ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND : 0; /* without windows only puts read through it */
+    TRY(register_region(d, d->pd, "KV pool", env->mem->ptr, env->mem->bytes, access, &d->pool, err));
+    if (env->staging) TRY(register_region(d, d->pd, "staging memory", env->staging->ptr, env->staging->bytes, 0, &d->staging, err));
+    if (t->scratch) TRY(register_region(d, d->pd, "scratch memory", t->scratch, t->scratch_bytes, IBV_ACCESS_LOCAL_WRITE, &d->scratch, err));
+    return OK;
+}
+
+static void close_device(struct rdma_device *d)
+{
+    if (d->scratch) ibv_dereg_mr(d->scratch);
+    if (d->staging) ibv_dereg_mr(d->staging);
+    if (d->pool) ibv_dereg_mr(d->pool);
+    if (d->channel) ibv_destroy_comp_channel(d->channel);
+    if (d->pd) ibv_dealloc_pd(d->pd);
+    if (d->ctx) ibv_close_device(d->ctx);
+}
+
+static struct rdma_device *device_of(struct rdma_transport *t, const char *name)
+{
+    for (uint32_t i = 0; i < t->n_devices; i++)
+        if (strcmp(t->devices[i].port->device, name) == 0) return &t->devices[i];
+    return NULL;
+}
+
+enum status rdma_memory_open(struct rdma_transport *t, struct err *err)
+{
+    for (size_t i = 0; i < t->ports.n; i++) {
+        struct rdma_port *p = &t->ports.ports[i];
+        struct rdma_device *d = device_of(t, p->device);
+        if (!d) {
+            d = &t->devices[t->n_devices++];
+            TRY(open_device(t, d, p, err));
+        }
+        t->ends[i] = (struct rdma_end){ .device = d, .port = p, .active = p->active };
+    }
+    return OK;
+}
+
+void rdma_memory_close(struct rdma_transport *t)
+{
+    for (uint32_t i = 0; i < t->n_devices; i++) close_device(&t->devices[i]);
+}
+
+/* ---- keys ---- */
+
+static int remote_access(bool reads) { return IBV_ACCESS_REMOTE_WRITE | (reads ? IBV_ACCESS_REMOTE_READ : 0); }
+
+enum status rdma_memory_domain(struct rdma_rail *r, bool reads, struct ibv_pd **out)
+{
+    struct rdma_device *d = rdma_rail_end(r)->device;
+    if (!r->conn->base.incoming || d->windows) {
+        *out = d->pd;
+        return OK;
+    }
+    const struct dev_mem *pool = d->t->env->mem;
+    struct err err = { 0 };
+    r->pd = ibv_alloc_pd(d->ctx);
+    enum status st = r->pd ? register_region(d, r->pd, "KV pool", pool->ptr, pool->bytes, IBV_ACCESS_LOCAL_WRITE | remote_access(reads), &r->region, &err) : ERR_IO;
+    if (st != OK) {
+        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, r->pd ? err.text : "no protection domain for another connection");
+        rdma_memory_forget(r);
+        return st;
+    }
+    *out = r->pd;
+    return OK;
+}
+
+enum status rdma_memory_grant(struct rdma_qp *q, bool reads)
+{
+    struct rdma_device *d = rdma_rail_end(q->rail)->device;
+    if (q->rail->region) {
+        q->key = q->rail->region->rkey;
+        return OK;
+    }
+    const struct dev_mem *pool = d->t->env->mem;
+    q->window = ibv_alloc_mw(d->pd, IBV_MW_TYPE_2);
+    if (!q->window) return ERR_IO;
+    q->key = ibv_inc_rkey(q->window->rkey); /* the low byte of a type 2 key is the owner's to choose, and must change with each bind */
+    struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_BIND, 1, 0, false), .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+    wr.bind_mw.mw = q->window;
+    wr.bind_mw.rkey = q->key;
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = d->pool, .addr = (uintptr_t)pool->ptr, .length = pool->bytes,
+                                                      .mw_access_flags = (unsigned)remote_access(reads) };
+    return ibv_post_send(q->qp, &wr, &bad) == 0 ? ERR_BUSY : ERR_IO;
+}
+
+void rdma_memory_revoke(struct rdma_qp *q)
+{
+    if (q->window) ibv_dealloc_mw(q->window);
+    q->window = NULL;
+    q->key = 0;
+}
+
+void rdma_memory_forget(struct rdma_rail *r)
+{
+    if (r->region) ibv_dereg_mr(r->region);
+    if (r->pd) ibv_dealloc_pd(r->pd);
+    r->region = NULL;
+    r->pd = NULL;
+}

@@ -1,0 +1,268 @@
+/* puts.c - puts become chains of work requests: chosen queue pair, scatter lists, selective signalling, completion, a second posting.
+ *
+ * A put is a slot in a ring of RDMA_WINDOW, by its number. On its queue pair it is posted in one chain where the send queue has room, in
+ * several otherwise; the last work request of each chain is signalled, the very last writes with immediate. Thread: transfer. */
+#include "kvtransfer/rdma/rdma.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+
+enum { MESSAGE_BYTES_MAX = 8 << 20 }; /* of one work request: far below every device's limit (2^31 by IBA), and Soft-RoCE's exactly */
+
+/* ---- posting ---- */
+
+/* The next work request of p: bytes for one stretch of remote memory, gathered from up to max_sge places. `back`: read it into the scratch. */
+static void next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_send_wr *wr, struct ibv_sge *sge, bool back)
+{
+    const struct rdma_rail *r = q->rail;
+    struct rdma_transport *t = r->conn->t;
+    const struct rdma_device *d = rdma_rail_end(r)->device;
+    uint64_t remote = p->copies[p->i_copy].remote + p->copy_at;
+    uint32_t total = 0, n = 0;
+    do {
+        const struct kvt_copy *c = &p->copies[p->i_copy];
+        uint64_t left = c->bytes - p->copy_at;
+        uint32_t now = left < MESSAGE_BYTES_MAX - total ? (uint32_t)left : MESSAGE_BYTES_MAX - total;
+        if (back) sge[n++] = (struct ibv_sge){ (uintptr_t)t->scratch + p->read_at, now, d->scratch->lkey };
+        else sge[n++] = (struct ibv_sge){ (uintptr_t)kvt_source(t->env, c->local) + p->copy_at, now, rdma_memory_key(d, c->local) };
+        if (back) p->read_at += now;
+        total += now;
+        p->copy_at += now;
+        if (p->copy_at == c->bytes) {
+            p->i_copy++;
+            p->copy_at = 0;
+        }
+    } while (p->i_copy < p->n_copies && p->copy_at == 0 && n < r->max_sge && total < MESSAGE_BYTES_MAX && p->copies[p->i_copy].remote == remote + total);
+    *wr = (struct ibv_send_wr){ .sg_list = sge, .num_sge = (int)n, .opcode = back ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+                                .send_flags = !back && total <= r->max_inline ? IBV_SEND_INLINE : 0, .wr.rdma = { q->base + remote, q->key } };
+}
+
+static uint32_t slot_of(const struct rdma_put *p) { return (uint32_t)(p->number % RDMA_WINDOW); }
+
+/* The work request that tells the receiver: the last write itself, or one without bytes. */
+static uint32_t add_immediate(struct rdma_qp *q, struct rdma_put *p, uint32_t n)
+{
+    struct rdma_transport *t = q->rail->conn->t;
+    const struct kvt_rdma_tuning *tuning = &t->env->tuning.rdma;
+    if (tuning->flush_read && n && !p->abandoned) {
+        /* A read pushes the writes before it out of the bridges on the receiver's side; the fence holds the immediate until it was answered. */
+        const struct ibv_send_wr *last = &t->wrs[n - 1];
+        struct ibv_sge *sge = &t->sges[n * RDMA_SGE_MAX];
+        uint64_t end = last->wr.rdma.remote_addr;
+        for (int i = 0; i < last->num_sge; i++) end += last->sg_list[i].length;
+        *sge = (struct ibv_sge){ (uintptr_t)t->scratch, 1, rdma_rail_end(q->rail)->device->scratch->lkey };
+        t->wrs[n++] = (struct ibv_send_wr){ .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .wr.rdma = { end - 1, q->key } };
+        t->wrs[n++] = (struct ibv_send_wr){ .send_flags = IBV_SEND_FENCE, .wr.rdma = { q->base, q->key } };
+    } else if (n == 0) {
+        t->wrs[n++] = (struct ibv_send_wr){ .wr.rdma = { q->base, q->key } };
+    }
+    t->wrs[n - 1].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    t->wrs[n - 1].imm_data = htonl((uint32_t)p->number);
+    p->posted = true;
+    return n;
+}
+
+/* Post what fits of p; false: it has to wait (for room, or for its bytes to be read back), or the rail broke. */
+static bool post_some(struct rdma_qp *q, struct rdma_put *p)
+{
+    struct rdma_rail *r = q->rail;
+    struct rdma_transport *t = r->conn->t;
+    const struct kvt_rdma_tuning *tuning = &t->env->tuning.rdma;
+    struct ibv_send_wr *bad;
+    uint32_t room = r->send_wrs - q->n_wrs, n = 0;
+    if (room < 3 || p->waits) return false; /* 3: a write, a read, an immediate */
+    uint32_t most = room - 2 < RDMA_CHAIN_MAX ? room - 2 : RDMA_CHAIN_MAX;
+    bool back = p->phase == RDMA_PHASE_READ;
+    if (p->abandoned) p->i_copy = p->n_copies;
+    else if (p->phase != RDMA_PHASE_TELL)
+        for (; p->i_copy < p->n_copies && n < most; n++) next_request(q, p, &t->wrs[n], &t->sges[n * RDMA_SGE_MAX], back);
+    if (p->i_copy == p->n_copies) {
+        bool verify = tuning->verify_read && !p->abandoned && p->phase != RDMA_PHASE_TELL;
+        if (!verify) n = add_immediate(q, p, n);
+        p->waits = verify;
+    }
+    for (uint32_t i = 0; i + 1 < n; i++) t->wrs[i].next = &t->wrs[i + 1];
+    t->wrs[n - 1].next = NULL;
+    t->wrs[n - 1].send_flags |= IBV_SEND_SIGNALED;
+    t->wrs[n - 1].wr_id = rdma_wr_id(RDMA_WR_PUT, n, slot_of(p), p->posted);
+    q->n_wrs += n;
+    int code = ibv_post_send(q->qp, t->wrs, &bad);
+    if (code == 0) return true;
+    char why[RDMA_REASON_MAX];
+    snprintf(why, sizeof why, "%s takes no work request: %s", rdma_rail_end(r)->port->device, strerror(code));
+    rdma_rail_break(r, why);
+    return false;
+}
+
+static void pump_qp(struct rdma_qp *q)
+{
+    while (q->next && q->rail->state == RDMA_RAIL_UP) {
+        struct rdma_put *p = q->next;
+        if (!post_some(q, p)) return;
+        if (!p->posted) continue;
+        q->next = p->link.next == &q->puts ? NULL : LIST_ENTRY(p->link.next, struct rdma_put, link);
+    }
+}
+
+/* ---- choosing ---- */
+
+static struct rdma_qp *choose(struct rdma_conn *c, uint64_t bytes)
+{
+    struct rdma_lane lanes[RDMA_RAILS_MAX * RDMA_QPS_MAX];
+    struct rdma_qp *of[RDMA_RAILS_MAX * RDMA_QPS_MAX];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->n_rails; i++) {
+        struct rdma_rail *r = &c->rails[i];
+        if (r->state != RDMA_RAIL_UP) continue;
+        for (uint32_t j = 0; j < r->n_qps; j++, n++) {
+            struct rdma_qp *q = of[n] = &r->qps[j];
+            lanes[n] = (struct rdma_lane){ q->in_flight, r->bytes_per_s / r->n_qps, q->in_flight == 0 || q->in_flight + bytes <= RDMA_LANE_BYTES };
+        }
+    }
+    if (!n) return NULL;
+    uint32_t best = rdma_schedule_pick(lanes, n, bytes);
+    return best < n ? of[best] : NULL;
+}
+
+static void assign(struct rdma_put *p, struct rdma_qp *q)
+{
+    p->state = RDMA_PUT_ON_QP;
+    p->rail = q->rail->index;
+    p->epoch = q->rail->epoch;
+    p->i_copy = 0;
+    p->copy_at = p->read_at = 0;
+    p->posted = p->waits = false;
+    p->phase = RDMA_PHASE_WRITE;
+    if (list_empty(&q->puts)) q->moved_ms = clock_ms();
+    list_push(&q->puts, &p->link);
+    q->in_flight += p->bytes;
+    if (!q->next) q->next = p;
+    pump_qp(q);
+}
+
+enum status rdma_puts_add(struct rdma_conn *c, const struct kvt_put *p)
+{
+    uint64_t oldest = c->acked < c->reported ? c->acked : c->reported;
+    if (c->state != RDMA_CONN_UP) return ERR_PEER_LOST;
+    if (c->issued - oldest >= RDMA_WINDOW || !list_empty(&c->homeless)) return ERR_BUSY;
+    if (c->t->env->tuning.rdma.verify_read && (c->issued != c->acked || p->head.bytes > c->t->scratch_bytes)) return ERR_BUSY;
+    struct rdma_qp *q = choose(c, p->head.bytes);
+    if (!q) return ERR_BUSY;
+    struct rdma_put *s = &c->puts[c->issued % RDMA_WINDOW];
+    if (s->cap_copies < p->n_copies) {
+        s->copies = mem_realloc(s->copies, p->n_copies, sizeof *s->copies);
+        s->cap_copies = p->n_copies;
+    }
+    memcpy(s->copies, p->copies, sizeof *s->copies * p->n_copies);
+    s->number = c->issued++;
+    s->tag = p->tag;
+    s->session = p->head.session;
+    s->generation = p->head.generation;
+    s->bytes = p->head.bytes;
+    s->n_copies = p->n_copies;
+    s->abandoned = false;
+    assign(s, q);
+    return OK;
+}
+
+void rdma_puts_pump(struct rdma_conn *c)
+{
+    LIST_FOREACH(p, &c->homeless, struct rdma_put, link) {
+        struct rdma_qp *q = choose(c, p->bytes);
+        if (!q) return;
+        list_remove(&p->link);
+        assign(p, q);
+    }
+}
+
+void rdma_puts_abandon(struct rdma_conn *c, uint32_t session, uint64_t generation)
+{
+    /* What is not posted yet is left out; the immediate still goes, since later messages count it. */
+    for (uint64_t n = c->acked; n < c->issued; n++) {
+        struct rdma_put *p = &c->puts[n % RDMA_WINDOW];
+        if (p->session == session && p->generation == generation) p->abandoned = true;
+    }
+}
+
+/* ---- completing ---- */
+
+/* Its source is not read any more, and the receiver has it or will be told that it has. */
+static void done(struct rdma_conn *c, struct rdma_put *p)
+{
+    list_remove(&p->link);
+    p->state = RDMA_PUT_ACKED;
+    rdma_conn_incident(c, KVT_PUT_DONE)->tag = p->tag;
+    while (c->acked < c->issued && c->puts[c->acked % RDMA_WINDOW].state == RDMA_PUT_ACKED) c->acked++;
+    rdma_conn_release_held(c);
+}
+
+/* A chain without the immediate: room was short, or bytes are being verified. */
+static void chain_completed(struct rdma_qp *q, struct rdma_put *p)
+{
+    const struct kvt_env *env = q->rail->conn->t->env;
+    if (!p->waits || p->i_copy < p->n_copies) return;
+    p->waits = false;
+    if (p->phase == RDMA_PHASE_WRITE) {
+        p->phase = RDMA_PHASE_READ;
+        p->i_copy = 0;
+        p->read_at = 0;
+        return;
+    }
+    p->phase = RDMA_PHASE_TELL;
+    const char *back = q->rail->conn->t->scratch;
+    for (uint32_t i = 0; i < p->n_copies; back += p->copies[i++].bytes) {
+        if (memcmp(back, kvt_source(env, p->copies[i].local), p->copies[i].bytes) == 0) continue;
+        rdma_conn_fail(q->rail->conn, ERR_CHECKSUM, "bytes read back from the receiver are not those that were written");
+        return;
+    }
+}
+
+void rdma_puts_completed(struct rdma_qp *q, uint64_t wr_id)
+{
+    struct rdma_conn *c = q->rail->conn;
+    struct rdma_put *p = &c->puts[wr_id & 0xffff];
+    q->n_wrs -= (uint32_t)(wr_id >> 16) & 0xffff;
+    q->moved_ms = clock_ms();
+    if (wr_id >> 48 & 1) {
+        q->in_flight -= p->bytes;
+        done(c, p);
+        if (!list_empty(&c->homeless)) rdma_puts_pump(c);
+    } else {
+        chain_completed(q, p);
+    }
+    pump_qp(q);
+}
+
+enum status rdma_puts_return(struct rdma_rail *r, const struct rdma_landing *landed)
+{
+    struct rdma_conn *c = r->conn;
+    for (uint64_t n = c->reported; n < c->issued; n++) {
+        const struct rdma_put *p = &c->puts[n % RDMA_WINDOW];
+        if (p->state == RDMA_PUT_ACKED && p->rail == r->index && p->epoch == r->epoch && !rdma_landing_has(landed, n)) return ERR_FORMAT;
+    }
+    for (uint32_t i = 0; i < r->n_qps; i++) {
+        struct rdma_qp *q = &r->qps[i];
+        q->in_flight = 0;
+        q->next = NULL;
+        LIST_FOREACH(p, &q->puts, struct rdma_put, link) {
+            if (rdma_landing_has(landed, p->number)) {
+                done(c, p);
+                continue;
+            }
+            list_remove(&p->link);
+            p->state = RDMA_PUT_HOMELESS;
+            list_push(&c->homeless, &p->link);
+        }
+    }
+    return OK;
+}
+
+void rdma_puts_release(struct rdma_conn *c)
+{
+    for (uint32_t i = 0; i < RDMA_WINDOW; i++) mem_free(c->puts[i].copies);
+}

@@ -1,0 +1,175 @@
+/* queue.c - the queue pairs of a rail: made, connected, put into error, destroyed. Which transition needs which attribute is table 92 of
+ * IBA vol. 1, 11.2.5.2 (ibv_modify_qp(3)). Thread: transfer. */
+#include "kvtransfer/rdma/rdma.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/hash.h"
+#include "shared/base/mem.h"
+
+struct rdma_end *rdma_rail_end(const struct rdma_rail *r) { return &r->conn->t->ends[r->my_port]; }
+
+static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static enum status fail(struct rdma_rail *r, const char *what)
+{
+    snprintf(r->why, sizeof r->why, "%s: %s: %s", rdma_rail_end(r)->port->device, what, strerror(errno));
+    return ERR_IO;
+}
+
+/* ---- where ---- */
+
+enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_place *out, uint8_t *gid_index, struct err *err)
+{
+    const struct rdma_port *p = c->t->ends[port].port;
+    struct ibv_context *ctx = c->t->ends[port].device->ctx;
+    const struct rdma_gid *g;
+    struct sockaddr_storage local, remote;
+    struct ibv_port_attr now;
+    union ibv_gid raw;
+    control_addresses(c->control, &local, &remote);
+    TRY(rdma_gid_choose(p, (struct sockaddr *)&local, &c->t->env->tuning.rdma, &g, err));
+    /* The list was made at start; an address that changed under the same index is taken as it is now. */
+    if (ibv_query_gid(ctx, p->number, (int)g->index, &raw) != 0 || ibv_query_port(ctx, p->number, &now) != 0)
+        return err_set(err, ERR_NODEV, "%s does not answer any more: %s", p->device, strerror(errno));
+    *out = (struct rdma_place){ .lid = now.lid, .link = (uint8_t)p->link, .gid_type = (uint8_t)g->type, .bytes_per_s = p->bytes_per_s,
+                                .mtu = rdma_mtu_bytes((unsigned)now.active_mtu) };
+    if (!out->mtu) out->mtu = 256;
+    memcpy(out->gid, raw.raw, sizeof out->gid);
+    if (gid_index) *gid_index = (uint8_t)g->index;
+    return OK;
+}
+
+/* ---- made ---- */
+
+/* Inline room is asked for, not needed: a device may have none. */
+static struct ibv_qp *create_qp(struct rdma_rail *r, struct ibv_pd *pd, struct rdma_qp *q)
+{
+    bool receiver = r->conn->base.incoming;
+    struct ibv_qp_init_attr a = { .qp_context = q, .send_cq = r->cq, .recv_cq = r->cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 0,
+                                  .cap = { .max_send_wr = r->send_wrs, .max_recv_wr = receiver ? RDMA_WINDOW : 1, .max_recv_sge = receiver ? 0 : 1,
+                                           .max_send_sge = receiver ? 1 : r->max_sge, .max_inline_data = receiver ? 0 : RDMA_INLINE_BYTES } };
+    struct ibv_qp_init_attr again = a;
+    struct ibv_qp *qp = ibv_create_qp(pd, &a);
+    if (!qp && again.cap.max_inline_data) {
+        again.cap.max_inline_data = 0;
+        a = again;
+        qp = ibv_create_qp(pd, &a);
+    }
+    if (qp) r->max_inline = receiver ? 0 : a.cap.max_inline_data < RDMA_INLINE_BYTES ? a.cap.max_inline_data : RDMA_INLINE_BYTES;
+    return qp;
+}
+
+static enum status create_one(struct rdma_rail *r, struct ibv_pd *pd, struct rdma_qp *q, bool reads)
+{
+    uint32_t psn;
+    q->qp = create_qp(r, pd, q);
+    if (!q->qp) return fail(r, "no queue pair");
+    random_bytes(&psn, sizeof psn);
+    q->psn = psn & 0xffffff; /* packets of an earlier connection with the same number fall outside the window */
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .pkey_index = 0, .port_num = rdma_rail_end(r)->port->number };
+    if (r->conn->base.incoming) a.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | (reads ? IBV_ACCESS_REMOTE_READ : 0u);
+    if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) != 0) return fail(r, "queue pair not to INIT");
+    if (r->conn->base.incoming && rdma_queue_receives(q, RDMA_WINDOW) != OK) return fail(r, "no receives");
+    return OK;
+}
+
+enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
+{
+    const struct rdma_end *e = rdma_rail_end(r);
+    struct ibv_pd *pd;
+    bool receiver = r->conn->base.incoming;
+    r->send_wrs = receiver ? 4 : smaller(RDMA_SEND_WRS, e->port->max_qp_wr);
+    if (!receiver && n * r->send_wrs > e->port->max_cqe) r->send_wrs = e->port->max_cqe / n;
+    r->max_sge = smaller(RDMA_SGE_MAX, e->port->max_sge);
+    r->n_qps = 0;
+    TRY(rdma_memory_domain(r, reads, &pd));
+    /* Room for everything that is posted: also what is not signalled completes when it is flushed. */
+    uint32_t entries = n * (r->send_wrs + (receiver ? RDMA_WINDOW : 1));
+    r->cq = ibv_create_cq(e->device->ctx, (int)smaller(entries, e->port->max_cqe), r, e->device->channel, 0);
+    enum status st = r->cq && ibv_req_notify_cq(r->cq, 0) == 0 ? OK : fail(r, "no completion queue");
+    for (uint32_t i = 0; i < n && st == OK; i++) {
+        struct rdma_qp *q = &r->qps[i];
+        *q = (struct rdma_qp){ .rail = r };
+        list_init(&q->puts);
+        r->n_qps++;
+        st = create_one(r, pd, q, reads);
+    }
+    if (st != OK) rdma_queue_destroy(r);
+    return st;
+}
+
+/* ---- receives ---- */
+
+enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n)
+{
+    struct ibv_recv_wr *v = q->rail->conn->t->recvs, *bad;
+    for (uint32_t i = 0; i < n; i++)
+        v[i] = (struct ibv_recv_wr){ .wr_id = rdma_wr_id(RDMA_WR_RECV, 0, 0, false), .next = i + 1 < n ? &v[i + 1] : NULL };
+    if (n && ibv_post_recv(q->qp, v, &bad) != 0) return ERR_IO;
+    q->n_recvs += n;
+    return OK;
+}
+
+/* ---- connected ---- */
+
+static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const struct rdma_half *m, const struct rdma_qp_name *peer, uint8_t gid_index)
+{
+    const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = (enum ibv_mtu)rdma_mtu_code(r->mtu), .dest_qp_num = peer->number, .rq_psn = peer->psn,
+                             .max_dest_rd_atomic = 1, .min_rnr_timer = 12 };
+    a.ah_attr = (struct ibv_ah_attr){ .dlid = m->place.lid, .sl = t->service_level, .is_global = 1, .port_num = rdma_rail_end(r)->port->number,
+                                      .grh = { .sgid_index = gid_index, .hop_limit = 255, .traffic_class = t->traffic_class } };
+    memcpy(a.ah_attr.grh.dgid.raw, m->place.gid, sizeof m->place.gid);
+    if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) != 0)
+        return fail(r, "queue pair not to RTR");
+    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = q->psn, .timeout = t->timeout ? t->timeout : RDMA_TIMEOUT_DEFAULT,
+                              .retry_cnt = t->retries ? t->retries : RDMA_RETRIES_DEFAULT, .rnr_retry = 7, .max_rd_atomic = 1 };
+    if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) != 0)
+        return fail(r, "queue pair not to RTS");
+    return OK;
+}
+
+enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_half *theirs)
+{
+    struct rdma_place mine;
+    struct err err = { 0 };
+    uint8_t gid_index;
+    enum status st = rdma_queue_place(r->conn, r->my_port, &mine, &gid_index, &err);
+    if (st != OK) {
+        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
+        return st;
+    }
+    memcpy(r->gid, mine.gid, sizeof r->gid);
+    r->lid = mine.lid;
+    for (uint32_t i = 0; i < r->n_qps; i++) TRY(connect_one(r, &r->qps[i], theirs, &theirs->qps[i], gid_index));
+    return OK;
+}
+
+/* ---- ended ---- */
+
+void rdma_queue_error(struct rdma_rail *r)
+{
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_ERR };
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        if (r->qps[i].qp) (void)ibv_modify_qp(r->qps[i].qp, &a, IBV_QP_STATE); /* fails only when it is in error, or its device gone */
+}
+
+void rdma_queue_destroy(struct rdma_rail *r)
+{
+    rdma_queue_error(r);
+    for (uint32_t i = 0; i < r->n_qps; i++) {
+        struct rdma_qp *q = &r->qps[i];
+        rdma_memory_revoke(q); /* before its queue pair, which it refers to: Soft-RoCE would wait for it in vain */
+        if (q->qp) ibv_destroy_qp(q->qp);
+        q->qp = NULL;
+        q->ready = false;
+        q->n_recvs = q->n_wrs = 0;
+    }
+    list_remove(&r->link);
+    if (r->cq) ibv_destroy_cq(r->cq);
+    r->cq = NULL;
+    rdma_memory_forget(r);
+}

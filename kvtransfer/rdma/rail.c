@@ -1,0 +1,406 @@
+/* rail.c - the states of a rail on both sides; diagram and invariants: rdma.h.
+ *
+ * Nothing here destroys queue pairs while completions are being taken: a broken rail is put into error at once, and destroyed by the next
+ * tick, frame or end of its connection. Thread: transfer. */
+#include "kvtransfer/rdma/rdma.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+
+static const char *port_name(const struct rdma_rail *r) { return rdma_rail_end(r)->port->device; }
+
+bool rdma_rail_is_up(const struct rdma_conn *c)
+{
+    for (uint32_t i = 0; i < c->n_rails; i++)
+        if (c->rails[i].state == RDMA_RAIL_UP) return true;
+    return false;
+}
+
+static void say(struct rdma_rail *r, enum rdma_frame frame, const char *reason, bool final)
+{
+    struct rdma_verdict v = { .rail = r->index, .epoch = r->epoch, .final = final };
+    struct buf body = { 0 };
+    if (frame == RDMA_FRAME_FENCED) v.landed = r->conn->landed;
+    if (frame == RDMA_FRAME_REFUSE) snprintf(v.reason, sizeof v.reason, "%s", reason);
+    rdma_verdict_encode(frame, &v, &body);
+    rdma_conn_send(r->conn, frame, &body);
+    buf_release(&body);
+}
+
+/* ---- sender ---- */
+
+static void rest(struct rdma_rail *r)
+{
+    r->state = RDMA_RAIL_DOWN;
+    r->deadline_ms = clock_ms() + rdma_schedule_rest_ms(r->n_failed++, rdma_rail_is_up(r->conn));
+}
+
+/* OFFERED or PROBING came to nothing. A connection none of whose rails can come up says so at once. */
+static void attempt_failed(struct rdma_rail *r)
+{
+    struct rdma_conn *c = r->conn;
+    rdma_queue_error(r);
+    log_debug("rdma rail not up", "device=%s rail=%u try=%u why=\"%s\"", port_name(r), r->index, r->n_failed, r->why);
+    rest(r);
+    if (c->state != RDMA_CONN_OPENING) return;
+    for (uint32_t i = 0; i < c->n_rails; i++)
+        if (c->rails[i].state != RDMA_RAIL_DOWN || c->rails[i].n_failed == 0) return;
+    rdma_conn_fail(c, ERR_PEER_LOST, r->why);
+}
+
+/* A path MTU that `asked` forbids or the port cannot carry is the operator's mistake; false with the sentence in r->why. */
+static bool mtu_fits(struct rdma_rail *r, const struct rdma_place *mine, uint32_t mine_asked, uint32_t theirs_asked)
+{
+    if (mine_asked > mine->mtu)
+        snprintf(r->why, sizeof r->why, "MTU %u was asked for here, but %.24s carries %u", mine_asked, port_name(r), mine->mtu);
+    else if (theirs_asked > mine->mtu)
+        snprintf(r->why, sizeof r->why, "MTU %u was asked for by the peer, but %.24s here carries %u", theirs_asked, port_name(r), mine->mtu);
+    else if (mine_asked && theirs_asked && mine_asked != theirs_asked)
+        snprintf(r->why, sizeof r->why, "MTU %u was asked for here, %u by the peer: set both alike", mine_asked, theirs_asked);
+    else return true;
+    return false;
+}
+
+void rdma_rail_offer(struct rdma_rail *r)
+{
+    struct rdma_conn *c = r->conn;
+    const struct kvt_rdma_tuning *t = &c->t->env->tuning.rdma;
+    struct rdma_half m = { .rail = r->index, .epoch = ++r->epoch, .sender_port = r->my_port, .receiver_port = r->their_port,
+                           .reads = t->flush_read || t->verify_read };
+    struct err err = { 0 };
+    r->deadline_ms = clock_ms() + RDMA_SETUP_MS;
+    r->state = RDMA_RAIL_OFFERED;
+    rdma_queue_destroy(r);
+    enum status st = rdma_queue_place(c, r->my_port, &m.place, NULL, &err);
+    if (st != OK) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
+    else if (!mtu_fits(r, &m.place, t->mtu, c->theirs.mtu_asked)) {
+        rdma_conn_fail(c, ERR_CONFIG, r->why);
+        return;
+    } else st = rdma_queue_create(r, t->qps_per_rail ? t->qps_per_rail < RDMA_QPS_MAX ? t->qps_per_rail : RDMA_QPS_MAX : RDMA_QPS_DEFAULT, false);
+    if (st != OK) {
+        attempt_failed(r);
+        return;
+    }
+    m.mtu = t->mtu ? t->mtu : m.place.mtu;
+    m.n_qps = r->n_qps;
+    for (uint32_t i = 0; i < r->n_qps; i++) m.qps[i] = (struct rdma_qp_name){ .number = r->qps[i].qp->qp_num, .psn = r->qps[i].psn };
+    struct buf body = { 0 };
+    rdma_half_encode(&m, &body);
+    rdma_conn_send(c, RDMA_FRAME_OFFER, &body);
+    buf_release(&body);
+}
+
+/* A write of no bytes: acknowledged only by a queue pair that is there, over a path that works. */
+static enum status probe(struct rdma_qp *q)
+{
+    struct ibv_send_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_PROBE, 1, 0, false), .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+                              .wr.rdma = { .remote_addr = q->base, .rkey = q->key } }, *bad;
+    if (ibv_post_send(q->qp, &wr, &bad) != 0) return ERR_IO;
+    q->n_wrs++;
+    return OK;
+}
+
+void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m)
+{
+    struct rdma_conn *c = r->conn;
+    if (r->state != RDMA_RAIL_OFFERED || m->epoch != r->epoch) return; /* of an attempt given up */
+    if (m->n_qps != r->n_qps) {
+        rdma_conn_fail(c, ERR_FORMAT, "it accepted another number of queue pairs than were offered");
+        return;
+    }
+    r->mtu = m->mtu;
+    enum status st = rdma_queue_connect(r, m);
+    for (uint32_t i = 0; i < r->n_qps && st == OK; i++) {
+        r->qps[i].key = m->qps[i].key;
+        r->qps[i].base = c->theirs.pool_base;
+        st = probe(&r->qps[i]);
+        if (st != OK) snprintf(r->why, sizeof r->why, "%s takes no work request: %s", port_name(r), strerror(errno));
+    }
+    if (st != OK) attempt_failed(r);
+    else {
+        r->state = RDMA_RAIL_PROBING;
+        snprintf(r->why, sizeof r->why, "%.24s: the peer's queue pair does not acknowledge", port_name(r));
+    }
+}
+
+static void on_fenced(struct rdma_rail *r, const struct rdma_landing *landed)
+{
+    struct rdma_conn *c = r->conn;
+    if (r->state == RDMA_RAIL_OFFERED || r->state == RDMA_RAIL_PROBING) {
+        snprintf(r->why, sizeof r->why, "the peer's queue pair went into error");
+        attempt_failed(r);
+    }
+    if (r->state != RDMA_RAIL_UP && r->state != RDMA_RAIL_FENCING) return;
+    if (r->state == RDMA_RAIL_UP) log_warn("rdma rail broken", "device=%s rail=%u why=\"the receiver says so\"", port_name(r), r->index);
+    r->state = RDMA_RAIL_FENCING; /* completions below are of a rail that has ended */
+    rdma_queue_error(r);
+    (void)rdma_rail_poll(r);      /* acknowledged before it broke */
+    rdma_queue_destroy(r);
+    rest(r);
+    if (rdma_puts_return(r, landed) != OK) rdma_conn_fail(c, ERR_IO, "a put was acknowledged by a queue pair that never showed it to the receiver");
+    rdma_puts_pump(c);
+}
+
+/* ---- receiver ---- */
+
+/* Why this offer cannot be taken, or NULL. *final: not by trying again either. */
+static const char *refusal(struct rdma_rail *r, const struct rdma_half *m, struct rdma_place *mine, bool *final)
+{
+    const struct rdma_conn *c = r->conn;
+    const struct kvt_rdma_tuning *t = &c->t->env->tuning.rdma;
+    struct err err = { 0 };
+    *final = false;
+    if (rdma_rail_end(r)->device->dead) return "the device is gone";
+    if (rdma_queue_place(r->conn, r->my_port, mine, NULL, &err) != OK) {
+        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
+        return r->why;
+    }
+    *final = true;
+    if (m->reads && !(t->flush_read || t->verify_read)) return "reading back (KVCACHE_GDRCOPY_FLUSH_ENABLE, KVCACHE_VERIFY_READ) has to be on here too";
+    if (!mtu_fits(r, mine, t->mtu, c->theirs.mtu_asked)) return r->why;
+    return NULL;
+}
+
+static void accept_offer(struct rdma_rail *r)
+{
+    struct rdma_half m = { .rail = r->index, .epoch = r->epoch, .sender_port = r->their_port, .receiver_port = r->my_port, .mtu = r->mtu, .n_qps = r->n_qps };
+    struct err err = { 0 };
+    if (rdma_queue_place(r->conn, r->my_port, &m.place, NULL, &err) != OK) {
+        rdma_rail_break(r, err.text);
+        return;
+    }
+    for (uint32_t i = 0; i < r->n_qps; i++) m.qps[i] = (struct rdma_qp_name){ r->qps[i].qp->qp_num, r->qps[i].psn, r->qps[i].key };
+    r->state = RDMA_RAIL_UP;
+    log_debug("rdma rail up", "device=%s rail=%u side=receiver qps=%u mtu=%u key=%s", port_name(r), r->index, r->n_qps, r->mtu, r->region ? "region" : "window");
+    struct buf body = { 0 };
+    rdma_half_encode(&m, &body);
+    rdma_conn_send(r->conn, RDMA_FRAME_ACCEPT, &body);
+    buf_release(&body);
+    rdma_conn_up(r->conn);
+}
+
+static void accept_when_ready(struct rdma_rail *r)
+{
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        if (!r->qps[i].ready) return;
+    if (r->state == RDMA_RAIL_BINDING) accept_offer(r);
+}
+
+void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m)
+{
+    struct rdma_rail *r = &c->rails[m->rail];
+    if (m->epoch <= r->epoch || m->receiver_port >= c->t->ports.n || m->sender_port >= c->theirs.n_ports) {
+        rdma_conn_fail(c, ERR_FORMAT, "it offered queue pairs out of order, or of a port that there is not");
+        return;
+    }
+    if (r->cq) (void)rdma_rail_poll(r);
+    rdma_queue_destroy(r);
+    if (c->n_rails <= m->rail) c->n_rails = m->rail + 1;
+    r->state = RDMA_RAIL_BINDING;
+    r->epoch = m->epoch;
+    r->my_port = m->receiver_port;
+    r->their_port = m->sender_port;
+    r->deadline_ms = clock_ms() + RDMA_SETUP_MS;
+    r->why[0] = 0;
+    struct rdma_place mine;
+    bool final;
+    const char *why = refusal(r, m, &mine, &final);
+    if (why) {
+        r->state = RDMA_RAIL_DOWN;
+        say(r, RDMA_FRAME_REFUSE, why, final);
+        return;
+    }
+    uint32_t limit = c->t->env->tuning.rdma.mtu ? c->t->env->tuning.rdma.mtu : mine.mtu;
+    r->mtu = m->mtu < limit ? m->mtu : limit;
+    enum status st = rdma_queue_create(r, m->n_qps, m->reads);
+    if (st == OK) st = rdma_queue_connect(r, m);
+    for (uint32_t i = 0; i < r->n_qps && st == OK; i++) {
+        enum status grant = rdma_memory_grant(&r->qps[i], m->reads);
+        r->qps[i].ready = grant == OK;
+        if (grant != OK && grant != ERR_BUSY) {
+            st = grant;
+            snprintf(r->why, sizeof r->why, "%s binds no memory window: %s", port_name(r), strerror(errno));
+        }
+    }
+    if (st != OK) rdma_rail_break(r, r->why);
+    else accept_when_ready(r);
+}
+
+/* DRAINING is over when every receive has come back: what landed is counted then. */
+static void end_draining(struct rdma_rail *r, bool now)
+{
+    for (uint32_t i = 0; i < r->n_qps && !now; i++)
+        if (r->qps[i].n_recvs) return;
+    rdma_queue_destroy(r);
+    r->state = RDMA_RAIL_DOWN;
+    say(r, RDMA_FRAME_FENCED, NULL, false);
+}
+
+/* ---- both ---- */
+
+void rdma_rail_break(struct rdma_rail *r, const char *why)
+{
+    if (why != r->why) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, why);
+    switch (r->state) {
+    case RDMA_RAIL_OFFERED:
+    case RDMA_RAIL_PROBING: attempt_failed(r); return;
+    case RDMA_RAIL_BINDING:
+        rdma_queue_error(r);
+        r->state = RDMA_RAIL_DOWN;
+        say(r, RDMA_FRAME_REFUSE, r->why, false);
+        return;
+    case RDMA_RAIL_UP: break;
+    case RDMA_RAIL_DOWN:
+    case RDMA_RAIL_FENCING:
+    case RDMA_RAIL_DRAINING: return;
+    }
+    log_warn("rdma rail broken", "device=%s rail=%u side=%s why=\"%s\"", port_name(r), r->index, r->conn->base.incoming ? "receiver" : "sender", r->why);
+    rdma_queue_error(r);
+    if (r->conn->base.incoming) {
+        r->state = RDMA_RAIL_DRAINING;
+        r->deadline_ms = clock_ms() + RDMA_DRAIN_MS;
+    } else {
+        r->state = RDMA_RAIL_FENCING;
+        say(r, RDMA_FRAME_BROKEN, NULL, false);
+    }
+}
+
+void rdma_rail_on_verdict(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_verdict *m)
+{
+    if (m->epoch != r->epoch) return; /* of earlier queue pairs */
+    if (frame == RDMA_FRAME_FENCED) on_fenced(r, &m->landed);
+    else if (frame == RDMA_FRAME_BROKEN) {
+        if (r->state == RDMA_RAIL_UP) rdma_rail_break(r, "the sender says so");
+    } else if (r->state == RDMA_RAIL_OFFERED) {
+        snprintf(r->why, sizeof r->why, "%s", m->reason);
+        if (m->final) rdma_conn_fail(r->conn, ERR_PEER_REFUSED, r->why);
+        else attempt_failed(r);
+    }
+}
+
+static void rail_up(struct rdma_rail *r)
+{
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        if (!r->qps[i].ready) return;
+    if (r->state != RDMA_RAIL_PROBING) return;
+    r->state = RDMA_RAIL_UP;
+    r->why[0] = 0;
+    if (r->epoch > 1) log_info("rdma rail up again", "device=%s rail=%u tries=%u", port_name(r), r->index, r->n_failed);
+    r->n_failed = 0;
+    rdma_conn_up(r->conn);
+    rdma_puts_pump(r->conn);
+}
+
+static struct rdma_qp *qp_of(struct rdma_rail *r, uint32_t number)
+{
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        if (r->qps[i].qp && r->qps[i].qp->qp_num == number) return &r->qps[i];
+    return NULL;
+}
+
+static void on_completion(struct rdma_rail *r, const struct ibv_wc *wc)
+{
+    struct rdma_qp *q = qp_of(r, wc->qp_num);
+    enum rdma_wr_kind kind = (enum rdma_wr_kind)(wc->wr_id >> 56);
+    if (!q) return;
+    if (kind == RDMA_WR_RECV) q->n_recvs--;
+    if (wc->status != IBV_WC_SUCCESS) {
+        char why[RDMA_REASON_MAX];
+        snprintf(why, sizeof why, "%s: %s (vendor code %u)", port_name(r), ibv_wc_status_str(wc->status), wc->vendor_err);
+        rdma_rail_break(r, why);
+        return;
+    }
+    switch (kind) {
+    case RDMA_WR_RECV:
+        if (wc->wc_flags & IBV_WC_WITH_IMM) rdma_conn_landed(r->conn, ntohl(wc->imm_data));
+        break;
+    case RDMA_WR_PUT: rdma_puts_completed(q, wc->wr_id); break;
+    case RDMA_WR_PROBE:
+        q->n_wrs--;
+        q->ready = true;
+        rail_up(r);
+        break;
+    case RDMA_WR_BIND:
+        q->ready = true;
+        accept_when_ready(r);
+        break;
+    }
+}
+
+/* Receives for the puts that have used one. Before anything tells the sender that it may use another. */
+static void post_receives(struct rdma_rail *r)
+{
+    if (r->state != RDMA_RAIL_UP) return;
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        if (rdma_queue_receives(&r->qps[i], RDMA_WINDOW - r->qps[i].n_recvs) != OK) rdma_rail_break(r, "no receive can be posted");
+}
+
+bool rdma_rail_poll(struct rdma_rail *r)
+{
+    struct ibv_wc wc[32];
+    bool any = false, armed = false;
+    for (;;) {
+        int n = ibv_poll_cq(r->cq, (int)(sizeof wc / sizeof wc[0]), wc);
+        for (int i = 0; i < n; i++) on_completion(r, &wc[i]);
+        if (n > 0) {
+            any = true;
+            if (r->conn->base.incoming) post_receives(r);
+            continue;
+        }
+        if (n < 0) rdma_rail_break(r, "its completion queue cannot be read");
+        /* Armed before the last look: a completion in between is either seen by it or makes an event. */
+        if (n < 0 || armed || ibv_req_notify_cq(r->cq, 0) != 0) break;
+        armed = true;
+    }
+    list_remove(&r->link);
+    if (r->conn->base.incoming) {
+        rdma_conn_report(r->conn);
+        if (r->state == RDMA_RAIL_DRAINING) end_draining(r, false);
+    }
+    return any;
+}
+
+static void check_progress(struct rdma_rail *r, uint64_t now_ms)
+{
+    const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
+    uint64_t limit = 2 * (uint64_t)rdma_schedule_timeout_ms(t->timeout ? t->timeout : RDMA_TIMEOUT_DEFAULT);
+    if (limit < RDMA_STALL_MS) limit = RDMA_STALL_MS;
+    for (uint32_t i = 0; i < r->n_qps; i++) {
+        const struct rdma_qp *q = &r->qps[i];
+        if (list_empty(&q->puts) || now_ms <= q->moved_ms + limit) continue;
+        char why[RDMA_REASON_MAX];
+        snprintf(why, sizeof why, "%s: nothing was acknowledged for %llu ms", port_name(r), (unsigned long long)(now_ms - q->moved_ms));
+        rdma_rail_break(r, why);
+        return;
+    }
+}
+
+void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
+{
+    bool late = now_ms > r->deadline_ms;
+    switch (r->state) {
+    case RDMA_RAIL_DOWN:
+        if (r->cq) rdma_queue_destroy(r);
+        if (!r->conn->base.incoming && late && rdma_rail_end(r)->active && !rdma_rail_end(r)->device->dead) rdma_rail_offer(r);
+        break;
+    case RDMA_RAIL_OFFERED:
+        if (late) rdma_rail_break(r, "the peer did not answer an offer of queue pairs");
+        break;
+    case RDMA_RAIL_PROBING:
+        if (late) rdma_rail_break(r, r->why);
+        break;
+    case RDMA_RAIL_BINDING:
+        if (late) rdma_rail_break(r, "memory windows were not bound in time");
+        break;
+    case RDMA_RAIL_UP:
+        if (!r->conn->base.incoming) check_progress(r, now_ms);
+        break;
+    case RDMA_RAIL_DRAINING: end_draining(r, late); break;
+    case RDMA_RAIL_FENCING: break; /* the control connection ends before this can last */
+    }
+}

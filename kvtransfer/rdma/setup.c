@@ -1,0 +1,177 @@
+/* setup.c - encoding and strict decoding of the frames of setup.h. Values in, values out, no state. */
+#include "kvtransfer/rdma/setup.h"
+
+#include <assert.h>
+#include <string.h>
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they lie in memory");
+
+static const uint32_t HELLO_MAGIC = 0x41445248; /* "HRDA" */
+
+struct wire_place {
+    uint8_t  gid[16];
+    uint16_t lid;
+    uint8_t  link, gid_type;
+    uint32_t mtu;
+    uint64_t bytes_per_s;
+};
+static_assert(sizeof(struct wire_place) == 32, "wire size");
+
+struct wire_hello { /* then n_ports places */
+    uint32_t magic;
+    uint16_t version;
+    uint8_t  n_ports, reads;
+    uint64_t pool_base, pool_bytes;
+    uint32_t mtu_asked, zero;
+};
+static_assert(sizeof(struct wire_hello) == 32, "wire size");
+
+struct wire_qp {
+    uint32_t number, psn, key;
+};
+
+struct wire_half { /* then n_qps of wire_qp */
+    uint8_t           rail, sender_port, receiver_port, n_qps;
+    uint32_t          epoch, mtu;
+    uint8_t           reads, zero[3];
+    struct wire_place place;
+};
+static_assert(sizeof(struct wire_half) == 48, "wire size");
+
+struct wire_verdict { /* REFUSE: then the reason. FENCED: then wire_landed */
+    uint8_t  rail, final, zero[2];
+    uint32_t epoch;
+};
+static_assert(sizeof(struct wire_verdict) == 8, "wire size");
+
+struct wire_landed {
+    uint64_t upto, bits[RDMA_WINDOW / 64];
+};
+
+static bool take(struct str *in, void *out, size_t n)
+{
+    if (in->n < n) return false;
+    memcpy(out, in->p, n);
+    in->p += n;
+    in->n -= n;
+    return true;
+}
+
+/* ---- places ---- */
+
+static void place_encode(const struct rdma_place *p, struct wire_place *w)
+{
+    *w = (struct wire_place){ .lid = p->lid, .link = p->link, .gid_type = p->gid_type, .mtu = p->mtu, .bytes_per_s = p->bytes_per_s };
+    memcpy(w->gid, p->gid, sizeof w->gid);
+}
+
+static bool place_decode(const struct wire_place *w, struct rdma_place *p)
+{
+    if (w->link > RDMA_LINK_ETHERNET || w->gid_type > RDMA_GID_ROCE_V2 || !rdma_mtu_code(w->mtu)) return false;
+    *p = (struct rdma_place){ .lid = w->lid, .link = w->link, .gid_type = w->gid_type, .mtu = w->mtu, .bytes_per_s = w->bytes_per_s };
+    memcpy(p->gid, w->gid, sizeof p->gid);
+    return true;
+}
+
+/* ---- HELLO ---- */
+
+void rdma_hello_encode(const struct rdma_hello *m, struct buf *out)
+{
+    struct wire_hello w = { .magic = HELLO_MAGIC, .version = RDMA_SETUP_VERSION, .n_ports = (uint8_t)m->n_ports, .reads = m->reads,
+                            .pool_base = m->pool_base, .pool_bytes = m->pool_bytes, .mtu_asked = m->mtu_asked };
+    buf_add(out, &w, sizeof w);
+    for (uint32_t i = 0; i < m->n_ports; i++) {
+        struct wire_place p;
+        place_encode(&m->ports[i], &p);
+        buf_add(out, &p, sizeof p);
+    }
+}
+
+enum status rdma_hello_decode(struct str in, struct rdma_hello *out)
+{
+    struct wire_hello w;
+    struct rdma_hello m = { 0 };
+    if (!take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return ERR_FORMAT;
+    if (w.version != RDMA_SETUP_VERSION) return ERR_PEER_MISMATCH;
+    if (w.zero || w.reads > 1 || w.n_ports < 1 || w.n_ports > RDMA_RAILS_MAX) return ERR_FORMAT;
+    if (w.mtu_asked && !rdma_mtu_code(w.mtu_asked)) return ERR_FORMAT;
+    if (w.pool_bytes > UINT64_MAX - w.pool_base) return ERR_FORMAT;
+    m = (struct rdma_hello){ .pool_base = w.pool_base, .pool_bytes = w.pool_bytes, .mtu_asked = w.mtu_asked, .reads = w.reads, .n_ports = w.n_ports };
+    for (uint32_t i = 0; i < m.n_ports; i++) {
+        struct wire_place p;
+        if (!take(&in, &p, sizeof p) || !place_decode(&p, &m.ports[i])) return ERR_FORMAT;
+    }
+    if (in.n) return ERR_FORMAT;
+    *out = m;
+    return OK;
+}
+
+/* ---- OFFER, ACCEPT ---- */
+
+void rdma_half_encode(const struct rdma_half *m, struct buf *out)
+{
+    struct wire_half w = { .rail = (uint8_t)m->rail, .sender_port = (uint8_t)m->sender_port, .receiver_port = (uint8_t)m->receiver_port,
+                           .n_qps = (uint8_t)m->n_qps, .epoch = m->epoch, .mtu = m->mtu, .reads = m->reads };
+    place_encode(&m->place, &w.place);
+    buf_add(out, &w, sizeof w);
+    for (uint32_t i = 0; i < m->n_qps; i++) {
+        struct wire_qp q = { m->qps[i].number, m->qps[i].psn, m->qps[i].key };
+        buf_add(out, &q, sizeof q);
+    }
+}
+
+enum status rdma_half_decode(struct str in, struct rdma_half *out)
+{
+    struct wire_half w;
+    if (!take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.sender_port >= RDMA_RAILS_MAX || w.receiver_port >= RDMA_RAILS_MAX) return ERR_FORMAT;
+    if (w.n_qps < 1 || w.n_qps > RDMA_QPS_MAX || w.epoch == 0 || !rdma_mtu_code(w.mtu) || w.reads > 1) return ERR_FORMAT;
+    if (w.zero[0] || w.zero[1] || w.zero[2]) return ERR_FORMAT;
+    struct rdma_half m = { .rail = w.rail, .sender_port = w.sender_port, .receiver_port = w.receiver_port, .n_qps = w.n_qps, .epoch = w.epoch,
+                           .mtu = w.mtu, .reads = w.reads };
+    if (!place_decode(&w.place, &m.place)) return ERR_FORMAT;
+    for (uint32_t i = 0; i < m.n_qps; i++) {
+        struct wire_qp q;
+        if (!take(&in, &q, sizeof q) || q.number >> 24 || q.psn >> 24) return ERR_FORMAT;
+        m.qps[i] = (struct rdma_qp_name){ q.number, q.psn, q.key };
+    }
+    if (in.n) return ERR_FORMAT;
+    *out = m;
+    return OK;
+}
+
+/* ---- REFUSE, BROKEN, FENCED ---- */
+
+void rdma_verdict_encode(enum rdma_frame frame, const struct rdma_verdict *m, struct buf *out)
+{
+    struct wire_verdict w = { .rail = (uint8_t)m->rail, .final = m->final, .epoch = m->epoch };
+    buf_add(out, &w, sizeof w);
+    if (frame == RDMA_FRAME_REFUSE) buf_add_c(out, m->reason);
+    if (frame != RDMA_FRAME_FENCED) return;
+    struct wire_landed l = { .upto = m->landed.upto };
+    memcpy(l.bits, m->landed.bits, sizeof l.bits);
+    buf_add(out, &l, sizeof l);
+}
+
+enum status rdma_verdict_decode(enum rdma_frame frame, struct str in, struct rdma_verdict *out)
+{
+    struct wire_verdict w;
+    if (!take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero[0] || w.zero[1]) return ERR_FORMAT;
+    if (w.final > (frame == RDMA_FRAME_REFUSE)) return ERR_FORMAT;
+    struct rdma_verdict m = { .rail = w.rail, .epoch = w.epoch, .final = w.final };
+    if (frame == RDMA_FRAME_REFUSE) {
+        if (in.n > RDMA_REASON_MAX) return ERR_FORMAT;
+        for (size_t i = 0; i < in.n; i++)
+            if (in.p[i] < ' ' || in.p[i] > '~') return ERR_FORMAT; /* it goes into a log */
+        memcpy(m.reason, in.p, in.n);
+        in.n = 0;
+    } else if (frame == RDMA_FRAME_FENCED) {
+        struct wire_landed l;
+        if (!take(&in, &l, sizeof l)) return ERR_FORMAT;
+        m.landed.upto = l.upto;
+        memcpy(m.landed.bits, l.bits, sizeof l.bits);
+        if (!rdma_landing_is_valid(&m.landed)) return ERR_FORMAT;
+    }
+    if (in.n) return ERR_FORMAT;
+    *out = m;
+    return OK;
+}
