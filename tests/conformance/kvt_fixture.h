@@ -29,7 +29,7 @@ struct node {
     size_t           n_events;
 };
 
-static void node_on_event(void *arg, const struct kvt_event *ev)
+static inline void node_on_event(void *arg, const struct kvt_event *ev)
 {
     struct node *n = arg;
     pthread_mutex_lock(&n->lock);
@@ -37,7 +37,7 @@ static void node_on_event(void *arg, const struct kvt_event *ev)
     pthread_mutex_unlock(&n->lock);
 }
 
-static struct kv_layout small_layout(uint32_t n_blocks)
+static inline struct kv_layout small_layout(uint32_t n_blocks)
 {
     return (struct kv_layout){ .model_fingerprint = 7, .dtype = DTYPE_BF16, .block_tokens = 16, .n_layers = 4, .n_kv_heads = 2, .head_dim = 32,
                                .tp_size = 1, .n_blocks = n_blocks };
@@ -48,12 +48,13 @@ struct node_options {
     const char      *protocols;
     uint16_t         port;
     uint32_t         stall_ms;
-    bool             no_checksum;
+    uint32_t         deadline_ms;
+    bool             no_checksum, lossy;
     struct metrics  *metrics;
     const char      *fault; /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be run over a wrapped row */
 };
 
-static struct node *node_start(struct node_options o)
+static inline struct node *node_start(struct node_options o)
 {
     struct node *n = calloc(1, sizeof *n);
     struct err err = { 0 };
@@ -64,11 +65,13 @@ static struct node *node_start(struct node_options o)
     struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
                               .checksum = !o.no_checksum, .n_transfers = 64, .stall_ms = o.stall_ms, .metrics = o.metrics,
                               .tuning = { .fault = o.fault ? o.fault : getenv("BATON_KV_FAULT") }, .on_event = node_on_event, .arg = n };
+    ko.deadline_ms = o.deadline_ms;
+    ko.tuning.lossy |= o.lossy;
     if (kvt_create(&ko, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
     return n;
 }
 
-static void node_stop(struct node *n)
+static inline void node_stop(struct node *n)
 {
     kvt_free(n->kvt);
     device_mem_free(n->device, &n->mem);
@@ -76,7 +79,7 @@ static void node_stop(struct node *n)
     free(n);
 }
 
-static size_t node_count(struct node *n, enum kvt_event_kind kind, uint64_t id)
+static inline size_t node_count(struct node *n, enum kvt_event_kind kind, uint64_t id)
 {
     size_t count = 0;
     pthread_mutex_lock(&n->lock);
@@ -88,14 +91,14 @@ static size_t node_count(struct node *n, enum kvt_event_kind kind, uint64_t id)
     return count;
 }
 
-static void pause_ms(long ms)
+static inline void pause_ms(long ms)
 {
     struct timespec t = { ms / 1000, ms % 1000 * 1000000 };
     nanosleep(&t, NULL);
 }
 
 /* The first event of that kind and id within timeout_ms; the test fails otherwise. */
-static struct kvt_event node_wait(struct node *n, enum kvt_event_kind kind, uint64_t id, int timeout_ms)
+static inline struct kvt_event node_wait(struct node *n, enum kvt_event_kind kind, uint64_t id, int timeout_ms)
 {
     for (uint64_t end = clock_ms() + (uint64_t)timeout_ms;;) {
         pthread_mutex_lock(&n->lock);
@@ -116,7 +119,7 @@ static struct kvt_event node_wait(struct node *n, enum kvt_event_kind kind, uint
 }
 
 /* Handshake over the (simulated) control plane; returns the peer handle after CONNECTED. */
-static uint64_t node_connect(struct node *from, struct node *to)
+static inline uint64_t node_connect(struct node *from, struct node *to)
 {
     struct buf hello = { 0 }, answer = { 0 };
     struct err err = { 0 };
@@ -131,7 +134,7 @@ static uint64_t node_connect(struct node *from, struct node *to)
 }
 
 /* n different block numbers of the pool in random order. */
-static void random_table(uint32_t n_blocks, uint32_t n, int32_t *out)
+static inline void random_table(uint32_t n_blocks, uint32_t n, int32_t *out)
 {
     int32_t *all = malloc(sizeof *all * n_blocks);
     for (uint32_t i = 0; i < n_blocks; i++) all[i] = (int32_t)i;
@@ -146,17 +149,17 @@ static void random_table(uint32_t n_blocks, uint32_t n, int32_t *out)
 }
 
 /* The byte that transfer `seed` puts at byte `i` of its piece (layer, position). */
-static uint8_t pattern(uint64_t seed, uint32_t layer, uint32_t position, size_t i)
+static inline uint8_t pattern(uint64_t seed, uint32_t layer, uint32_t position, size_t i)
 {
     return (uint8_t)((seed * 131 + layer * 17 + position * 7 + i * 3 + (i >> 8)) & 0xff);
 }
 
-static char *piece_of(struct node *n, uint32_t layer, int32_t block)
+static inline char *piece_of(struct node *n, uint32_t layer, int32_t block)
 {
     return (char *)n->mem.ptr + kv_layout_offset(&n->layout, layer, (uint32_t)block);
 }
 
-static void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int32_t *blocks, uint32_t first, uint32_t end)
+static inline void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int32_t *blocks, uint32_t first, uint32_t end)
 {
     for (uint32_t b = first; b < end; b++) {
         uint8_t *p = (uint8_t *)piece_of(n, layer, blocks[b]);
@@ -165,14 +168,14 @@ static void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int3
 }
 
 /* Is byte i of the piece one of its first n_valid tokens? */
-static bool is_valid(const struct kv_layout *l, size_t i, uint32_t n_valid)
+static inline bool is_valid(const struct kv_layout *l, size_t i, uint32_t n_valid)
 {
     size_t row = kv_layout_run_stride(l) / l->block_tokens;
     return i % kv_layout_run_stride(l) < row * n_valid;
 }
 
 /* Blocks [first, n_used) of the table hold the pattern in their valid bytes, and `other` everywhere else. */
-static void check_blocks_hold(struct node *n, uint64_t seed, const int32_t *blocks, uint32_t first, uint32_t n_tokens, uint8_t other)
+static inline void check_blocks_hold(struct node *n, uint64_t seed, const int32_t *blocks, uint32_t first, uint32_t n_tokens, uint8_t other)
 {
     for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
         for (uint32_t b = first; b < kvt_plan_n_blocks(&n->layout, n_tokens); b++) {
