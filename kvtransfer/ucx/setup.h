@@ -1,0 +1,43 @@
+/* setup.h - what the ucx row needs once per transport: a UCP context over allowed transports, the registered pool, what peers are told of it.
+ *
+ * Which UCX transports are allowed: a list of names from a fixed table. Shared memory (posix, sysv, xpmem, cma, knem) is never allowed: a
+ * peer that has mapped or may copy into this process's memory can write after its connection has been torn down, so its writes could not be
+ * fenced. UCX's tcp is allowed only by name: it takes puts to any address from whoever connects to its port (no key, no ticket), so
+ * without an RDMA device the row is not available rather than open.
+ * Thread: creator's (open), then transfer. */
+#ifndef BATON_KVTRANSFER_UCX_SETUP_H
+#define BATON_KVTRANSFER_UCX_SETUP_H
+
+#include <ucp/api/ucp.h>
+
+#include "kvtransfer/transport.h"
+
+enum { UCX_ADDRESS_MAX = 64 * 1024, UCX_KEY_MAX = 1024 };
+
+struct ucx_setup {
+    ucp_context_h context;
+    ucp_mem_h     pool, staging; /* staging: NULL when there is none */
+    void         *key;           /* packed rkey of the pool */
+    size_t        key_bytes;
+};
+
+/* What a receiver tells about its pool. */
+struct ucx_region {
+    uint64_t   base, bytes;   /* the pool, as an address of its process */
+    uint32_t   address_bytes; /* of the worker address that came before, 1..UCX_ADDRESS_MAX */
+    struct str key;           /* packed rkey, at most UCX_KEY_MAX bytes; borrowed from the input */
+};
+
+/* The value for UCX_TLS: `tls`, or the default when NULL. ERR_CONFIG names the entry that is not allowed and why. */
+enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err) MUST_CHECK;
+/* UCX_NET_DEVICES from a list of NICs as KVCACHE_RDMA_NICS has it ("mlx5_0,mlx5_1:2"): a port where none is named. */
+void        ucx_net_devices(const char *nics, struct buf *out);
+/* ERR_NODEV: no device for the allowed transports; ERR_CONFIG: tuning, or the pool cannot be registered. `s` is zeroed by the caller and
+ * released by ucx_release in any case. */
+enum status ucx_setup(const struct kvt_env *env, struct ucx_setup *s, struct err *err) MUST_CHECK;
+void        ucx_release(struct ucx_setup *s);
+
+void        ucx_region_encode(const struct ucx_region *r, struct buf *out);
+enum status ucx_region_decode(struct str in, struct ucx_region *out) MUST_CHECK;
+
+#endif

@@ -1,0 +1,393 @@
+/* ucx.c - KV over whatever UCX (UCP) finds fit for remote writes: InfiniBand and RoCE by rc, dc and ud. The ops table and the poll.
+ *
+ * conn.h has the states of a connection, the ordering argument and the fence; control.h carries tickets, set-up and messages; setup.h says
+ * which of UCX's transports may be used. This file turns control events and progress into incidents.
+ *
+ * Waiting: one epoll descriptor over the hub's, each worker's, and `more_fd`, which is readable while something is left to be done at once.
+ * A worker's descriptor tells only when armed (ucp.h, ucp_worker_arm); a poll arms every worker it leaves.
+ * Incidents are queued: one turn can yield more than a caller's array takes. Thread: transfer. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "kvtransfer/rows.h"
+#include "kvtransfer/ucx/conn.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+
+enum { EVENTS = 64, DEADLINE_CHECK_MS = 50 };
+
+struct ucx_transport {
+    struct kvt_transport  base;
+    const struct kvt_env *env;
+    struct control_hub   *hub;
+    struct ucx_setup      setup;
+    struct list           conns;
+    int                   epoll_fd, more_fd;
+    bool                  more;        /* more_fd is readable */
+    uint64_t              checked_ms;
+    struct kvt_incident  *queue;       /* [q_head, q_len) are to be handed out */
+    size_t                q_head, q_len, q_cap;
+};
+
+/* ---- incidents ---- */
+
+static struct kvt_incident *add(struct ucx_conn *c, enum kvt_incident_kind kind)
+{
+    struct ucx_transport *t = c->t;
+    if (t->q_len == t->q_cap) {
+        t->q_cap = t->q_cap ? 2 * t->q_cap : 64;
+        t->queue = mem_realloc(t->queue, t->q_cap, sizeof *t->queue);
+    }
+    struct kvt_incident *i = &t->queue[t->q_len++];
+    i->kind = kind;
+    i->conn = &c->base;
+    i->status = OK;
+    i->text[0] = 0;
+    return i;
+}
+
+static size_t hand_out(struct ucx_transport *t, struct kvt_incident *out, size_t cap)
+{
+    size_t n = t->q_len - t->q_head < cap ? t->q_len - t->q_head : cap;
+    if (n) memcpy(out, t->queue + t->q_head, n * sizeof *out);
+    t->q_head += n;
+    if (t->q_head == t->q_len) t->q_head = t->q_len = 0;
+    return n;
+}
+
+/* A connection that is about to be freed must not be named any more. */
+static void forget_incidents(struct ucx_conn *c)
+{
+    struct ucx_transport *t = c->t;
+    size_t kept = t->q_head;
+    for (size_t i = t->q_head; i < t->q_len; i++)
+        if (t->queue[i].conn != &c->base) t->queue[kept++] = t->queue[i];
+    t->q_len = kept;
+}
+
+static void want_more(struct ucx_transport *t, bool more)
+{
+    uint64_t n = 1;
+    if (t->more == more) return;
+    t->more = more;
+    ssize_t done = more ? write(t->more_fd, &n, sizeof n) : read(t->more_fd, &n, sizeof n);
+    (void)done; /* one writer, one reader, counter 0 or 1: neither can fail */
+}
+
+/* ---- life of a connection ---- */
+
+static struct ucx_conn *new_conn(struct ucx_transport *t, bool incoming, enum ucx_state state)
+{
+    struct ucx_conn *c = MEM_NEW(struct ucx_conn);
+    c->base = (struct kvt_conn){ .t = &t->base, .incoming = incoming };
+    c->t = t;
+    c->state = state;
+    c->event_fd = -1;
+    c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
+    list_push(&t->conns, &c->link);
+    return c;
+}
+
+/* From here on nothing is read for and nothing is written by the peer. */
+static void stop(struct ucx_conn *c)
+{
+    c->state = UCX_DOWN;
+    if (c->event_fd >= 0) (void)epoll_ctl(c->t->epoll_fd, EPOLL_CTL_DEL, c->event_fd, NULL);
+    ucx_conn_tear_down(c);
+    if (c->control) control_close(c->control);
+    c->control = NULL;
+}
+
+static void free_conn(struct ucx_conn *c)
+{
+    stop(c);
+    forget_incidents(c);
+    list_remove(&c->link);
+    mem_free(c);
+}
+
+/* The end of a connection, told to the session layer if that knows of it. An outgoing one stops reading its sources first; an incoming
+ * one keeps its worker until fence(), where the session layer wants to hear of it. May free a connection that was never announced. */
+static void go_down(struct ucx_conn *c, enum status st, const char *text)
+{
+    if (c->state == UCX_DOWN) return;
+    if (c->base.incoming && c->state == UCX_OFFERED) {
+        free_conn(c);
+        return;
+    }
+    if (!c->base.incoming) stop(c);
+    c->state = UCX_DOWN;
+    if (c->control) control_close(c->control);
+    c->control = NULL;
+    if (c->silent) return;
+    struct kvt_incident *i = add(c, KVT_DOWN);
+    i->status = st;
+    snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "ucx: ", 5) == 0 ? "" : "ucx: ", text);
+}
+
+static enum status start_worker(struct ucx_conn *c, struct err *err)
+{
+    TRY(ucx_conn_worker(c, c->t->setup.context, err));
+    struct epoll_event e = { .events = EPOLLIN, .data.ptr = c };
+    if (epoll_ctl(c->t->epoll_fd, EPOLL_CTL_ADD, c->event_fd, &e) != 0) return err_set(err, ERR_IO, "cannot wait for a UCX worker: %s", strerror(errno));
+    want_more(c->t, true);
+    return OK;
+}
+
+static void go_up(struct ucx_conn *c)
+{
+    c->state = UCX_UP;
+    add(c, KVT_UP);
+}
+
+/* ---- what comes over the control connection ---- */
+
+static void on_opened(struct ucx_transport *t, struct control_conn *control)
+{
+    struct ucx_conn *c = control->owner;
+    struct err err = { 0 };
+    if (!control->incoming) {
+        c->state = UCX_LEARNING;
+        return;
+    }
+    c = new_conn(t, true, UCX_OFFERED);
+    c->control = control;
+    control->owner = c;
+    enum status st = start_worker(c, &err);
+    if (st == OK) st = ucx_conn_offer(c, &t->setup, t->env->mem, &err);
+    if (st != OK) go_down(c, st, err.text);
+}
+
+static void learn(struct ucx_conn *c, const struct control_event *ev)
+{
+    struct err err = { 0 };
+    struct ucx_region r;
+    enum status st = ERR_FORMAT;
+    if (ev->frame == UCX_FRAME_ADDRESS && c->address.len + ev->body.n <= UCX_ADDRESS_MAX) {
+        buf_add_str(&c->address, ev->body);
+        return;
+    }
+    snprintf(err.text, sizeof err.text, "malformed set-up");
+    if (ev->frame == UCX_FRAME_REGION) st = ucx_region_decode(ev->body, &r);
+    if (st == OK) st = start_worker(c, &err);
+    if (st == OK) st = ucx_conn_wire(c, &r, &err);
+    if (st == OK) c->state = UCX_WIRING;
+    else go_down(c, st, err.text);
+}
+
+static void hold(struct ucx_conn *c, uint64_t after, const struct kvt_message *m)
+{
+    if (!c->held) c->held = MEM_ARRAY(struct ucx_held, UCX_HELD_MAX);
+    if (c->n_held == UCX_HELD_MAX) {
+        go_down(c, ERR_FORMAT, "the peer sends messages without the bytes they speak of");
+        return;
+    }
+    c->held[(c->held_head + c->n_held++) % UCX_HELD_MAX] = (struct ucx_held){ after, *m };
+}
+
+static void on_message(struct ucx_conn *c, const struct control_event *ev)
+{
+    struct kvt_message m;
+    if (kvt_message_decode(ev->body.p, ev->body.n, &m) != OK || m.kind == KVT_MSG_DATA || (ev->after && !c->base.incoming))
+        go_down(c, ERR_FORMAT, "malformed message");
+    else if (c->n_held || ev->after > c->landed) hold(c, ev->after, &m);
+    else add(c, KVT_MESSAGE)->message = m;
+}
+
+static void on_control(void *arg, const struct control_event *ev)
+{
+    struct ucx_conn *c = ev->conn->owner;
+    if (ev->kind == CONTROL_OPENED) on_opened(arg, ev->conn);
+    else if (ev->kind == CONTROL_LOST) go_down(c, ev->status, ev->text);
+    else if (c->state == UCX_LEARNING) learn(c, ev);
+    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_READY && !c->ready && ev->body.n == 0) {
+        c->ready = true;
+        if (c->landed) go_up(c);
+    } else if ((c->state == UCX_UP || c->ready) && ev->frame == UCX_FRAME_MESSAGE) on_message(c, ev);
+    else go_down(c, ERR_FORMAT, "malformed set-up");
+}
+
+/* ---- progress ---- */
+
+static void release_held(struct ucx_conn *c)
+{
+    while (c->n_held && c->held[c->held_head].after <= c->landed) {
+        add(c, KVT_MESSAGE)->message = c->held[c->held_head].message;
+        c->held_head = (c->held_head + 1) % UCX_HELD_MAX;
+        c->n_held--;
+    }
+}
+
+/* May free c. */
+static void turn(struct ucx_conn *c)
+{
+    uint64_t done[UCX_PUTS_MAX];
+    size_t n = ucx_conn_turn(c, done);
+    if (c->failed != UCS_OK) {
+        char text[120];
+        snprintf(text, sizeof text, "the UCX connection failed: %s", ucs_status_string(c->failed));
+        go_down(c, ERR_PEER_LOST, text);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) add(c, KVT_PUT_DONE)->tag = done[i];
+    if (c->state == UCX_WIRING && c->n_flushed) {
+        if (control_send(c->control, UCX_FRAME_READY, 0, NULL, 0) == OK) go_up(c);
+        else go_down(c, ERR_PEER_LOST, "the peer closed the connection");
+    } else if (c->state == UCX_OFFERED && c->ready && c->landed) go_up(c);
+    if (c->state == UCX_UP) release_held(c);
+}
+
+static void check_deadlines(struct ucx_transport *t)
+{
+    uint64_t now = clock_ms();
+    if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
+    t->checked_ms = now;
+    LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
+        if (c->state < UCX_UP && now > c->deadline_ms) go_down(c, ERR_TIMEOUT, "the peer's UCX did not answer in time");
+}
+
+static size_t ucx_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
+{
+    struct ucx_transport *t = (struct ucx_transport *)base;
+    struct epoll_event events[EVENTS];
+    if (t->q_head < t->q_len) return hand_out(t, out, cap);
+    int n = epoll_wait(t->epoll_fd, events, EVENTS, 0);
+    for (int i = 0; i < n; i++) /* the hub's and more_fd have no connection */
+        if (events[i].data.ptr) ((struct ucx_conn *)events[i].data.ptr)->armed = false;
+    LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
+        if (c->worker && !c->armed && c->state != UCX_DOWN) turn(c);
+    control_poll(t->hub, on_control, t);
+    check_deadlines(t);
+    bool more = false;
+    LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
+        if (c->worker && c->state != UCX_DOWN && !ucx_conn_arm(c)) more = true;
+    want_more(t, more || t->q_len > cap);
+    return hand_out(t, out, cap);
+}
+
+/* ---- the other slots ---- */
+
+static enum status ucx_put(struct kvt_conn *base, const struct kvt_put *p)
+{
+    struct ucx_conn *c = (struct ucx_conn *)base;
+    if (c->state != UCX_UP || c->failed != UCS_OK) return ERR_PEER_LOST;
+    if (c->n_put - c->n_flushed == UCX_PUTS_MAX) return ERR_BUSY;
+    ucx_conn_put(c, c->t->env, &c->t->setup, p);
+    c->armed = false;
+    want_more(c->t, true);
+    return OK; /* a failure shows as DOWN */
+}
+
+/* Remote writes that were given to UCX cannot be taken back one by one: they end on their own, or with the connection. */
+static void ucx_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation) { (void)c, (void)session, (void)generation; }
+
+static enum status ucx_notify(struct kvt_conn *base, const struct kvt_message *m)
+{
+    struct ucx_conn *c = (struct ucx_conn *)base;
+    uint8_t bytes[KVT_MESSAGE_MAX];
+    if (c->state != UCX_UP) return ERR_PEER_LOST;
+    if (m->kind == KVT_MSG_NOTE && control_queued(c->control) > KVT_QUEUE_BYTES) return ERR_BUSY;
+    return control_send(c->control, UCX_FRAME_MESSAGE, c->n_put, bytes, kvt_message_encode(m, bytes));
+}
+
+static enum status ucx_fence(struct kvt_conn *base)
+{
+    struct ucx_conn *c = (struct ucx_conn *)base;
+    c->silent = true;
+    if (c->worker || c->control) stop(c);
+    c->state = UCX_DOWN;
+    forget_incidents(c);
+    return OK;
+}
+
+static void ucx_disconnect(struct kvt_conn *base) { free_conn((struct ucx_conn *)base); }
+
+static enum status ucx_connect(struct kvt_transport *base, struct str address, const struct kv_layout *theirs,
+                               const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err)
+{
+    struct ucx_transport *t = (struct ucx_transport *)base;
+    struct ucx_conn *c = new_conn(t, false, UCX_DIALLING);
+    c->need_bytes = kv_layout_pool_bytes(theirs);
+    enum status st = control_connect(t->hub, address, ticket, c, &c->control, err);
+    if (st != OK) {
+        free_conn(c);
+        return st;
+    }
+    *out = &c->base;
+    return OK;
+}
+
+static void ucx_close(struct kvt_transport *base)
+{
+    struct ucx_transport *t = (struct ucx_transport *)base;
+    LIST_FOREACH(c, &t->conns, struct ucx_conn, link) free_conn(c);
+    control_hub_free(t->hub);
+    ucx_release(&t->setup);
+    if (t->epoll_fd >= 0) close(t->epoll_fd);
+    if (t->more_fd >= 0) close(t->more_fd);
+    mem_free(t->queue);
+    mem_free(t);
+}
+
+static enum status ucx_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
+{
+    struct ucx_transport *t = MEM_NEW(struct ucx_transport);
+    t->base.ops = &kvt_ucx_ops;
+    t->env = env;
+    list_init(&t->conns);
+    t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    t->more_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    enum status st = t->epoll_fd < 0 || t->more_fd < 0 ? err_set(err, ERR_CONFIG, "ucx: no event descriptors: %s", strerror(errno)) : OK;
+    if (st == OK) st = ucx_setup(env, &t->setup, err);
+    if (st == OK) st = control_open(env, "ucx", env->tuning.ucx_port, env->tuning.socket_ifname, &t->hub, err);
+    if (st != OK) {
+        ucx_close(&t->base);
+        return st;
+    }
+    struct epoll_event e = { .events = EPOLLIN };
+    (void)epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, control_wait_fd(t->hub), &e);
+    (void)epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, t->more_fd, &e);
+    *out = &t->base;
+    return OK;
+}
+
+static int ucx_wait_fd(struct kvt_transport *t) { return ((struct ucx_transport *)t)->epoll_fd; }
+static uint16_t ucx_port(struct kvt_transport *t) { return control_port(((struct ucx_transport *)t)->hub); }
+static enum status ucx_flush(struct kvt_transport *t) { (void)t; return OK; }
+/* UCX 1.13 does not tell which device an endpoint uses. */
+static uint64_t ucx_link_speed(const struct kvt_conn *c) { (void)c; return 0; }
+
+static void ucx_export_address(const struct kvt_transport *t, struct buf *out)
+{
+    buf_add_str(out, control_address(((const struct ucx_transport *)t)->hub));
+}
+
+static bool ucx_can_reach(struct kvt_transport *t, struct str address)
+{
+    (void)t;
+    return control_can_reach(address);
+}
+
+const struct kvt_transport_ops kvt_ucx_ops = {
+    .name = "ucx",
+    .caps = KVT_CAP_FENCE_TEARDOWN,
+    .open = ucx_open,
+    .close = ucx_close,
+    .wait_fd = ucx_wait_fd,
+    .port = ucx_port,
+    .export_address = ucx_export_address,
+    .can_reach = ucx_can_reach,
+    .connect = ucx_connect,
+    .put = ucx_put,
+    .abandon = ucx_abandon,
+    .notify = ucx_notify,
+    .flush = ucx_flush,
+    .fence = ucx_fence,
+    .poll = ucx_poll,
+    .link_speed = ucx_link_speed,
+    .disconnect = ucx_disconnect,
+};
