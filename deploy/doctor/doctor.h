@@ -73,6 +73,16 @@ uint64_t doctor_kv_bytes(const struct config *c);
 /* The first line of a file, without its end; false (and "") when it cannot be read or is empty. */
 bool     doctor_read_line(const char *path, char *out, size_t cap);
 
+/* ---- NUMA nodes ---- */
+
+/* Is n in a list of the kernel's form, "0-15,32-47"? */
+bool doctor_list_has(const char *list, long n);
+/* May this process use a CPU, or memory, of that node? false, too, when the kernel does not say. */
+bool doctor_runs_on_node(int node);
+bool doctor_memory_on_node(int node);
+/* The node that has every CPU this process may use; -1: several, or not known. */
+int  doctor_only_node(void);
+
 /* ---- one port's checks, apart from how the port was found, so that tests can hand in their own ---- */
 
 struct rdma_port;

@@ -35,7 +35,7 @@ static void check_used(struct doctor *d, const struct rdma_devices *all, enum do
 {
     struct rdma_devices used = { 0 };
     struct err err = { 0 };
-    enum status st = rdma_devices_choose(all, &d->tuning.rdma, -1, &used, &err);
+    enum status st = rdma_devices_choose(all, &d->tuning.rdma, doctor_only_node(), &used, &err); /* the KV cache will lie on that node */
     if (st != OK) { /* a wrong KVCACHE_RDMA_NICS is an error; missing links are one when there is no other way */
         doctor_fix(doctor_add(d, "RDMA", st == ERR_CONFIG ? DOCTOR_FAIL : doctor_missing(asked), "%s", err.text),
                    st == ERR_CONFIG ? "deploy/get_rdma_nics.sh gpu chooses; without KVCACHE_RDMA_NICS every active port is used"

@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <linux/ethtool.h>
 #include <linux/sockios.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +14,7 @@
 
 /* What RoCE v2 adds to a packet's payload at most: IPv6 40, UDP 8, base transport header 12, RDMA extended header 16, immediate 4,
  * checksum 4 (IBA annex A17). An interface's MTU counts all of it. */
-enum { ROCE_HEADERS = 84, MTU_MAX = 4096, NODES_MAX = 1024 };
+enum { ROCE_HEADERS = 84, MTU_MAX = 4096 };
 
 static void check_link(struct doctor *d, const struct rdma_port *p)
 {
@@ -122,34 +121,16 @@ static void check_flow_control(struct doctor *d, const struct rdma_port *p)
     else if (!has_pfc && !p->software) doctor_fix(line, "the driver does not show PFC: 'dcb pfc show dev %s' may, and the switch's own counters", p->netdev);
 }
 
-/* Is one of this process's CPUs on the node? Lists are "0-15,32-47". */
-static bool runs_on_node(int node)
-{
-    char path[96], text[4096], *at = text;
-    cpu_set_t allowed;
-    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || !doctor_read_line(path, text, sizeof text)) return true; /* not known: no complaint */
-    while (*at) {
-        long first = strtol(at, &at, 10), last = *at == '-' ? strtol(at + 1, &at, 10) : first;
-        for (long cpu = first; cpu <= last && cpu >= 0 && cpu < CPU_SETSIZE; cpu++)
-            if (CPU_ISSET((size_t)cpu, &allowed)) return true;
-        if (*at != ',') break;
-        at++;
-    }
-    return false;
-}
-
+/* A put reads the KV cache over the device's PCIe root; on another node every byte crosses the link between the sockets. */
 static void check_numa(struct doctor *d, const struct rdma_port *p)
 {
     char name[RDMA_PORT_TEXT_MAX];
     if (p->numa_node < 0 || access("/sys/devices/system/node/node1", F_OK) != 0) return; /* one node: nothing is far */
-    if (runs_on_node(p->numa_node)) {
-        doctor_add(d, "NUMA", DOCTOR_OK, "%s: on node %d, like CPUs that this process may use", rdma_port_text(p, name), p->numa_node);
-        return;
-    }
-    doctor_fix(doctor_add(d, "NUMA", DOCTOR_WARN, "%s: on node %d, but no CPU there may be used by this process: every byte crosses the sockets' link",
-                          rdma_port_text(p, name), p->numa_node),
-               "numactl --cpunodebind=%d --membind=%d baton serve ..., or name a device of this node in KVCACHE_RDMA_NICS", p->numa_node, p->numa_node);
+    bool cpus = doctor_runs_on_node(p->numa_node), memory = doctor_memory_on_node(p->numa_node);
+    struct doctor_line *line = doctor_add(d, "NUMA", cpus && memory ? DOCTOR_OK : DOCTOR_WARN, "%s: on node %d, where this process may use %s", rdma_port_text(p, name),
+                                          p->numa_node, cpus && memory ? "CPUs and memory" : cpus ? "CPUs but no memory" : memory ? "memory but no CPU" : "neither CPUs nor memory");
+    if (!cpus || !memory)
+        doctor_fix(line, "numactl --cpunodebind=%d --membind=%d baton serve ..., or name a device of this process's node in KVCACHE_RDMA_NICS", p->numa_node, p->numa_node);
 }
 
 void doctor_check_port(struct doctor *d, const struct rdma_port *p)

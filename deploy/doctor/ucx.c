@@ -1,10 +1,12 @@
-/* ucx.c - what UCX finds on this host: its version, and the transports with the devices they would use. */
+/* ucx.c - what UCX finds on this host for the transports that the ucx row may use: its version, and which runs over which device. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucp/api/ucp.h>
+#include <ucs/config/global_opts.h>
 
 #include "deploy/doctor/doctor.h"
+#include "kvtransfer/ucx/setup.h"
 
 enum { NAMES_MAX = 64, NAME_MAX_UCX = 64 };
 
@@ -30,7 +32,7 @@ static void add_resources(struct str info, struct buf *out)
     for (size_t i = 0; i < n; i++) buf_printf(out, "%s%s", i ? ", " : "", names[i]);
 }
 
-/* The report of a context with `tls` (NULL: every transport), freed by the caller; NULL and *st when UCX refuses. */
+/* The report of a context over the transports `tls`, freed by the caller; NULL and *st when UCX has no device for them. */
 static char *context_info(const char *tls, ucs_status_t *st)
 {
     ucp_params_t params = { .field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_RMA | UCP_FEATURE_AM };
@@ -39,7 +41,7 @@ static char *context_info(const char *tls, ucs_status_t *st)
     char *text = NULL;
     size_t n = 0;
     if ((*st = ucp_config_read(NULL, NULL, &config)) != UCS_OK) return NULL;
-    if (tls) *st = ucp_config_modify(config, "TLS", tls);
+    *st = ucp_config_modify(config, "TLS", tls);
     if (*st == UCS_OK) *st = ucp_init(&params, config, &context);
     ucp_config_release(config);
     if (*st != UCS_OK) return NULL;
@@ -52,28 +54,35 @@ static char *context_info(const char *tls, ucs_status_t *st)
     return text;
 }
 
+static void check_transports(struct doctor *d, const char *tls, enum doctor_asked asked)
+{
+    unsigned major, minor, release;
+    ucs_status_t st = UCS_OK;
+    struct buf found = { 0 };
+    ucp_get_version(&major, &minor, &release);
+    (void)ucs_global_opts_set_value("LOG_LEVEL", "fatal"); /* UCX logs to stdout, where the report goes; the status says enough */
+    char *info = context_info(tls, &st);
+    if (info) add_resources(str_of(info), &found);
+    if (found.len)
+        doctor_add(d, "UCX", DOCTOR_OK, "version %u.%u.%u, of the transports %s: %s", major, minor, release, tls, found.data);
+    else
+        doctor_fix(doctor_add(d, "UCX", doctor_missing(asked), "version %u.%u.%u has no device for the transports %s: %s", major, minor, release, tls, ucs_status_string(st)),
+                   "ucx_info -d lists what this host has; without an RDMA device use the protocol tcp");
+    buf_release(&found);
+    free(info);
+}
+
 void doctor_check_ucx(struct doctor *d)
 {
     enum doctor_asked asked = doctor_asked_for(d->c, "ucx");
-    unsigned major, minor, release;
-    ucs_status_t st;
-    struct buf found = { 0 };
-    if (asked < DOCTOR_ASKED) {
+    const char *given = d->tuning.ucx_tls ? d->tuning.ucx_tls : getenv("UCX_TLS");
+    struct err err = { 0 };
+    struct buf tls = { 0 };
+    if (asked == DOCTOR_NOT_ALLOWED)
         doctor_add(d, "UCX", DOCTOR_OK, "not asked for: --cache-transfer-protocol does not name ucx");
-        return;
-    }
-    ucp_get_version(&major, &minor, &release);
-    char *info = context_info(d->tuning.ucx_tls, &st);
-    if (!info) {
-        doctor_fix(doctor_add(d, "UCX", doctor_missing(asked), "version %u.%u.%u does not start%s%s: %s", major, minor, release,
-                              d->tuning.ucx_tls ? " with BATON_UCX_TLS=" : "", d->tuning.ucx_tls ? d->tuning.ucx_tls : "", ucs_status_string(st)),
-                   "ucx_info -d lists the transports that this host has");
-        return;
-    }
-    add_resources(str_of(info), &found);
-    struct doctor_line *line = doctor_add(d, "UCX", found.len ? DOCTOR_OK : doctor_missing(asked), "version %u.%u.%u: %s", major, minor, release,
-                                          found.len ? found.data : "no transport");
-    if (!found.len) doctor_fix(line, "ucx_info -d lists the transports that this host has; BATON_UCX_TLS and UCX_TLS restrict them");
-    buf_release(&found);
-    free(info);
+    else if (ucx_check_tls(given, &tls, &err) != OK)
+        doctor_fix(doctor_add(d, "UCX", DOCTOR_FAIL, "%s", err.text), "unset %s, or name others", d->tuning.ucx_tls ? "BATON_UCX_TLS" : "UCX_TLS");
+    else
+        check_transports(d, tls.data, asked);
+    buf_release(&tls);
 }

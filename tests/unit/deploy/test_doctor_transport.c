@@ -140,6 +140,22 @@ TEST(huge_pages_are_one_line)
     doctor_done(d);
 }
 
+TEST(lists_of_the_kernels_form_are_read)
+{
+    CHECK(doctor_list_has("0-15,32-47", 0) && doctor_list_has("0-15,32-47", 15) && doctor_list_has("0-15,32-47", 40));
+    CHECK(!doctor_list_has("0-15,32-47", 16) && !doctor_list_has("0-15,32-47", 48) && !doctor_list_has("", 0) && !doctor_list_has("x", 0));
+    CHECK(doctor_list_has("3", 3) && !doctor_list_has("3,", 4) && doctor_list_has("1,3,5", 5));
+    if (access("/sys/devices/system/node/node0", F_OK) != 0) SKIP("this kernel does not show NUMA nodes");
+    bool cpus = false, memory = false;
+    for (int node = 0; node < 64; node++) {
+        cpus |= doctor_runs_on_node(node);
+        memory |= doctor_memory_on_node(node);
+    }
+    CHECK(cpus && memory);
+    CHECK(doctor_only_node() < 0 || doctor_runs_on_node(doctor_only_node()));
+    CHECK(!doctor_runs_on_node(1000));
+}
+
 #ifdef BATON_HAVE_RDMA
 static struct rdma_gid ROCE[] = { { .index = 0, .type = RDMA_GID_ROCE_V1, .raw = { 0xfe, 0x80, [15] = 1 }, .link_local = true },
                                   { .index = 3, .type = RDMA_GID_ROCE_V2, .raw = { [10] = 0xff, 0xff, 10, 0, 0, 7 }, .ipv4 = true } };
@@ -229,7 +245,35 @@ TEST(a_missing_device_is_as_bad_as_it_was_asked_for) { SKIP("built without libib
 TEST(priorities_are_read_from_a_folder) { SKIP("built without libibverbs and librdmacm"); }
 #endif
 
+#ifdef BATON_HAVE_UCX
+TEST(ucx_transports_are_judged_and_listed)
+{
+    struct doctor *d = doctor_with((char *[]){ "--cache-transfer-protocol", "ucx", NULL });
+    d->tuning.ucx_tls = "tcp";
+    doctor_check_ucx(d);
+    CHECK_EQ_INT(line_of(d, "UCX")->result, DOCTOR_OK);
+    CHECK(strstr(line_of(d, "UCX")->text, "of the transports tcp: tcp/"));
+    d->n = 0;
+    d->tuning.ucx_tls = "posix";
+    doctor_check_ucx(d);
+    CHECK_EQ_INT(line_of(d, "UCX")->result, DOCTOR_FAIL);
+    CHECK(strstr(line_of(d, "UCX")->text, "'posix'") && strstr(line_of(d, "UCX")->fix, "BATON_UCX_TLS"));
+    d->n = 0;
+    d->tuning.ucx_tls = "dc_mlx5"; /* where there is such a card the line is ok, elsewhere a failure: ucx was asked for alone */
+    doctor_check_ucx(d);
+    CHECK(line_of(d, "UCX")->result == DOCTOR_OK || (line_of(d, "UCX")->result == DOCTOR_FAIL && line_of(d, "UCX")->fix[0]));
+    doctor_done(d);
+    d = doctor_with((char *[]){ NULL });
+    doctor_check_ucx(d);
+    CHECK_EQ_INT(line_of(d, "UCX")->result, DOCTOR_OK);
+    doctor_done(d);
+}
+#else
+TEST(ucx_transports_are_judged_and_listed) { SKIP("built without UCX"); }
+#endif
+
 TEST_MAIN(CASE(protocols_are_asked_for_alone_with_others_by_default_or_not), CASE(a_protocol_that_is_not_built_in_fails_only_where_it_is_the_only_one),
           CASE(tuning_variables_are_read_judged_and_named_when_idle), CASE(locked_memory_is_held_against_the_kv_cache_when_rdma_was_asked_for),
-          CASE(the_limit_holds_who_may_not_exceed_it), CASE(rdma_ports_in_use_are_found), CASE(huge_pages_are_one_line), CASE(a_good_port_is_described),
-          CASE(what_is_wrong_with_a_port_is_said_with_its_remedy), CASE(a_missing_device_is_as_bad_as_it_was_asked_for), CASE(priorities_are_read_from_a_folder))
+          CASE(the_limit_holds_who_may_not_exceed_it), CASE(rdma_ports_in_use_are_found), CASE(huge_pages_are_one_line), CASE(lists_of_the_kernels_form_are_read), CASE(a_good_port_is_described),
+          CASE(what_is_wrong_with_a_port_is_said_with_its_remedy), CASE(a_missing_device_is_as_bad_as_it_was_asked_for), CASE(priorities_are_read_from_a_folder),
+          CASE(ucx_transports_are_judged_and_listed))
