@@ -75,7 +75,7 @@ static enum status read_options(struct bench *b, struct err *err)
     b->kv.samples = (uint32_t)config_int(c, "samples");
     b->kv.copiers = (uint32_t)config_int(c, "copiers");
     b->kv.connections = (uint32_t)config_int(c, "connections");
-    b->kv.checksum = config_bool(c, "checksum");
+    b->kv.checksum = str_eq_c(str_of(config_string(c, "checksum")), "on") || str_eq_c(str_of(config_string(c, "checksum")), "true");
     b->kv.contiguous = config_bool(c, "contiguous");
     b->json = config_bool(c, "json");
     for (size_t i = 0; i < b->kv.sizes.n; i++)

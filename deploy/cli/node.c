@@ -8,6 +8,7 @@
 
 #include "decode/decode.h"
 #include "deploy/cli/node_model.h"
+#include "deploy/probe/probe_wire.h"
 #include "prefill/prefill.h"
 #include "scheduler/directory_serve.h"
 #include "scheduler/scheduler.h"
@@ -143,10 +144,24 @@ static void drain_events(void *arg)
 
 /* ---- cluster ---- */
 
+/* `baton doctor --peers` at this node's cluster port: measuring would disturb the traffic, so it only says who this is. */
+static void refuse_probe(struct node *n, const struct cluster_message *m)
+{
+    struct buf body = { 0 };
+    probe_refusal_encode(n->name, node_role_name(n->o.role), &body);
+    enum status st = cluster_send(n->cluster, m->from, FRAME_PROBE_REPLY, m->request, m->attempt, buf_str(&body));
+    (void)st; /* the asker is gone already */
+    buf_release(&body);
+}
+
 static void on_message(void *arg, const struct cluster_message *m)
 {
     struct node *n = arg;
     if (n->state == NODE_STOPPING) return;
+    if (m->type == FRAME_PROBE) {
+        refuse_probe(n, m);
+        return;
+    }
     if (scheduler_on_message(n->scheduler, m)) return;
     /* CANCEL concerns both workers: each returns false for it. */
     if (prefill_on_message(n->prefill, m)) return;

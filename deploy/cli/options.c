@@ -156,7 +156,7 @@ const struct option OPTIONS[] = {
       .help = "Threads that copy for ipc, and for the memcpy beside it." },
     { .name = "connections", .type = OPT_INT, .min = 1, .max = 16, .def = "1", .group = "Bench", .commands = "bench",
       .help = "TCP connections for tcp, and for the iperf3 or plain stream beside it." },
-    { .name = "checksum", .type = OPT_BOOL, .def = "true", .group = "Bench", .commands = "bench", .help = "Make and verify block checksums, as nodes do." },
+    { .name = "checksum", .type = OPT_ENUM, .choices = "on|off|true|false", .def = "on", .group = "Bench", .commands = "bench", .help = "Make and verify block checksums, as nodes do." },
     { .name = "contiguous", .type = OPT_BOOL, .group = "Bench", .commands = "bench",
       .help = "Blocks in order on both sides, so that pieces join; default: scattered, as after hours of serving." },
 

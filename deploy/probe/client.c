@@ -156,8 +156,10 @@ static enum status ask_who(struct probe_client *c, struct err *err)
         snprintf(c->peer.boot_id, sizeof c->peer.boot_id, "%s", reply->boot_id);
         snprintf(c->peer.version, sizeof c->peer.version, "%s", reply->version);
         snprintf(c->peer.transports, sizeof c->peer.transports, "%.*s", STR_ARG(buf_str(&reply->data)));
+    } else if (reply->status == ERR_PEER_REFUSED) {
+        st = err_set(err, ERR_PEER_REFUSED, "%s is %s", c->peer.where, reply->text);
     } else if (c->connection->dead) {
-        st = err_set(err, ERR_PEER_REFUSED, "%s is a running node ('%s'), not an agent: it does not measure", c->peer.where, c->connection->name);
+        st = err_set(err, ERR_PEER_REFUSED, "%s is '%s', which is no agent: %s", c->peer.where, c->connection->name, c->connection->why);
     }
     probe_reply_release(reply);
     mem_free(reply);

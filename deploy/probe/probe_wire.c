@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "shared/base/mem.h"
 #include "shared/cluster/proto/node.pb-c.h"
 
 static const char *const STEPS[PROBE_STEP_END] = {
@@ -194,6 +195,15 @@ enum status probe_reply_decode(struct str in, struct probe_reply *out, struct er
     }
     baton__probe_reply__free_unpacked(m, NULL);
     return st;
+}
+
+void probe_refusal_encode(const char *node, const char *role, struct buf *out)
+{
+    struct probe_reply *r = MEM_NEW(struct probe_reply);
+    r->status = ERR_PEER_REFUSED;
+    snprintf(r->text, sizeof r->text, "the running %s node %s, which does not measure while it serves", role, node);
+    probe_reply_encode(r, out);
+    mem_free(r);
 }
 
 void probe_reply_release(struct probe_reply *r) { buf_release(&r->data); }

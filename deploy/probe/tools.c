@@ -25,7 +25,7 @@
 #include "shared/base/json.h"
 #include "shared/base/mem.h"
 
-enum { OUTPUT_MAX = 1 << 20, ARGS_MAX = 32, ARG_MAX_CHARS = 64, START_MS = 3000, MIB = 1 << 20 };
+enum { OUTPUT_MAX = 1 << 20, IPERF3_MIN_BYTES = 256 << 20 /* below it prints no rate, or that of its start */, ARGS_MAX = 32, ARG_MAX_CHARS = 64, START_MS = 3000, MIB = 1 << 20 };
 
 extern char **environ;
 
@@ -145,7 +145,7 @@ static void add_iperf3(struct command *c, const struct probe_request *r, const c
     add_arg(c, "-P");
     add_arg(c, "%u", r->connections ? r->connections : 1);
     add_arg(c, "-n");
-    add_arg(c, "%" PRIu64, r->n_bytes);
+    add_arg(c, "%" PRIu64, r->n_bytes > IPERF3_MIN_BYTES ? r->n_bytes : (uint64_t)IPERF3_MIN_BYTES);
     add_arg(c, "-J");
 }
 
