@@ -17,7 +17,7 @@
 #include "shared/base/mem.h"
 #include "shared/cluster/link.h"
 
-enum { TICK_MS = 500, QUEUE_BYTES = 64 << 20, BACKLOG = 32 };
+enum { TICK_MS = 500, QUEUE_BYTES = 64 << 20, BACKLOG = 32, STOP_S = 2 };
 
 struct visitor {
     struct list          link;
@@ -239,10 +239,14 @@ enum status agent_create(const struct agent_options *o, struct agent **out, stru
 
 uint16_t agent_port(const struct agent *a) { return a->port; }
 
+/* The loop waits for steps that are being done; one that waits for a peer that is gone is cut off by the alarm. */
 static void on_signal(void *arg, int signum)
 {
     struct agent *a = arg;
+    bool busy = false;
     (void)signum;
+    LIST_FOREACH(v, &a->visitors, struct visitor, link) busy |= v->busy;
+    if (busy) alarm(STOP_S);
     loop_stop(a->loop);
 }
 

@@ -10,11 +10,11 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@
 #include "shared/base/json.h"
 #include "shared/base/mem.h"
 
-enum { OUTPUT_MAX = 1 << 20, IPERF3_MIN_BYTES = 256 << 20 /* below it prints no rate, or that of its start */, ARGS_MAX = 32, ARG_MAX_CHARS = 64, START_MS = 3000, MIB = 1 << 20 };
+enum { OUTPUT_MAX = 1 << 20, IPERF3_MIN_BYTES = 256 << 20 /* below it prints no rate, or that of its start */, ARGS_MAX = 32, ARG_MAX_CHARS = 64, PATH_CHARS = 512, START_MS = 3000, MIB = 1 << 20 };
 
 extern char **environ;
 
@@ -33,6 +33,7 @@ struct command {
     char  text[ARGS_MAX][ARG_MAX_CHARS];
     char *argv[ARGS_MAX + 1];
     int   n;
+    char  path[PATH_CHARS];
 };
 
 static void add_arg(struct command *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -56,13 +57,12 @@ const char *probe_tool_name(enum probe_tool tool)
     return tool > 0 && tool < PROBE_TOOL_END ? names[tool] : "unknown";
 }
 
-static bool is_installed(const char *program)
+static bool find_program(const char *program, char path[PATH_CHARS])
 {
     struct str rest = str_of(getenv("PATH")), dir;
-    char path[512];
     while (str_split(&rest, ':', &dir)) {
-        snprintf(path, sizeof path, "%.*s/%s", STR_ARG(dir), program);
-        if (access(path, X_OK) == 0) return true;
+        int n = snprintf(path, PATH_CHARS, "%.*s/%s", STR_ARG(dir), program);
+        if (n < PATH_CHARS && access(path, X_OK) == 0) return true;
     }
     return false;
 }
@@ -195,7 +195,7 @@ static enum status make_command(struct command *c, const struct probe_request *r
 {
     const char *name = probe_tool_name(r->tool);
     *c = (struct command){ 0 };
-    if (!is_installed(name)) return err_set(err, ERR_UNSUPPORTED, "%s is not installed", name);
+    if (!find_program(name, c->path)) return err_set(err, ERR_UNSUPPORTED, "%s is not installed", name);
     add_arg(c, "%s", name);
     switch (r->tool) {
     case PROBE_IPERF3: add_iperf3(c, r, host, server, port); return OK;
@@ -226,34 +226,36 @@ static char **make_environment(const struct kvt_tuning *tuning, char *ucx, size_
     return env;
 }
 
+/* The child's part, between fork and exec: system calls only. */
+static _Noreturn void become(const char *path, char *const *argv, char **env, int output, pid_t parent)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL); /* workers run with signals blocked */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);      /* a server whose client never comes must not outlive us */
+    int null = open("/dev/null", O_RDONLY);
+    if (getppid() == parent && null >= 0 && dup2(null, 0) >= 0 && dup2(output, 1) >= 0 && dup2(output, 2) >= 0) execve(path, argv, env);
+    _exit(127);
+}
+
 /* Start the program with stdout and stderr in a pipe; *fd reads it. */
 static enum status start(const struct command *c, const struct kvt_tuning *tuning, pid_t *pid, int *fd, struct err *err)
 {
     int pipe_fds[2];
     char ucx[128];
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t attr;
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) return err_set(err, ERR_IO, "no pipe for %s: %s", c->argv[0], strerror(errno));
     char **env = make_environment(tuning, ucx, sizeof ucx);
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&files, pipe_fds[1], 1);
-    posix_spawn_file_actions_adddup2(&files, pipe_fds[1], 2);
-    /* Workers run with signals blocked; the tool must not inherit that. */
-    sigset_t none;
-    sigemptyset(&none);
-    posix_spawnattr_init(&attr);
-    posix_spawnattr_setsigmask(&attr, &none);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
-    int rc = posix_spawnp(pid, c->argv[0], &files, &attr, c->argv, env);
-    posix_spawnattr_destroy(&attr);
-    posix_spawn_file_actions_destroy(&files);
+    pid_t me = getpid();
+    *pid = fork();
+    int error = errno;
+    if (*pid == 0) become(c->path, c->argv, env, pipe_fds[1], me);
     mem_free(env);
     close(pipe_fds[1]);
     *fd = pipe_fds[0];
-    if (rc == 0) return OK;
+    if (*pid > 0) return OK;
+    *pid = 0;
     close(pipe_fds[0]);
-    return err_set(err, ERR_IO, "%s cannot be started: %s", c->argv[0], strerror(rc));
+    return err_set(err, ERR_IO, "%s cannot be started: %s", c->argv[0], strerror(error));
 }
 
 /* Collect output until the end of the file or the deadline; true at the end of the file. */
