@@ -16,10 +16,16 @@ enum device_mem_flags {
     DEVICE_MEM_SHARED = 1 /* exportable: cpu backs it with a memfd, which leaves no name behind */
 };
 
+enum dev_mem_kind {
+    DEV_MEM_HOST, /* the processor reads and writes it */
+    DEV_MEM_CUDA  /* ptr is a CUDA device address of this process */
+};
+
 struct dev_mem {
     void  *ptr;   /* address in this process; for a GPU a device address */
     size_t bytes; /* rounded up to the device's page */
     int    fd;    /* memfd of SHARED memory, -1 otherwise; owned by this struct */
+    enum dev_mem_kind kind;
 };
 
 struct device;

@@ -15,13 +15,14 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5; older kernels answer ENOPROTOOPT */
 #endif
 
-enum { ACCEPTS_PER_POLL = 16, PACKETS_PER_POLL = 64, BYE_WAIT_MS = 50, DRAIN_MS = 1000, DEADLINE_CHECK_MS = 50 };
+enum { ACCEPTS_PER_POLL = 16, PACKETS_PER_POLL = 64, BYE_WAIT_MS = 50, DRAIN_MS = 1000, DEADLINE_CHECK_MS = 50, ACCEPT_PAUSE_MS = 100 };
 
 static struct local_transport *transport(struct kvt_transport *t) { return (struct local_transport *)t; }
 static struct local_conn *connection(struct kvt_conn *c) { return (struct local_conn *)c; }
@@ -89,7 +90,7 @@ enum status local_open(const struct kvt_env *env, const struct kvt_transport_ops
     t->base.ops = ops;
     t->env = env;
     t->kind = kind;
-    t->listen_fd = -1;
+    t->listen_fd = t->offer_fd = -1;
     t->copy = copy_choose();
     list_init(&t->conns);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -145,7 +146,7 @@ static void free_conn(struct local_conn *c)
     list_remove(&c->link);
     t->n_conns--;
     forget_broken(c);
-    if (c->remote) t->kind->detach(c);
+    if (c->remote) c->way->detach(c);
     for (uint32_t i = 0; c->puts && i < LOCAL_PUTS_MAX; i++) mem_free(c->puts[i].copies);
     mem_free(c->puts);
     close(c->fd);
@@ -180,7 +181,7 @@ void local_disconnect(struct kvt_conn *base)
     enum status said = OK;
     local_settle(c);
     if (!base->incoming && c->remote) {
-        c->lt->kind->detach(c); /* before BYE: invariant 1 */
+        c->way->detach(c); /* before BYE: invariant 1 */
         c->remote = NULL;
         said = say_bye(c);
     }
@@ -239,6 +240,7 @@ void local_close(struct kvt_transport *base)
     if (t->kind->drain) drain_writers(t);
     LIST_FOREACH(c, &t->conns, struct local_conn, link) free_conn(c);
     copier_free(t->copier);
+    if (t->offer_fd >= 0) close(t->offer_fd);
     if (t->wake_fd >= 0) close(t->wake_fd);
     if (t->epoll_fd >= 0) close(t->epoll_fd);
     mem_free(t);
@@ -262,12 +264,13 @@ bool local_can_reach(struct kvt_transport *t, struct str address)
 }
 
 /* The other end's process; ERR_UNSUPPORTED when it cannot be watched (another pid namespace). */
-static enum status identify(const struct local_kind *kind, int fd, int *pidfd)
+static enum status identify(const struct local_kind *kind, int fd, int32_t *pid, int *pidfd)
 {
     struct ucred who;
     socklen_t n = sizeof who;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) != 0 || who.pid <= 0) return ERR_UNSUPPORTED;
     if (kind->same_process && who.pid != getpid()) return ERR_UNSUPPORTED;
+    *pid = who.pid;
     n = sizeof *pidfd;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, pidfd, &n) == 0) return OK;
     *pidfd = (int)syscall(SYS_pidfd_open, who.pid, 0);
@@ -283,6 +286,7 @@ enum status local_connect(struct kvt_transport *base, struct str address, const 
     struct sockaddr_un name;
     socklen_t n = socket_name(t->kind, address.p + LOCAL_BOOT_CHARS, &name);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), pidfd = -1;
+    int32_t pid = 0;
     if (fd < 0 || connect(fd, (struct sockaddr *)&name, n) != 0) {
         int code = errno;
         if (fd >= 0) close(fd);
@@ -293,12 +297,13 @@ enum status local_connect(struct kvt_transport *base, struct str address, const 
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
     memcpy(p.ticket, ticket, sizeof p.ticket);
     kvt_preamble_encode(&p, preamble);
-    if (identify(t->kind, fd, &pidfd) != OK || local_send_packet(fd, preamble, sizeof preamble) != OK) {
+    if (identify(t->kind, fd, &pid, &pidfd) != OK || local_send_packet(fd, preamble, sizeof preamble) != OK) {
         close(fd);
         if (pidfd >= 0) close(pidfd);
         return err_set(err, ERR_UNSUPPORTED, "%s: the receiver's process is not visible from here", base->ops->name);
     }
     struct local_conn *c = new_conn(t, fd, false);
+    c->pid = pid;
     c->pidfd = pidfd;
     c->need_bytes = kv_layout_pool_bytes(theirs);
     *out = &c->base;
@@ -309,12 +314,22 @@ static void accept_conns(struct local_transport *t)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
         int fd = accept4(t->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), pidfd = -1;
-        if (fd < 0) return;
-        if (t->n_conns >= t->env->max_peers || identify(t->kind, fd, &pidfd) != OK) {
+        int32_t pid = 0;
+        if (fd < 0) {
+            if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
+            /* The connection stays in the backlog and would wake this thread for ever. */
+            log_warn("kv connections wait", "transport=%s why=\"%s\" again_ms=%d", t->base.ops->name, strerror(errno), ACCEPT_PAUSE_MS);
+            local_watch(t, EPOLL_CTL_MOD, t->listen_fd, NULL, 0);
+            t->accept_again_ms = clock_ms() + ACCEPT_PAUSE_MS;
+            return;
+        }
+        if (t->n_conns >= t->env->max_peers || identify(t->kind, fd, &pid, &pidfd) != OK) {
             close(fd);
             continue;
         }
-        new_conn(t, fd, true)->pidfd = pidfd;
+        struct local_conn *c = new_conn(t, fd, true);
+        c->pid = pid;
+        c->pidfd = pidfd;
     }
 }
 
@@ -361,7 +376,7 @@ static void greet(struct incidents *in, struct local_conn *c, const uint8_t *byt
     int fd = -1;
     if (welcome) {
         reply.kind = KVT_PREAMBLE_WELCOME;
-        c->lt->kind->offer(env, &reply.value, &fd);
+        c->lt->kind->offer(c->lt, &reply.value, &fd);
     }
     uint8_t out[KVT_PREAMBLE_BYTES];
     kvt_preamble_encode(&reply, out);
@@ -478,6 +493,10 @@ static void end_broken(struct local_transport *t, struct incidents *in)
 static void check_deadlines(struct local_transport *t, struct incidents *in)
 {
     uint64_t now = clock_ms();
+    if (t->accept_again_ms && now >= t->accept_again_ms) {
+        t->accept_again_ms = 0;
+        local_watch(t, EPOLL_CTL_MOD, t->listen_fd, NULL, EPOLLIN);
+    }
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
     LIST_FOREACH(c, &t->conns, struct local_conn, link) {

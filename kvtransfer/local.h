@@ -35,6 +35,8 @@ enum {
 
 enum local_state { LOCAL_GREETING, LOCAL_WAITING, LOCAL_UP, LOCAL_DOWN };
 
+struct local_transport;
+
 /* A put that is not over. */
 struct local_put {
     struct local_conn *conn;
@@ -52,14 +54,16 @@ struct local_conn {
     struct list             link;
     enum local_state        state;
     int                     fd, pidfd;
-    char                   *remote;       /* outgoing: the receiver's pool as seen here */
+    int32_t                 pid;          /* of the other end, as this process may name it */
+    const struct local_way *way;          /* outgoing, while attached */
+    char                   *remote;       /* outgoing, while attached: the receiver's pool, as `way` names it */
     size_t                  remote_bytes, need_bytes; /* need: what their layout says */
     uint64_t                deadline_ms;  /* GREETING, WAITING */
     struct local_put       *puts;         /* outgoing, LOCAL_PUTS_MAX; NULL until a put has jobs */
     uint64_t                n_put, n_over; /* puts taken; puts over without a gap */
     uint32_t                n_jobs;
     const char             *broken;       /* why the receiver's memory cannot be written any more; NULL: it can */
-    void                   *kind_state;   /* the kind's, from attach to detach */
+    void                   *way_state;    /* the way's, from attach to detach */
     struct buf              out;          /* packets that wait, for a put or for room: struct local_packet, bytes */
     bool                    wants_write;
     bool                    said_bye, ended, silent; /* silent: DOWN is known to the session layer */
@@ -71,21 +75,26 @@ struct local_packet {
     uint64_t bytes;
 };
 
-/* How a pool becomes visible to a writer: the difference between the rows. */
-struct local_kind {
-    const char *prefix;       /* of the abstract name */
-    bool        same_process; /* both ends must be this process */
-    bool        drain;        /* closing waits for writers to say BYE (their writes go to our addresses) */
-    /* Receiver: the WELCOME's value and descriptor (-1: none; stays the caller's). */
-    void        (*offer)(const struct kvt_env *env, uint64_t *value, int *fd);
-    /* Writer: fill remote and remote_bytes; closes or keeps nothing of `fd` (-1: none came). */
-    enum status (*attach)(struct local_conn *c, uint64_t value, int fd, char *text, size_t text_max);
-    void        (*detach)(struct local_conn *c);
+/* How a connection's writer reaches the receiver's pool; attach chooses. */
+struct local_way {
+    const char *name;
     /* Copy `bytes` bytes of copies[0..] from byte `skip` of copies[0] on. False: the receiver's memory cannot be written any more. Transfer
      * thread and copiers. */
     bool        (*move)(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes);
     /* NULL, or instead of `move`: begin the whole put; copier_done follows for each of the n_jobs it sets. False as above. */
     bool        (*begin)(struct local_conn *c, struct local_put *p);
+    void        (*detach)(struct local_conn *c); /* nothing is under way; afterwards nothing of this process can land */
+};
+
+/* How a pool becomes visible to writers: the difference between the rows. */
+struct local_kind {
+    const char *prefix;       /* of the abstract name */
+    bool        same_process; /* both ends must be this process */
+    bool        drain;        /* closing waits for writers to say BYE (their writes go to our addresses) */
+    /* Receiver: the WELCOME's value and descriptor (-1: none; stays the caller's). */
+    void        (*offer)(const struct local_transport *t, uint64_t *value, int *fd);
+    /* Writer: fill way, remote and remote_bytes; closes or keeps nothing of `fd` (-1: none came). */
+    enum status (*attach)(struct local_conn *c, uint64_t value, int fd, char *text, size_t text_max);
 };
 
 struct local_transport {
@@ -97,10 +106,12 @@ struct local_transport {
     struct list              conns;
     uint32_t                 n_conns;
     uint64_t                 checked_ms; /* when deadlines were last looked at */
+    uint64_t                 accept_again_ms; /* 0, or when the listener is looked at again */
     struct { struct kvt_conn *conn; uint64_t tag; } done[LOCAL_DONE_MAX];
     uint32_t                 n_done, n_unfinished; /* puts over and to be told; puts not over */
     struct copier           *copier;
     int                      wake_fd;    /* readable when copiers have finished jobs */
+    int                      offer_fd;   /* made for offers, or -1 */
     const struct copy_row   *copy;
     uint32_t                 n_broken;   /* connections with `broken` whose DOWN has not been said */
 };

@@ -24,7 +24,7 @@ void local_run_job(const struct copier_job *j)
 {
     struct local_put *p = j->put;
     if (atomic_load_explicit(&p->abandoned, memory_order_relaxed)) return;
-    if (!p->conn->lt->kind->move(p->conn, p->copies + j->i_copy, j->skip, j->bytes)) atomic_store_explicit(&p->failed, true, memory_order_relaxed);
+    if (!p->conn->way->move(p->conn, p->copies + j->i_copy, j->skip, j->bytes)) atomic_store_explicit(&p->failed, true, memory_order_relaxed);
 }
 
 /* ---- ends of puts ---- */
@@ -142,8 +142,8 @@ enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
     if (t->n_done + t->n_unfinished >= LOCAL_DONE_MAX) return ERR_BUSY;
     struct local_put *slot = new_put(c, p);
     if (!slot) return ERR_BUSY;
-    if (!t->kind->begin) share_out(c, slot);
-    else if (t->kind->begin(c, slot)) c->n_jobs += slot->n_jobs;
+    if (!c->way->begin) share_out(c, slot);
+    else if (c->way->begin(c, slot)) c->n_jobs += slot->n_jobs;
     else atomic_store_explicit(&slot->failed, true, memory_order_relaxed);
     slot->whole = true;
     advance(c);

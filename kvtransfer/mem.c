@@ -5,23 +5,26 @@
 #include "kvtransfer/local.h"
 #include "kvtransfer/rows.h"
 
-static void offer(const struct kvt_env *env, uint64_t *value, int *fd)
+static void offer(const struct local_transport *t, uint64_t *value, int *fd)
 {
-    *value = (uintptr_t)env->mem->ptr;
+    *value = (uintptr_t)t->env->mem->ptr;
     *fd = -1;
 }
+
+static void detach(struct local_conn *c) { c->remote = NULL; }
+
+static const struct local_way DIRECT = { .name = "direct", .move = local_move_mapped, .detach = detach };
 
 static enum status attach(struct local_conn *c, uint64_t value, int fd, char *text, size_t text_max)
 {
     (void)fd, (void)text, (void)text_max; /* this process's own WELCOME */
+    c->way = &DIRECT;
     c->remote = (char *)(uintptr_t)value;
     c->remote_bytes = c->need_bytes;
     return OK;
 }
 
-static void detach(struct local_conn *c) { c->remote = NULL; }
-
-static const struct local_kind MEM = { .prefix = "baton-mem-", .same_process = true, .drain = true, .offer = offer, .attach = attach, .detach = detach, .move = local_move_mapped };
+static const struct local_kind MEM = { .prefix = "baton-mem-", .same_process = true, .drain = true, .offer = offer, .attach = attach };
 
 static enum status mem_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {

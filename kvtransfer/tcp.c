@@ -380,14 +380,19 @@ static void on_event(struct tcp_incidents *in, struct tcp_link *l, uint32_t even
     if (c->state != TCP_IS_DOWN) (void)tcp_write_out(l);
 }
 
+static void tell_done(struct tcp_transport *t, struct tcp_incidents *in)
+{
+    while (t->n_done && in->n < in->cap) {
+        t->n_done--;
+        tcp_add(in, KVT_PUT_DONE, (struct tcp_conn *)t->done[t->n_done].conn)->tag = t->done[t->n_done].tag;
+    }
+}
+
 static size_t tcp_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
 {
     struct tcp_transport *t = (struct tcp_transport *)base;
     struct tcp_incidents in = { out, 0, cap };
-    while (t->n_done && in.n < cap) {
-        t->n_done--;
-        tcp_add(&in, KVT_PUT_DONE, (struct tcp_conn *)t->done[t->n_done].conn)->tag = t->done[t->n_done].tag;
-    }
+    tell_done(t, &in);
     if (in.n) return in.n; /* completions reach the sessions before any answer of the peer does */
     struct epoll_event events[16];
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
@@ -395,6 +400,7 @@ static size_t tcp_poll(struct kvt_transport *base, struct kvt_incident *out, siz
         if (events[i].data.ptr) on_event(&in, events[i].data.ptr, events[i].events);
         else accept_links(t);
     }
+    tell_done(t, &in); /* for messages that came early */
     if (t->n_backlog) go_on_reading(t, &in);
     check_deadlines(t, &in);
     if (t->n_nobodys) free_nobodys(t);

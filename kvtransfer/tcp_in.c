@@ -148,8 +148,19 @@ static bool on_preamble(struct tcp_incidents *in, struct tcp_link *l)
     return true;
 }
 
-/* Take one message out of what was read. False: not complete, or the connection is over. */
-static bool take_message(struct tcp_incidents *in, struct tcp_link *l)
+/* The receiver has everything of a transfer, but the kernel has not said that it let go of the source: sessions hear that first. */
+static bool comes_early(const struct tcp_conn *c, const struct kvt_message *m)
+{
+    if (m->kind != KVT_MSG_DONE || c->base.incoming) return false;
+    for (uint64_t seq = c->n_over; seq < c->n_put; seq++) {
+        const struct tcp_put *p = &c->puts[seq % TCP_PUTS_MAX];
+        if (p->session == m->session && p->generation == m->generation) return true;
+    }
+    return c->tt->n_done > 0;
+}
+
+/* Take one message out of what was read. False: not complete, to be looked at again (*wait), or the connection is over. */
+static bool take_message(struct tcp_incidents *in, struct tcp_link *l, bool *wait)
 {
     size_t have = l->in_have - l->in_at;
     struct tcp_conn *c = l->conn;
@@ -162,6 +173,10 @@ static bool take_message(struct tcp_incidents *in, struct tcp_link *l)
     }
     size_t tail = kvt_message_tail(&m);
     if (have < KVT_MESSAGE_BYTES + tail) return false;
+    if (comes_early(c, &m)) {
+        *wait = true;
+        return false;
+    }
     memcpy(m.sums, p + KVT_MESSAGE_BYTES, tail);
     l->in_at += KVT_MESSAGE_BYTES + tail;
     if (m.kind == KVT_MSG_DATA) begin_frame(c, &m);
@@ -190,7 +205,7 @@ static bool use_bytes(struct tcp_incidents *in, struct tcp_link *l, bool *wait)
             *wait = true; /* for other links, or for sessions to see the messages before this payload */
         } else if (c->in_frame) {
             place_ahead(l);
-        } else if (!take_message(in, l)) {
+        } else if (!take_message(in, l, wait)) {
             if (c->state == TCP_IS_DOWN) return false;
             break;
         }

@@ -18,6 +18,7 @@ static struct tcp_put *put_at(struct tcp_conn *c, uint64_t seq) { return &c->put
 static uint64_t next_put(const struct tcp_link *l, uint64_t seq)
 {
     const struct tcp_conn *c = l->conn;
+    if (c && seq < c->n_over) seq = c->n_over; /* puts without a slice here came and went */
     while (c && seq < c->n_put && c->puts[seq % TCP_PUTS_MAX].n_slices <= l->index) seq++;
     return seq;
 }

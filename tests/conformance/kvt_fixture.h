@@ -54,6 +54,18 @@ struct node_options {
     const char      *fault; /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be run over a wrapped row */
 };
 
+/* What BATON_* and KVCACHE_* variables say, so that every test here can be run with several connections, copiers, a wrapped row. */
+static inline struct kvt_tuning tuning_of_environment(const char *fault)
+{
+    struct kvt_tuning t = { 0 };
+    struct err err = { 0 };
+    bool known;
+    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++)
+        if (getenv(n->name) && kvt_tuning_set(&t, n->name, getenv(n->name), &known, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (fault) t.fault = fault;
+    return t;
+}
+
 static inline struct node *node_start(struct node_options o)
 {
     struct node *n = calloc(1, sizeof *n);
@@ -64,7 +76,8 @@ static inline struct node *node_start(struct node_options o)
     CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&o.layout), DEVICE_MEM_SHARED, &n->mem, &err));
     struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
                               .checksum = !o.no_checksum, .n_transfers = 64, .stall_ms = o.stall_ms, .metrics = o.metrics,
-                              .tuning = { .fault = o.fault ? o.fault : getenv("BATON_KV_FAULT") }, .on_event = node_on_event, .arg = n };
+                              .tuning = tuning_of_environment(o.fault), .on_event = node_on_event, .arg = n };
+    if (strcmp(o.protocols, "rdma") == 0) ko.tuning.rdma.port = o.port; /* that row has a listener of its own */
     ko.deadline_ms = o.deadline_ms;
     ko.tuning.lossy |= o.lossy;
     if (kvt_create(&ko, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);

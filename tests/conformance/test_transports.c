@@ -386,6 +386,7 @@ out:
 
 TEST(bit_flipped_on_the_wire_tcp)
 {
+    unsetenv("BATON_TCP_CONNECTIONS"); /* the wire is one */
     struct node *from = node_start(options("tcp")), *to = node_start(options("tcp"));
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t n = sizeof a;
