@@ -1,0 +1,416 @@
+/* test_transport_ways.c - what single rows promise beyond the common contract: several tcp connections per peer, their loss and a full
+ * descriptor table, copiers, pools that are not shared memory, GPU pools, interfaces. The common contract itself is run over these ways by
+ * test_transports with BATON_* variables set (tests/CMakeLists.txt). */
+#include <dirent.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include "kvtransfer/ipc.h"
+#include "kvtransfer/tcp_address.h"
+#include "tests/conformance/kvt_fixture.h"
+
+/* Pieces of 256 KiB: puts of 1 MiB, so that slices and jobs are real ones. */
+static struct kv_layout large_layout(void)
+{
+    return (struct kv_layout){ .model_fingerprint = 7, .dtype = DTYPE_BF16, .block_tokens = 64, .n_layers = 3, .n_kv_heads = 8, .head_dim = 128,
+                               .tp_size = 1, .n_blocks = 24 };
+}
+
+static struct node_options large(const char *row) { return (struct node_options){ .layout = large_layout(), .protocols = row }; }
+
+static void random_bytes_of(struct node *n, uint64_t seed)
+{
+    uint64_t *p = n->mem.ptr;
+    for (size_t i = 0; i < kv_layout_pool_bytes(&n->layout) / 8; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        p[i] = seed ^ seed >> 29;
+    }
+}
+
+/* Open and push everything; finishing and waiting is the caller's. */
+static void push(struct node *from, struct node *to, uint64_t peer, uint64_t id, const int32_t *src, const int32_t *dst, uint32_t n_tokens)
+{
+    struct buf grant = { 0 };
+    struct err err = { 0 };
+    uint32_t n = kvt_plan_n_blocks(&to->layout, n_tokens);
+    CHECK_OK(kvt_expect(to->kvt, id, dst, n, 0, n_tokens, &grant));
+    CHECK_OK(kvt_send_open(from->kvt, id, peer, buf_str(&grant), &err));
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) CHECK_OK(kvt_send_ready(from->kvt, id, layer, 0, n_tokens, src));
+    buf_release(&grant);
+}
+
+static void check_moved(struct node *from, struct node *to, const int32_t *src, const int32_t *dst, uint32_t n_full)
+{
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
+        for (uint32_t i = 0; i < n_full; i++)
+            if (memcmp(piece_of(from, layer, src[i]), piece_of(to, layer, dst[i]), kv_layout_piece_bytes(&to->layout)) != 0)
+                test_fail(__FILE__, __LINE__, "layer %u position %u differs", layer, i);
+}
+
+/* Large pieces over a row, whole and ending in the middle of a block; then one cancelled on the way, after which the pool is left alone. */
+static void large_transfers(const char *row)
+{
+    struct node *from = node_start(large(row)), *to = node_start(large(row));
+    uint64_t peer = node_connect(from, to);
+    int32_t src[24], dst[24];
+    srand(3);
+    for (uint64_t id = 1; id <= 6; id++) {
+        uint32_t n_tokens = 24 * 64 - (uint32_t)(id - 1) * 77;
+        random_table(24, 24, src);
+        random_table(24, 24, dst);
+        random_bytes_of(from, id);
+        push(from, to, peer, id, src, dst, n_tokens);
+        kvt_send_finish(from->kvt, id);
+        node_wait(to, KVT_RECEIVED, id, 10000);
+        node_wait(from, KVT_SENT, id, 10000);
+        check_moved(from, to, src, dst, n_tokens / 64);
+    }
+    for (uint64_t id = 10; id < 30; id++) {
+        push(from, to, peer, id, src, dst, 24 * 64);
+        if (id % 2) kvt_send_cancel(from->kvt, id);
+        else kvt_expect_cancel(to->kvt, id);
+        node_wait(to, KVT_FENCED, id, 5000);
+        memset(to->mem.ptr, 0x66, kv_layout_pool_bytes(&to->layout));
+        node_wait(from, KVT_SEND_FAILED, id, 5000);
+        random_bytes_of(from, id); /* the source is the sender's again: nothing may still be reading it */
+        for (size_t i = 0; i < kv_layout_pool_bytes(&to->layout); i++) CHECK_EQ_INT(((char *)to->mem.ptr)[i], 0x66);
+    }
+    /* disconnected with everything under way */
+    push(from, to, peer, 40, src, dst, 24 * 64);
+    kvt_disconnect(from->kvt, peer);
+    node_wait(from, KVT_PEER_LOST, peer, 3000);
+    node_wait(to, KVT_FENCED, 40, 3000);
+    memset(to->mem.ptr, 0x77, kv_layout_pool_bytes(&to->layout));
+    pause_ms(20);
+    for (size_t i = 0; i < kv_layout_pool_bytes(&to->layout); i++) CHECK_EQ_INT(((char *)to->mem.ptr)[i], 0x77);
+    node_stop(from);
+    node_stop(to);
+}
+
+TEST(large_transfers_tcp) { large_transfers("tcp"); }
+TEST(large_transfers_ipc) { large_transfers("ipc"); }
+TEST(large_transfers_mem) { large_transfers("mem"); }
+TEST(large_transfers_tcp_connections) { setenv("BATON_TCP_CONNECTIONS", "5", 1); large_transfers("tcp"); }
+TEST(large_transfers_tcp_zerocopy) { setenv("BATON_TCP_CONNECTIONS", "2", 1); setenv("BATON_TCP_ZEROCOPY", "on", 1); large_transfers("tcp"); }
+TEST(large_transfers_ipc_copiers) { setenv("BATON_IPC_COPIERS", "4", 1); large_transfers("ipc"); }
+TEST(large_transfers_mem_copiers) { setenv("BATON_IPC_COPIERS", "3", 1); large_transfers("mem"); }
+TEST(large_transfers_ipc_cma) { setenv("BATON_IPC_CMA", "on", 1); setenv("BATON_IPC_COPIERS", "2", 1); large_transfers("ipc"); }
+
+/* ---- several connections ---- */
+
+/* Sockets of this process whose far end is `port`. */
+static int sockets_to(uint16_t port, int *fds, int cap)
+{
+    int n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    CHECK(d != NULL);
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        struct sockaddr_in a;
+        socklen_t len = sizeof a;
+        int fd = atoi(e->d_name);
+        if (e->d_name[0] == '.' || getpeername(fd, (struct sockaddr *)&a, &len) != 0 || a.sin_family != AF_INET || ntohs(a.sin_port) != port) continue;
+        if (n < cap) fds[n] = fd;
+        n++;
+    }
+    closedir(d);
+    return n;
+}
+
+TEST(tcp_opens_the_connections_asked_for)
+{
+    setenv("BATON_TCP_CONNECTIONS", "6", 1);
+    struct node *from = node_start(large("tcp")), *to = node_start(large("tcp"));
+    node_connect(from, to);
+    CHECK_EQ_INT(sockets_to(kvt_port(to->kvt), NULL, 0), 6);
+    node_stop(from);
+    node_stop(to);
+}
+
+/* Any one of them lost: both sides call the peer lost, the transfer fails, a new connection works. */
+TEST(tcp_loss_of_one_connection_is_the_peers)
+{
+    enum { N = 3 };
+    char number[8];
+    snprintf(number, sizeof number, "%d", N);
+    setenv("BATON_TCP_CONNECTIONS", number, 1);
+    struct node *from = node_start(large("tcp")), *to = node_start(large("tcp"));
+    int32_t table[24];
+    random_table(24, 24, table);
+    for (uint64_t lost = 0; lost < N; lost++) {
+        uint64_t peer = node_connect(from, to), id = 100 + lost;
+        int fds[N];
+        CHECK_EQ_INT(sockets_to(kvt_port(to->kvt), fds, N), N);
+        push(from, to, peer, id, table, table, 24 * 64);
+        pause_ms(10); /* the receiver has heard of it */
+        shutdown(fds[lost], SHUT_RDWR);
+        CHECK_STATUS(node_wait(from, KVT_PEER_LOST, peer, 3000).status, ERR_PEER_LOST);
+        node_wait(from, KVT_SEND_FAILED, id, 3000);
+        node_wait(to, KVT_RECEIVE_FAILED, id, 3000);
+        node_wait(to, KVT_FENCED, id, 3000);
+    }
+    uint64_t peer = node_connect(from, to);
+    push(from, to, peer, 1, table, table, 24 * 64);
+    kvt_send_finish(from->kvt, 1);
+    node_wait(to, KVT_RECEIVED, 1, 10000);
+    node_stop(from);
+    node_stop(to);
+}
+
+/* A ticket for a further connection that the first one's does not give: refused, and the peer goes on. */
+TEST(tcp_stranger_cannot_join)
+{
+    setenv("BATON_TCP_CONNECTIONS", "2", 1);
+    struct node *from = node_start(large("tcp")), *to = node_start(large("tcp"));
+    uint64_t peer = node_connect(from, to);
+    for (int i = 0; i < 4; i++) {
+        struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons(kvt_port(to->kvt)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+        struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
+        uint8_t bytes[KVT_PREAMBLE_BYTES];
+        memset(p.ticket, i, sizeof p.ticket);
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK_OK(connect(fd, (struct sockaddr *)&a, sizeof a));
+        kvt_preamble_encode(&p, bytes);
+        CHECK(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL) == sizeof bytes);
+        CHECK(recv(fd, bytes, sizeof bytes, MSG_WAITALL) == sizeof bytes);
+        CHECK_OK(kvt_preamble_decode(bytes, sizeof bytes, &p));
+        CHECK_EQ_INT(p.kind, KVT_PREAMBLE_REFUSED);
+        CHECK(recv(fd, bytes, sizeof bytes, 0) == 0);
+        close(fd);
+    }
+    CHECK(kvt_peer_transport(from->kvt, peer) != NULL);
+    node_stop(from);
+    node_stop(to);
+}
+
+static double cpu_seconds(void)
+{
+    struct rusage u;
+    CHECK_OK(getrusage(RUSAGE_SELF, &u));
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) + 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+/* No descriptor left: a connection waits in the listener's queue, nobody spins, and it is taken when there are some again. */
+static void full_table(const char *row)
+{
+    struct node *from = node_start(large(row)), *to = node_start(large(row));
+    struct rlimit limit, full;
+    struct buf hello = { 0 }, answer = { 0 };
+    struct err err = { 0 };
+    uint64_t peer;
+    kvt_hello(from->kvt, &hello);
+    CHECK_OK(kvt_answer(to->kvt, buf_str(&hello), &answer, &err));
+    CHECK_OK(getrlimit(RLIMIT_NOFILE, &limit));
+    int next = dup(0);
+    close(next);
+    full = limit;
+    bool is_tcp = strcmp(row, "tcp") == 0;
+    full.rlim_cur = (rlim_t)next + (is_tcp ? 1 : 2); /* the connecting side's (ipc: and the pidfd), none to accept with */
+    CHECK_OK(setrlimit(RLIMIT_NOFILE, &full));
+    CHECK_OK(kvt_connect(from->kvt, buf_str(&answer), &peer, &err));
+    pause_ms(100);
+    double before = cpu_seconds();
+    pause_ms(600);
+    double used = cpu_seconds() - before;
+    CHECK_EQ_INT(node_count(from, KVT_CONNECTED, peer), 0);
+    CHECK_OK(setrlimit(RLIMIT_NOFILE, &limit));
+    node_wait(from, KVT_CONNECTED, peer, 2500);
+    if (used > 0.3) test_fail(__FILE__, __LINE__, "%.2f s of processor time while waiting 0.6 s for a descriptor", used);
+    buf_release(&hello);
+    buf_release(&answer);
+    node_stop(from);
+    node_stop(to);
+}
+
+TEST(full_descriptor_table_tcp) { full_table("tcp"); }
+TEST(full_descriptor_table_ipc) { full_table("ipc"); }
+
+TEST(tcp_interface_of_its_own)
+{
+    struct kvt *k = NULL;
+    struct err err = { 0 };
+    struct buf name = { 0 };
+    struct node *n = node_start(large("mem"));
+    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .protocols = "tcp", .listen_host = "0.0.0.0", .n_transfers = 1,
+                             .tuning = { .socket_ifname = "nosuch0" }, .on_event = node_on_event, .arg = n };
+    CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
+    CHECK(strstr(err.text, "nosuch0") && strstr(err.text, "lo"));
+    CHECK_OK(tcp_address_of_interface("lo", &name, &err));
+    CHECK_EQ_STR(name.data, "127.0.0.1");
+    o.tuning.socket_ifname = "lo";
+    CHECK_OK(kvt_create(&o, &k, &err));
+    struct buf hello = { 0 }, answer = { 0 };
+    struct kvt_answer_msg m;
+    kvt_hello(k, &hello);
+    CHECK_OK(kvt_answer(k, buf_str(&hello), &answer, &err));
+    CHECK_OK(kvt_answer_decode(buf_str(&answer), &m, &err));
+    CHECK(m.rows[0].address.n > 10 && memcmp(m.rows[0].address.p, "127.0.0.1 ", 10) == 0);
+    kvt_free(k);
+    buf_release(&name);
+    buf_release(&hello);
+    buf_release(&answer);
+    node_stop(n);
+}
+
+/* ---- pools that are not shared memory ---- */
+
+TEST(ipc_private_pool_by_cma)
+{
+    struct node *from = node_start(large("ipc")), *to = calloc(1, sizeof *to);
+    struct err err = { 0 };
+    pthread_mutex_init(&to->lock, NULL);
+    to->layout = large_layout();
+    CHECK_OK(device_open("cpu", &to->device, &err));
+    CHECK_OK(device_mem_alloc(to->device, kv_layout_pool_bytes(&to->layout), DEVICE_MEM_PRIVATE, &to->mem, &err));
+    CHECK_EQ_INT(to->mem.fd, -1);
+    struct kvt_options o = { .layout = to->layout, .mem = &to->mem, .protocols = "ipc", .checksum = true, .n_transfers = 4,
+                             .tuning = { .cma = KVT_OFF }, .on_event = node_on_event, .arg = to };
+    CHECK_STATUS(kvt_create(&o, &to->kvt, &err), ERR_CONFIG);
+    CHECK(strstr(err.text, "private"));
+    o.tuning.cma = KVT_AUTO;
+    CHECK_OK(kvt_create(&o, &to->kvt, &err));
+    uint64_t peer = node_connect(from, to);
+    int32_t src[24], dst[24];
+    random_table(24, 24, src);
+    random_table(24, 24, dst);
+    random_bytes_of(from, 9);
+    push(from, to, peer, 1, src, dst, 24 * 64);
+    kvt_send_finish(from->kvt, 1);
+    node_wait(to, KVT_RECEIVED, 1, 10000);
+    check_moved(from, to, src, dst, 24);
+    node_stop(from);
+    node_stop(to);
+}
+
+/* ---- GPU pools ---- */
+
+TEST(ipc_gpu_pool_needs_a_gpu)
+{
+    struct kvt *k = NULL;
+    struct err err = { 0 };
+    struct node *n = node_start(large("mem"));
+    struct dev_mem gpu = n->mem;
+    gpu.kind = DEV_MEM_CUDA;
+    struct kvt_options o = { .layout = n->layout, .mem = &gpu, .protocols = "ipc", .n_transfers = 1, .on_event = node_on_event, .arg = n };
+    /* Host memory that claims to be a GPU's: no machine can share that, and each says why. */
+    enum status st = kvt_create(&o, &k, &err);
+#ifdef BATON_HAVE_CUDA
+    CHECK_STATUS(st, ERR_CONFIG); /* ERR_NODEV of the only row */
+#else
+    CHECK_STATUS(st, ERR_UNSUPPORTED);
+    CHECK(strstr(err.text, "no CUDA"));
+#endif
+    CHECK(k == NULL);
+    CHECK(!ipc_is_cuda_offer(n->mem.fd) && !ipc_is_cuda_offer(-1));
+    node_stop(n);
+}
+
+#ifdef BATON_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#include <sys/wait.h>
+
+/* A node whose pool is on the GPU, every byte `fill`. Checksums need a pool that the processor reads: off. */
+static struct node *gpu_node(int fill)
+{
+    struct node *n = calloc(1, sizeof *n);
+    struct err err = { 0 };
+    pthread_mutex_init(&n->lock, NULL);
+    n->layout = large_layout();
+    n->mem = (struct dev_mem){ .bytes = kv_layout_pool_bytes(&n->layout), .fd = -1, .kind = DEV_MEM_CUDA };
+    CHECK_OK(cudaMalloc(&n->mem.ptr, n->mem.bytes));
+    CHECK_OK(cudaMemset(n->mem.ptr, fill, n->mem.bytes));
+    CHECK_OK(cudaDeviceSynchronize());
+    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .protocols = "ipc", .n_transfers = 4, .on_event = node_on_event, .arg = n };
+    if (kvt_create(&o, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
+    return n;
+}
+
+static void pass(int fd, const struct buf *b)
+{
+    uint32_t n = (uint32_t)b->len;
+    CHECK(write(fd, &n, sizeof n) == sizeof n && write(fd, b->data, n) == (ssize_t)n);
+}
+
+static void take(int fd, struct buf *b)
+{
+    uint32_t n;
+    buf_clear(b);
+    CHECK(read(fd, &n, sizeof n) == sizeof n);
+    char *p = buf_reserve(b, n);
+    for (size_t have = 0; have < n;) {
+        ssize_t got = read(fd, p + have, n - have);
+        CHECK(got > 0);
+        have += (size_t)got;
+    }
+    b->len += n;
+}
+
+static _Noreturn void gpu_sender(int in, int out)
+{
+    struct node *n = gpu_node(0x5b);
+    struct buf b = { 0 };
+    struct err err = { 0 };
+    uint64_t peer;
+    int32_t table[24];
+    random_table(24, 24, table);
+    kvt_hello(n->kvt, &b);
+    pass(out, &b);
+    take(in, &b);
+    CHECK_OK(kvt_connect(n->kvt, buf_str(&b), &peer, &err));
+    node_wait(n, KVT_CONNECTED, peer, 5000);
+    take(in, &b);
+    CHECK_OK(kvt_send_open(n->kvt, 1, peer, buf_str(&b), &err));
+    for (uint32_t layer = 0; layer < n->layout.n_layers; layer++) CHECK_OK(kvt_send_ready(n->kvt, 1, layer, 0, 24 * 64, table));
+    kvt_send_finish(n->kvt, 1);
+    node_wait(n, KVT_SENT, 1, 10000);
+    _exit(0);
+}
+#endif
+
+TEST(ipc_gpu_pools)
+{
+#ifdef BATON_HAVE_CUDA
+    int n_gpus = 0, down[2], up[2], status;
+    CHECK_OK(pipe(down));
+    CHECK_OK(pipe(up));
+    pid_t child = fork(); /* before this process speaks CUDA */
+    if (child == 0) {
+        char go;
+        if (read(down[0], &go, 1) != 1 || go != 'g') _exit(0);
+        gpu_sender(down[0], up[1]);
+    }
+    bool has = cudaGetDeviceCount(&n_gpus) == cudaSuccess && n_gpus > 0;
+    CHECK(write(down[1], has ? "g" : "n", 1) == 1);
+    if (!has) SKIP("no GPU here: KV between GPU pools of two processes (CUDA IPC)");
+    struct node *to = gpu_node(0x11);
+    struct buf b = { 0 }, answer = { 0 };
+    struct err err = { 0 };
+    int32_t table[24];
+    random_table(24, 24, table);
+    take(up[0], &b);
+    CHECK_OK(kvt_answer(to->kvt, buf_str(&b), &answer, &err));
+    pass(down[1], &answer);
+    buf_clear(&b);
+    CHECK_OK(kvt_expect(to->kvt, 1, table, 24, 0, 24 * 64, &b));
+    pass(down[1], &b);
+    node_wait(to, KVT_RECEIVED, 1, 10000);
+    char *host = malloc(to->mem.bytes);
+    CHECK_OK(cudaMemcpy(host, to->mem.ptr, to->mem.bytes, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < to->mem.bytes; i++) CHECK_EQ_INT(host[i], 0x5b);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    free(host);
+    buf_release(&b);
+    buf_release(&answer);
+    kvt_free(to->kvt);
+    CHECK_OK(cudaFree(to->mem.ptr));
+    free(to);
+#else
+    SKIP("built without the CUDA toolkit: KV between GPU pools of two processes (CUDA IPC)");
+#endif
+}
+
+TEST_MAIN(CASE(large_transfers_tcp), CASE(large_transfers_ipc), CASE(large_transfers_mem), CASE(large_transfers_tcp_connections),
+          CASE(large_transfers_tcp_zerocopy), CASE(large_transfers_ipc_copiers), CASE(large_transfers_mem_copiers), CASE(large_transfers_ipc_cma),
+          CASE(tcp_opens_the_connections_asked_for), CASE(tcp_loss_of_one_connection_is_the_peers), CASE(tcp_stranger_cannot_join),
+          CASE(full_descriptor_table_tcp), CASE(full_descriptor_table_ipc), CASE(tcp_interface_of_its_own), CASE(ipc_private_pool_by_cma),
+          CASE(ipc_gpu_pool_needs_a_gpu), CASE(ipc_gpu_pools))
