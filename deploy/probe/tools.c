@@ -25,7 +25,7 @@
 #include "shared/base/json.h"
 #include "shared/base/mem.h"
 
-enum { OUTPUT_MAX = 1 << 20, IPERF3_MIN_BYTES = 256 << 20 /* below it prints no rate, or that of its start */, ARGS_MAX = 32, ARG_MAX_CHARS = 64, PATH_CHARS = 512, START_MS = 3000, MIB = 1 << 20 };
+enum { OUTPUT_MAX = 1 << 20, IPERF3_LEAST = 64 << 20 /* below it may print no rate */, IPERF3_FAIR = 256 << 20 /* below it, between fast ends, that of its start */, ARGS_MAX = 32, ARG_MAX_CHARS = 64, PATH_CHARS = 512, START_MS = 3000, MIB = 1 << 20 };
 
 extern char **environ;
 
@@ -145,7 +145,8 @@ static void add_iperf3(struct command *c, const struct probe_request *r, const c
     add_arg(c, "-P");
     add_arg(c, "%u", r->connections ? r->connections : 1);
     add_arg(c, "-n");
-    add_arg(c, "%" PRIu64, r->n_bytes > IPERF3_MIN_BYTES ? r->n_bytes : (uint64_t)IPERF3_MIN_BYTES);
+    uint64_t least = r->n_bytes < IPERF3_LEAST ? IPERF3_LEAST : IPERF3_FAIR;
+    add_arg(c, "%" PRIu64, r->n_bytes > least ? r->n_bytes : least);
     add_arg(c, "-J");
 }
 
@@ -169,6 +170,10 @@ static enum status add_perftest(struct command *c, const struct probe_request *r
     add_arg(c, "%u", port);
     add_arg(c, "-F");
     if (r->tool == PROBE_IB_WRITE_BW) add_arg(c, "--report_gbits");
+    if (r->tool == PROBE_IB_WRITE_BW && tuning->rdma.qps_per_rail) {
+        add_arg(c, "-q");
+        add_arg(c, "%u", tuning->rdma.qps_per_rail);
+    }
     if (server) add_arg(c, "%s", server);
     return OK;
 }

@@ -82,6 +82,7 @@ TEST(a_reply_shows_nothing_that_a_terminal_would_obey)
     CHECK_EQ_STR(back->host, "h?");
     CHECK_EQ_INT(back->status, ERR_NODEV);
     CHECK(back->n_ns == 2 && back->ns[1] == 77);
+    probe_reply_release(back);
     r->status = (enum status)5;
     buf_clear(&b);
     probe_reply_encode(r, &b);
