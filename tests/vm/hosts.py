@@ -36,12 +36,13 @@ def on(host, *argv):
 
 
 class HostNode:
-    """A baton node on one of the two hosts; what closing(), wait_ready() and wait_sees() of the harness need, with a host beside the port."""
+    """A baton node on one of the two hosts. as_given: args are the whole command line, and port only says where its API is."""
 
-    def __init__(self, host, model, role, args=(), env=None, port=8180):
+    def __init__(self, host, model, role, args=(), env=None, port=8180, as_given=False):
         self.host, self.port, self.name = host, port, f'{role} on host {host}'
-        argv = [BIN, 'serve', '--model', model, '--served-model-name', 'm', '--host', '0.0.0.0', '--port', str(port), '--splitwise-role', role,
-                '--advertise-host', ADDRESS[host], '--compute-threads', '1', *args]
+        own = [] if as_given else ['--model', model, '--served-model-name', 'm', '--host', '0.0.0.0', '--port', str(port), '--splitwise-role', role,
+                                   '--advertise-host', ADDRESS[host]]
+        argv = [BIN, 'serve', *own, '--compute-threads', '1', *args]
         env = {'BATON_CLUSTER_SECRET': SECRET, 'KVCACHE_RDMA_NICS': 'rxe_w', **(env or {})}
         if host == 2:
             self.pid, self.p = far_side(start=argv, env=env)['pid'], None

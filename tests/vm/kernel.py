@@ -81,13 +81,24 @@ def package_name():
     return found and (found.group(1), found.group(2))
 
 
+def update_lists():
+    """Fresh lists of packages: an image may come without, and old ones name what the mirror has no more. Only root may."""
+    if os.geteuid() == 0:
+        run(['apt-get', 'update', '-q'])
+
+
 def unpack(work, package):
     """Download with apt (which checks it against the archive's signature) and unpack into `work`."""
-    got = run(['apt-get', 'download', '-q', '-o', 'APT::Sandbox::User=root' if os.geteuid() == 0 else 'APT::Sandbox::User=', package], cwd=work)
-    debs = glob.glob(work + '/*.deb')
-    if got.returncode or len(debs) != 1:
+    user = 'root' if os.geteuid() == 0 else ''  # apt's own user may not write into a folder of ours
+    for _ in range(2):
+        got = run(['apt-get', 'download', '-q', '-o', 'APT::Sandbox::User=' + user, package], cwd=work)
+        debs = glob.glob(work + '/*.deb')
+        if got.returncode == 0 and len(debs) == 1:
+            break
+        update_lists()
+    else:
         last = (got.stdout.strip().splitlines() or ['no output'])[-1]
-        raise Unavailable(f'apt cannot download the kernel package {package} (is the Debian mirror reachable, is `apt-get update` recent?): {last}')
+        raise Unavailable(f'apt cannot download the kernel package {package} (is the Debian mirror reachable?): {last}')
     if run(['dpkg', '-x', debs[0], work + '/tree']).returncode:
         raise Unavailable(f'dpkg cannot unpack the kernel package {package}; is the disk full?')
 
@@ -122,6 +133,9 @@ def kernel():
         fcntl.flock(lock, fcntl.LOCK_EX)
         there = sorted(glob.glob(cache + '/linux-image-*/vmlinuz'), key=os.path.getmtime)
         found = shutil.which('apt-cache') and package_name()
+        if not found and not there and shutil.which('apt-cache'):
+            update_lists()
+            found = package_name()
         if not found:
             if there:
                 return os.path.dirname(there[-1])

@@ -1,0 +1,159 @@
+"""Lost, delayed and reordered packets, and a rail that goes down and comes back, while requests and transfers run: no wrong answer, no wrong
+byte, nothing that fails for good. The figures are printed; no time is asserted but that of coming back."""
+from rails import *
+
+BATCH = ['--max-num-batched-tokens', '64']
+RULES = ['loss 0.1%', 'loss 1%', 'delay 5ms', 'delay 2ms reorder 25% 50%']
+BACK_S = 3            # throughput is back this long after the rail is back
+MIB = 1 << 20
+
+
+def under(protocol, rules):
+    """The tiny model's questions with each rule on both rails: equal answers, and how long they took beside undisturbed ones."""
+    model, prompts, want, per_token = load('tiny')
+    with split(model, protocol, BATCH) as nodes:
+        took = {}
+        for rule in [None, *rules]:
+            traffic, t0 = Traffic(), time.monotonic()
+            with netem(rule) if rule else contextlib.nullcontext():
+                answers = ask([n.port for n in nodes], prompts, 4)
+            moved = check(want, prompts, answers, per_token, protocol)
+            took[rule] = time.monotonic() - t0
+            print(f'  {protocol}, {rule or "undisturbed"}: {len(prompts)} answers equal in {took[rule]:.1f} s, {moved} KV bytes, {traffic.since()["near"]} bytes sent', flush=True)
+
+
+def test_requests_rdma():
+    under('rdma', RULES)
+
+
+def test_requests_ucx():
+    under('ucx', RULES)
+
+
+class Flow:
+    """bench_flow at the two ends of the rails: (second, bytes, failed) samples of a tenth of a second."""
+
+    def __init__(self, protocol, seconds, rails=2):
+        program = os.path.join(os.environ['BATON_TEST_PROGRAMS'], 'bench_flow')
+        if not os.path.exists(program):
+            raise Skip(f'{program} is not built')
+        ends = [nics(x, rails) if protocol == 'rdma' else ','.join(x.format(i) + ':1' for i in range(rails)) for x in (NEAR, FAR)]
+        env = {**os.environ, **({'UCX_TLS': 'rc_verbs'} if protocol == 'ucx' else {})}
+        self.p = subprocess.Popen([program, protocol, str(seconds), *ends], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+        self.samples, self.other = [], []
+
+    def read(self, until=None):
+        """Samples up to that second, or to the end."""
+        for line in self.p.stdout:
+            word = line.split()
+            if len(word) == 6 and word[1] == 'ms':
+                self.samples.append((int(word[0]) / 1000, int(word[2]), int(word[4])))
+                if until and self.samples[-1][0] >= until:
+                    return
+            else:
+                self.other.append(line.rstrip())
+
+    def finish(self):
+        self.read()
+        assert self.p.wait() == 0, '\n'.join(self.other)
+        print('  ' + '\n  '.join(self.other), flush=True)
+
+    def rate(self, begin, end):
+        """Bytes per second between two seconds."""
+        part = [s for s in self.samples if begin < s[0] <= end]
+        return sum(b for _, b, _ in part) / (end - begin)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.p.kill()
+        self.p.wait()
+        self.p.stdout.close()
+
+
+def flow_under(protocol, rules, seconds=6):
+    for rule in [None, *rules]:
+        with netem(rule) if rule else contextlib.nullcontext():
+            with Flow(protocol, seconds) as flow:
+                flow.finish()
+        rate = flow.rate(0, flow.samples[-1][0]) / MIB
+        print(f'  {protocol}, {rule or "undisturbed"}: {rate:.1f} MiB/s, {flow.samples[-1][2]} transfers failed and were made again', flush=True)
+
+
+def test_transfers_rdma():
+    flow_under('rdma', RULES)
+
+
+def test_transfers_ucx():
+    flow_under('ucx', RULES)
+
+
+def rail_down(protocol, down=4, up=9, end=16):
+    """One of two rails goes down for some seconds: what arrives in each tenth of a second, and when it is back to 80 % of before."""
+    with Flow(protocol, end) as flow:
+        flow.read(down)
+        rail(1, False)
+        at_down = flow.samples[-1][0]
+        flow.read(up)
+        rail(1, True)
+        at_up = flow.samples[-1][0]
+        flow.finish()
+    before = flow.rate(1, at_down)
+    first = next((t for t, b, _ in flow.samples if t > at_down + 0.1 and b), None)
+    back = next((t for t, _, _ in flow.samples if t >= at_up + 0.5 and flow.rate(t - 0.5, t) >= 0.8 * before), None)
+    during = flow.rate(at_up - 1, at_up)
+    rows = ' '.join(f'{b / MIB:.0f}' for _, b, _ in flow.samples)
+    print(f'  {protocol}: MiB in each tenth of a second: {rows}', flush=True)
+    print(f'  {protocol}: before {before / MIB:.1f} MiB/s; rail 1 down at {at_down:.1f} s, bytes again at {first} s, {during / MIB:.1f} MiB/s in its last second down; '
+          f'up at {at_up:.1f} s, 80 % again at {back} s; {flow.samples[-1][2]} transfers failed and were made again', flush=True)
+    assert first and first - at_down <= BACK_S, 'transfers did not go on over the other rail'
+    assert back and back - at_up <= BACK_S + 0.5, 'the rate is not back'
+
+
+def test_rail_down_transfers_rdma():
+    rail_down('rdma')
+
+
+def test_rail_down_transfers_ucx():
+    rail_down('ucx')
+
+
+def requests_while_rail_down(protocol):
+    model, prompts, want, per_token = load('tiny')
+    with split(model, protocol, BATCH) as nodes:
+        stop = threading.Event()
+
+        def disturb():
+            while not stop.wait(1.5):
+                rail(1, False)
+                stop.wait(1.5)
+                rail(1, True)
+        t = threading.Thread(target=disturb)
+        t.start()
+        try:
+            for round in range(3):
+                t0 = time.monotonic()
+                answers = ask([n.port for n in nodes], prompts, 4)
+                for i, (w, a) in enumerate(zip(want, answers)):
+                    if isinstance(a, Exception):
+                        raise a
+                    assert a[0] == 200, (i, a)
+                    assert json.loads(json.dumps(answer_of(a[2]))) == w, f'answer {i} is not the mixed node\'s'
+                by = {}
+                for a in answers:
+                    by[a[2]['baton']['transport']] = by.get(a[2]['baton']['transport'], 0) + 1
+                print(f'  {protocol}: {len(prompts)} answers equal in {time.monotonic() - t0:.1f} s while rail 1 went down and up; transports {by}', flush=True)
+                assert set(by) <= {protocol, None, '', 'none'}, by
+        finally:
+            stop.set()
+            t.join()
+            rail(1, True)
+
+
+def test_rail_down_requests_rdma():
+    requests_while_rail_down('rdma')
+
+
+def test_rail_down_requests_ucx():
+    requests_while_rail_down('ucx')
