@@ -2,6 +2,7 @@
 #ifndef BATON_TESTS_CONFORMANCE_KVT_FIXTURE_H
 #define BATON_TESTS_CONFORMANCE_KVT_FIXTURE_H
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,6 +54,20 @@ struct node_options {
     struct metrics  *metrics;
     const char      *fault; /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be run over a wrapped row */
 };
+
+/* Skip the case unless this build has the row and this host what it needs. Where there is an RDMA device, whatever keeps the row from using
+ * it is a failure. */
+static inline void need_row(const char *row)
+{
+    const struct kvt_transport_ops *ops;
+    if (kvt_transport_find(str_of(row), &ops, NULL) != OK) SKIP("built without the library of that row: it is NOT tested");
+    if (strcmp(row, "rdma") != 0) return;
+    DIR *d = opendir("/sys/class/infiniband");
+    int n = 0;
+    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
+    if (d) closedir(d);
+    if (!n) SKIP("this host has no RDMA device: the row rdma is NOT tested");
+}
 
 /* What BATON_* and KVCACHE_* variables say, so that every test here can be run with several connections, copiers, a wrapped row. */
 static inline struct kvt_tuning tuning_of_environment(const char *fault)

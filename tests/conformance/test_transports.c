@@ -738,17 +738,7 @@ TEST(every_slot_is_filled)
     }
 }
 
-/* Where there is a device, whatever keeps the row from using it is a failure. */
-static void need_rdma(void)
-{
-    const struct kvt_transport_ops *ops;
-    if (kvt_transport_find(STR("rdma"), &ops, NULL) != OK) SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested");
-    DIR *d = opendir("/sys/class/infiniband");
-    int n = 0;
-    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
-    if (d) closedir(d);
-    if (!n) SKIP("this host has no RDMA device: the row rdma is NOT tested");
-}
+static void need_rdma(void) { need_row("rdma"); }
 
 /* A writer that is stopped and says nothing loses its access: its queue pairs' other ends are destroyed, and the blocks are free. */
 TEST(stopped_sender_is_fenced_rdma)
