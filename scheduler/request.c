@@ -343,8 +343,9 @@ static enum status place(struct scheduler *s, struct request *r)
         no_node(s, r, st);
         return st;
     }
-    if (r->sampling.max_tokens > 0) r->next_prefill = node_of(chosen.prefill);
-    else r->next_prefill = (struct request_node){ 0 }; /* an echo: there is nothing to decode, so nothing to transfer */
+    /* An echo has nothing to decode, so nothing to transfer; and one whose attempts keep failing goes without a transfer too. */
+    bool split = r->sampling.max_tokens > 0 && r->n_moves < REQUEST_SPLITS_MAX;
+    r->next_prefill = split ? node_of(chosen.prefill) : (struct request_node){ 0 };
     r->next_decode = node_of(chosen.decode);
     struct placement placement = {
         .request = r->id,

@@ -35,7 +35,10 @@ enum request_action {
     ACTION_FAIL        /* tell the client */
 };
 
-enum { REQUEST_MOVES_MAX = 8 };
+enum {
+    REQUEST_MOVES_MAX = 8,
+    REQUEST_SPLITS_MAX = 4 /* attempts that may be split: the ones after them need no transfer, the decode node computes the prompt itself */
+};
 
 const char         *request_state_name(enum request_state s);
 enum request_action retry_action(enum request_state state, enum request_loss loss);

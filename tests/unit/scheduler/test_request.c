@@ -478,6 +478,28 @@ TEST(request_moves_are_limited)
     world_close(&w);
 }
 
+/* Transfers between these two fail again and again: the decode node is asked to do all of it. */
+TEST(request_whose_transfers_keep_failing_is_not_split)
+{
+    struct world w;
+    struct client c;
+    world_open(&w, "pd", 1000);
+    CHECK_OK(client_submit(&w, &c, TEN));
+    for (int i = 0; i < REQUEST_SPLITS_MAX; i++) {
+        struct attempt a = play_split(&w, &c, AT_RESERVE, 0);
+        CHECK_EQ_INT(a.number, i + 1);
+        reply_failed(a.decode, &a, ERR_CHECKSUM);
+    }
+    struct attempt a = play_run(&w, &c);
+    CHECK_EQ_INT(a.number, REQUEST_SPLITS_MAX + 1);
+    CHECK(a.decode == w.nodes[1]);
+    reply_failed(a.decode, &a, ERR_INVALID);
+    RIG_WAIT(&w.rig, c.n_ended == 1);
+    RIG_WAIT(&w.rig, heard_count(w.nodes[0], FRAME_CANCEL) == REQUEST_SPLITS_MAX);
+    world_check_idle(&w);
+    world_close(&w);
+}
+
 TEST(request_at_fault_fails_at_once)
 {
     static const enum status faults[] = { ERR_TOO_LONG, ERR_INVALID };
@@ -765,7 +787,7 @@ TEST_MAIN(CASE(request_split_goes_the_whole_way), CASE(request_runs_on_one_node)
           CASE(request_moves_when_a_token_is_missing), CASE(request_moves_when_the_last_tokens_are_missing),
           CASE(request_is_over_with_its_last_token_whatever_is_lost_then), CASE(request_cancel_in_every_state_tells_the_nodes),
           CASE(request_cancel_before_and_while_it_is_placed), CASE(request_cancel_from_the_token_callback),
-          CASE(request_deadline_ends_it_in_every_state), CASE(request_without_nodes_is_told_what_is_missing), CASE(request_moves_are_limited),
+          CASE(request_deadline_ends_it_in_every_state), CASE(request_without_nodes_is_told_what_is_missing), CASE(request_moves_are_limited), CASE(request_whose_transfers_keep_failing_is_not_split),
           CASE(request_at_fault_fails_at_once), CASE(request_malformed_answers_are_a_nodes_fault),
           CASE(request_prompt_logprobs_come_before_the_tokens), CASE(request_limits_at_the_door),
           CASE(request_stop_in_every_state_frees_everything), CASE(request_goes_ahead_when_the_directory_cannot_be_reached),
