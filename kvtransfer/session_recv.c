@@ -308,8 +308,9 @@ int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_mess
     if (!r && offset == 0) dropped(c, head);
     if (!r || state_of(r) != KVT_RECV_BOUND || !follows(c, r, head, r->landed)) return 0;
     struct kvt_span span = { head->layer, head->first, head->n };
-    if (head->bytes != kvt_plan_span_bytes(&r->view, r->n_tokens, span) || offset >= head->bytes) {
-        fail(c, r, ERR_FORMAT, false, "the sender pushed a frame of another size than its pieces");
+    uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens, span);
+    if (head->bytes != bytes || offset >= head->bytes) {
+        fail_as(c, r, ERR_FORMAT, head->bytes < bytes ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT, false, "the sender pushed a frame of another size than its pieces");
         return 0;
     }
     return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, span, offset, iov, cap);

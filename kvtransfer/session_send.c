@@ -284,11 +284,11 @@ static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 {
     if (s->made.stage.n) return true; /* made for an earlier try */
     uint64_t bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, span);
-    if (!kvt_staging_take(c->staging, bytes, &s->peer->staged, &s->made.stage)) {
+    if (!kvt_staging_take(c->staging, bytes, span.n == 1, &s->peer->staged, &s->made.stage)) {
         if (span.n == 1) return false;
         span.n = 1; /* fragments, or others hold most of it: something always goes on */
         bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, span);
-        if (!kvt_staging_take(c->staging, bytes, &s->peer->staged, &s->made.stage)) return false;
+        if (!kvt_staging_take(c->staging, bytes, true, &s->peer->staged, &s->made.stage)) return false;
     }
     s->made.span = span;
     char *out = kvt_staging_at(c->staging, s->made.stage);

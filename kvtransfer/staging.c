@@ -53,11 +53,11 @@ static uint32_t find_run(const struct kvt_staging *s, uint32_t n)
     return s->n;
 }
 
-bool kvt_staging_take(struct kvt_staging *s, uint64_t bytes, uint32_t *held, struct kvt_stage *out)
+bool kvt_staging_take(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held, struct kvt_stage *out)
 {
     uint64_t n = (bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK;
     if (n == 0 || n > s->n_free) return false;
-    if (*held && *held + n > s->n_free - n) return false;
+    if (*held + n > s->n_free - n && !(least && *held == 0)) return false;
     uint32_t first = find_run(s, (uint32_t)n);
     if (first == s->n) return false;
     *out = (struct kvt_stage){ first, (uint32_t)n };

@@ -26,8 +26,10 @@ void        kvt_staging_free(struct kvt_staging *s);
 const struct dev_mem *kvt_staging_mem(const struct kvt_staging *s);
 /* The largest piece it is for: a quarter, so that several peers find room. */
 uint64_t    kvt_staging_piece_max(const struct kvt_staging *s);
-/* Room for `bytes`; *held counts the peer's chunks. False: wait until something was given back. A peer that holds nothing gets whatever fits. */
-bool        kvt_staging_take(struct kvt_staging *s, uint64_t bytes, uint32_t *held, struct kvt_stage *out);
+/* Room for `bytes`; *held counts the peer's chunks. False: wait until something was given back. `least`: less than this the peer cannot use, so
+ * one that holds nothing gets it beyond its share too.
+ * LIMIT: about log2(memory / piece) peers that do not drain leave nothing for one more until their transfers' stall deadline. */
+bool        kvt_staging_take(struct kvt_staging *s, uint64_t bytes, bool least, uint32_t *held, struct kvt_stage *out);
 /* Give back; none is fine. */
 void        kvt_staging_give(struct kvt_staging *s, uint32_t *held, struct kvt_stage *stage);
 /* Offset of the stage's first byte in the memory, and its address. */

@@ -25,7 +25,7 @@ static const char *const FAILURES[KVT_FAILED_COUNT] = {
     [KVT_FAILED_CHECKSUM] = "checksum",   [KVT_FAILED_STALE] = "stale",         [KVT_FAILED_DUPLICATE] = "duplicate",
     [KVT_FAILED_REORDERED] = "reordered", [KVT_FAILED_TRUNCATED] = "truncated", [KVT_FAILED_FORMAT] = "format",
     [KVT_FAILED_TIMEOUT] = "timeout",     [KVT_FAILED_PEER_LOST] = "peer_lost", [KVT_FAILED_CANCELED] = "canceled",
-    [KVT_FAILED_MISMATCH] = "mismatch",   [KVT_FAILED_OTHER] = "other",
+    [KVT_FAILED_OTHER] = "other",
 };
 
 /* From a modem to 16 links of 400 Gb/s, half a decade apart. */
@@ -42,7 +42,6 @@ enum kvt_failure kvt_failure_of(enum status reason)
     case ERR_TIMEOUT: return KVT_FAILED_TIMEOUT;
     case ERR_PEER_LOST: return KVT_FAILED_PEER_LOST;
     case ERR_CANCELED: return KVT_FAILED_CANCELED;
-    case ERR_PEER_MISMATCH: return KVT_FAILED_MISMATCH;
     default: return KVT_FAILED_OTHER;
     }
 }

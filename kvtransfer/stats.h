@@ -23,7 +23,7 @@ enum kvt_direction { KVT_SENT_OUT, KVT_TAKEN_IN };
 /* What a transfer died of. */
 enum kvt_failure {
     KVT_FAILED_CHECKSUM,  /* bytes in place are not the bytes that were sent */
-    KVT_FAILED_STALE,     /* the grant was of an earlier generation, used, or another's */
+    KVT_FAILED_STALE,     /* send: the grant was of an earlier generation, used, or another's (a receiver counts those as dropped) */
     KVT_FAILED_DUPLICATE, /* a piece was pushed or announced a second time */
     KVT_FAILED_REORDERED, /* a piece came before its predecessor */
     KVT_FAILED_TRUNCATED, /* announced or finished with bytes missing */
@@ -31,7 +31,6 @@ enum kvt_failure {
     KVT_FAILED_TIMEOUT,   /* nothing moved for stall_ms, or not over after deadline_ms */
     KVT_FAILED_PEER_LOST, /* the connection ended */
     KVT_FAILED_CANCELED,  /* by a caller on either side */
-    KVT_FAILED_MISMATCH,  /* the peers' layouts do not fit the grant */
     KVT_FAILED_OTHER,     /* the caller's mistake, no memory, and the like: the log says what */
     KVT_FAILED_COUNT
 };

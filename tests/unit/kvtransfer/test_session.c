@@ -1,4 +1,5 @@
 /* test_session.c - the state machines alone: a row that only records, messages by hand, events counted. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +39,8 @@ static struct kvt_transport transport = { &ops };
 static struct kvt_event events[64];
 static size_t n_events;
 
+static struct metrics *registry; /* of the sides made next; NULL: none */
+
 static void on_event(void *arg, const struct kvt_event *ev) { (void)arg, events[n_events++] = *ev; }
 
 struct side {
@@ -51,7 +54,8 @@ static void side_init(struct side *s)
 {
     struct kv_layout l = { .dtype = DTYPE_F32, .block_tokens = 16, .n_layers = 2, .n_kv_heads = 1, .head_dim = 8, .tp_size = 1, .n_blocks = 8 };
     s->mem = (struct dev_mem){ .ptr = calloc(1, kv_layout_pool_bytes(&l)), .bytes = kv_layout_pool_bytes(&l), .fd = -1 };
-    struct kvt_options o = { .layout = l, .mem = &s->mem, .checksum = true, .n_transfers = 2, .stall_ms = 1000, .on_event = on_event };
+    struct kvt_options o = { .layout = l, .mem = &s->mem, .checksum = true, .n_transfers = 2, .stall_ms = 1000, .deadline_ms = 100000, .metrics = registry,
+                             .on_event = on_event };
     kvt_core_init(&s->core, &o);
     kvt_peer_init(&s->peer);
     s->conn = (struct kvt_conn){ .t = &transport, .peer = &s->peer };
@@ -350,8 +354,168 @@ TEST(session_send_refuses_gaps_and_an_early_done)
     side_release(&s);
 }
 
+/* ---- what a transfer died of ---- */
+
+static uint64_t failures(const char *direction, const char *reason)
+{
+    char label[80];
+    snprintf(label, sizeof label, "direction=\"%s\",reason=\"%s\"", direction, reason);
+    return counter_value(metrics_counter(registry, "baton_kv_transfer_failures_total", label, ""));
+}
+
+/* A receiver, opened and bound, to which `what` is done; it has failed for `reason` then, and for nothing else. */
+static void receive_fails(const char *reason, unsigned caps, void (*what)(struct side *s, const struct kvt_grant_msg *g))
+{
+    struct side s;
+    struct buf grant = { 0 };
+    uint64_t before = failures("receive", reason);
+    ops.caps = caps;
+    side_init(&s);
+    n_events = 0;
+    struct kvt_grant_msg g = claim(&s, 1, &grant);
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    what(&s, &g);
+    CHECK(n_events >= 1);
+    CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
+    if (failures("receive", reason) != before + 1) test_fail(__FILE__, __LINE__, "no failure was counted as %s (%s)", reason, events[0].text);
+    kvt_recv_peer_fenced(&s.core, &s.peer);
+    buf_release(&grant);
+    side_release(&s);
+}
+
+static void wrong_sum(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 }); }
+static void no_sums(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1 }); }
+static void no_such_piece(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .layer = 2, .n = 1, .bytes = 8 }); }
+static void other_total(struct side *s, const struct kvt_grant_msg *g)
+{
+    for (uint32_t layer = 0; layer < 2; layer++) note(s, g, layer, 0, BLOCKS);
+    tell(s, g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = 1 });
+}
+static void twice(struct side *s, const struct kvt_grant_msg *g)
+{
+    note(s, g, 0, 0, 2);
+    note(s, g, 0, 1, 1);
+}
+static void too_early(struct side *s, const struct kvt_grant_msg *g) { note(s, g, 0, 1, 1); }
+static void finish_early(struct side *s, const struct kvt_grant_msg *g)
+{
+    note(s, g, 0, 0, BLOCKS);
+    tell(s, g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s->core.layout, TOKENS, 0) });
+}
+static void not_arrived(struct side *s, const struct kvt_grant_msg *g) { note(s, g, 0, 0, 1); }
+static void frame(struct side *s, const struct kvt_grant_msg *g, uint32_t first, uint64_t bytes)
+{
+    struct iovec iov[8];
+    struct kvt_message head = { .kind = KVT_MSG_DATA, .session = g->session, .generation = g->generation, .first = first, .n = 1, .bytes = bytes };
+    if (kvt_recv_place(&s->core, &s->peer, &head, 0, iov, 8) > 0) kvt_recv_placed(&s->core, &s->peer, &head, bytes);
+}
+static void frame_twice(struct side *s, const struct kvt_grant_msg *g)
+{
+    frame(s, g, 0, kv_layout_piece_bytes(&s->core.layout));
+    frame(s, g, 0, kv_layout_piece_bytes(&s->core.layout));
+}
+static void frame_early(struct side *s, const struct kvt_grant_msg *g) { frame(s, g, 1, kv_layout_piece_bytes(&s->core.layout)); }
+static void frame_short(struct side *s, const struct kvt_grant_msg *g) { frame(s, g, 0, kv_layout_piece_bytes(&s->core.layout) - 1); }
+static void silent(struct side *s, const struct kvt_grant_msg *g) { (void)g, kvt_recv_tick(&s->core, clock_ms() + 1500); }
+static void endless(struct side *s, const struct kvt_grant_msg *g)
+{
+    (void)g;
+    s->core.stall_ms = 1000000;
+    kvt_recv_tick(&s->core, clock_ms() + 100500);
+    CHECK(strstr(events[0].text, "not over after 100000 ms"));
+}
+static void lost(struct side *s, const struct kvt_grant_msg *g) { (void)g, kvt_recv_peer_lost(&s->core, &s->peer, ERR_PEER_LOST, "gone"); }
+static void cancel(struct side *s, const struct kvt_grant_msg *g) { (void)g, kvt_recv_cancel(&s->core, 1); }
+static void stopped_for(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_STOPPED, (struct kvt_message){ .status = ERR_NOMEM }); }
+
+TEST(session_counts_what_a_receiver_died_of)
+{
+    registry = metrics_create();
+    receive_fails("checksum", 0, wrong_sum);
+    receive_fails("format", 0, no_sums);
+    receive_fails("format", 0, no_such_piece);
+    receive_fails("format", 0, other_total);
+    receive_fails("duplicate", 0, twice);
+    receive_fails("duplicate", KVT_CAP_RECEIVER_PLACES, frame_twice);
+    receive_fails("reordered", 0, too_early);
+    receive_fails("reordered", KVT_CAP_RECEIVER_PLACES, frame_early);
+    receive_fails("truncated", 0, finish_early);
+    receive_fails("truncated", KVT_CAP_RECEIVER_PLACES, not_arrived);
+    receive_fails("truncated", KVT_CAP_RECEIVER_PLACES, frame_short);
+    receive_fails("timeout", 0, silent);
+    receive_fails("timeout", 0, endless);
+    receive_fails("peer_lost", 0, lost);
+    receive_fails("canceled", 0, cancel);
+    receive_fails("other", 0, stopped_for);
+    metrics_free(registry);
+}
+
+/* A sender that is told to stop counts what the receiver says; a grant that is over counts as stale on both sides. */
+TEST(session_counts_what_a_sender_died_of)
+{
+    const struct { enum status st; const char *reason; } told[] = {
+        { ERR_CHECKSUM, "checksum" }, { ERR_STALE, "stale" }, { ERR_FORMAT, "format" }, { ERR_TIMEOUT, "timeout" }, { ERR_CANCELED, "canceled" },
+    };
+    registry = metrics_create();
+    for (size_t i = 0; i < COUNT_OF(told); i++) {
+        struct side s;
+        struct buf grant = { 0 };
+        side_init(&s);
+        n_events = 0;
+        (void)claim(&s, 1, &grant);
+        struct kvt_send *send = open_send(&s, 9, &grant);
+        answer(&s, send, KVT_MSG_STOP, told[i].st);
+        CHECK_STATUS(events[0].status, told[i].st);
+        CHECK_EQ_INT(failures("send", told[i].reason), 1);
+        buf_release(&grant);
+        side_release(&s);
+    }
+    struct side s;
+    struct buf grant = { 0 };
+    side_init(&s);
+    struct kvt_grant_msg g = claim(&s, 1, &grant);
+    g.generation--;
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    CHECK_STATUS(said[n_said - 1].status, ERR_STALE);
+    tell(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
+    CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total", "reason=\"stale\"", "")), 2);
+    g.generation++;
+    tell(&s, &g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 }); /* live, but not opened over this connection */
+    CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_dropped_total", "reason=\"foreign\"", "")), 1);
+    buf_release(&grant);
+    side_release(&s);
+    metrics_free(registry);
+}
+
+/* A row that takes puts and never ends them gets so many and no more. */
+TEST(session_bounds_its_puts)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t blocks[64];
+    side_init(&s);
+    for (int32_t i = 0; i < 64; i++) blocks[i] = i % 8;
+    CHECK_OK(kvt_recv_claim(&s.core, &(struct kvt_expectation){ 1, 0, 1, blocks, 64, 0, 1024 }, &grant));
+    struct kvt_send *send = open_send(&s, 9, &grant);
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    n_puts = 0;
+    for (uint32_t t = 0; t < 1024; t += 16) {
+        kvt_send_add(&s.core, 9, 0, t, t + 16, blocks);
+        kvt_send_pump(&s.core, &s.peer);
+    }
+    CHECK_EQ_INT(n_puts, KVT_SEND_PUTS);
+    kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + 5);
+    CHECK(kvt_send_pump(&s.core, &s.peer));
+    CHECK_EQ_INT(n_puts, KVT_SEND_PUTS + 1);
+    CHECK_EQ_INT(last_put.tag, send->serial * KVT_SEND_PUTS + 5);
+    CHECK_EQ_INT(last_put.head.n, 32); /* what had become ready meanwhile goes as one */
+    buf_release(&grant);
+    side_release(&s);
+}
+
 TEST_MAIN(CASE(session_receives_when_every_piece_is_verified), CASE(session_fails_on_a_wrong_checksum_and_waits_for_the_writer),
           CASE(session_repeats_a_stop_that_is_not_answered),
           CASE(session_refuses_pieces_out_of_order_missing_or_twice), CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
           CASE(session_sends_nothing_before_opened_and_a_partial_block_last), CASE(session_send_failed_waits_for_unfinished_puts),
-          CASE(session_send_refuses_gaps_and_an_early_done))
+          CASE(session_send_refuses_gaps_and_an_early_done),
+          CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of), CASE(session_bounds_its_puts))

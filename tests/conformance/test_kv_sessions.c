@@ -1,0 +1,503 @@
+/* test_kv_sessions.c - what the session layer promises over every row: references that are unknown, out of range, used up or stale give an
+ * error and never touch a byte; late writes land nowhere; slow peers hold up themselves alone; checksums can be off; calls never wait.
+ *
+ * The first five cases are those with which a public server returned another prompt's answer (see docs/kv-transfer.md). Cases named *_tcp,
+ * *_ipc, ... run one body per row; a row that this build or this host does not have is skipped by name. */
+#include "kvtransfer/progress.h"
+#include "kvtransfer/transport.h"
+#include "tests/conformance/kvt_fixture.h"
+
+enum { POOL_BLOCKS = 64, TABLE_MAX = 48 };
+
+static void need_row(const char *row)
+{
+    struct err err = { 0 };
+    const struct kvt_transport_ops *ops;
+    struct kv_layout l = small_layout(4);
+    struct dev_mem mem;
+    struct device *device;
+    struct kvt *k = NULL;
+    if (kvt_transport_find(str_of(row), &ops, &err) != OK) SKIP(err.text);
+    CHECK_OK(device_open("cpu", &device, &err));
+    CHECK_OK(device_mem_alloc(device, kv_layout_pool_bytes(&l), DEVICE_MEM_SHARED, &mem, &err));
+    struct kvt_options o = { .layout = l, .mem = &mem, .protocols = row, .listen_host = "127.0.0.1", .n_transfers = 1 };
+    if (kvt_create(&o, &k, &err) != OK) SKIP(err.text);
+    kvt_free(k);
+    device_mem_free(device, &mem);
+    device_close(device);
+}
+
+static struct node_options options(const char *row) { return (struct node_options){ .layout = small_layout(POOL_BLOCKS), .protocols = row }; }
+
+static void grant_of(struct node *to, uint64_t id, const int32_t *blocks, uint32_t n_tokens, struct buf *out)
+{
+    buf_clear(out);
+    CHECK_OK(kvt_expect(to->kvt, id, blocks, kvt_plan_n_blocks(&to->layout, n_tokens), 0, n_tokens, out));
+}
+
+static void open_send(struct node *from, uint64_t id, uint64_t peer, const struct buf *grant)
+{
+    struct err err = { 0 };
+    if (kvt_send_open(from->kvt, id, peer, buf_str(grant), &err) != OK) test_fail(__FILE__, __LINE__, "kvt_send_open: %s", err.text);
+}
+
+static void ready(struct node *from, uint64_t id, const int32_t *blocks, uint32_t begin, uint32_t end)
+{
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) CHECK_OK(kvt_send_ready(from->kvt, id, layer, begin, end, blocks));
+}
+
+static void fill(struct node *from, uint64_t seed, const int32_t *blocks, uint32_t n)
+{
+    for (uint32_t layer = 0; layer < from->layout.n_layers; layer++) fill_layer(from, seed, layer, blocks, 0, n);
+}
+
+static void send_all(struct node *from, uint64_t id, uint64_t peer, const struct buf *grant, const int32_t *blocks, uint32_t n_tokens)
+{
+    open_send(from, id, peer, grant);
+    ready(from, id, blocks, 0, n_tokens);
+    kvt_send_finish(from->kvt, id);
+}
+
+static void check_untouched(struct node *n, const uint8_t *before)
+{
+    const uint8_t *now = n->mem.ptr;
+    for (size_t i = 0; i < kv_layout_pool_bytes(&n->layout); i++)
+        if (now[i] != before[i]) test_fail(__FILE__, __LINE__, "byte %zu of the pool changed from %u to %u", i, before[i], now[i]);
+}
+
+/* ---- the five references ---- */
+
+struct bed {
+    struct node    *from, *other, *to;
+    uint64_t        peer, other_peer;
+    struct buf      grant, again;
+    struct metrics *metrics; /* of `to` */
+    int32_t         src[8], dst[8];
+    uint8_t        *before;
+};
+
+enum { BED_TOKENS = 8 * 16 };
+
+static struct bed bed_make(const char *row)
+{
+    need_row(row);
+    struct node_options o = options(row);
+    struct bed b = { .metrics = metrics_create() };
+    o.metrics = b.metrics;
+    b.from = node_start(options(row));
+    b.other = node_start(options(row));
+    b.to = node_start(o);
+    b.peer = node_connect(b.from, b.to);
+    b.other_peer = node_connect(b.other, b.to);
+    random_table(POOL_BLOCKS, 8, b.src);
+    random_table(POOL_BLOCKS, 8, b.dst);
+    memset(b.to->mem.ptr, 0xcc, kv_layout_pool_bytes(&b.to->layout));
+    fill(b.from, 1, b.src, 8);
+    fill(b.other, 2, b.src, 8);
+    return b;
+}
+
+static void bed_snapshot(struct bed *b)
+{
+    mem_free(b->before);
+    b->before = mem_dup(b->to->mem.ptr, kv_layout_pool_bytes(&b->to->layout));
+}
+
+static void bed_free(struct bed *b)
+{
+    node_stop(b->from);
+    node_stop(b->other);
+    node_stop(b->to);
+    metrics_free(b->metrics);
+    buf_release(&b->grant);
+    buf_release(&b->again);
+    mem_free(b->before);
+}
+
+static void fails_with(struct bed *b, struct node *from, uint64_t id, enum status st)
+{
+    CHECK_STATUS(node_wait(from, KVT_SEND_FAILED, id, 5000).status, st);
+    CHECK_EQ_INT(node_count(from, KVT_SENT, id), 0);
+    pause_ms(10);
+    if (b->before) check_untouched(b->to, b->before);
+}
+
+static uint64_t dropped_stale(struct bed *b)
+{
+    return counter_value(metrics_counter(b->metrics, "baton_kv_transfer_dropped_total", "reason=\"stale\"", ""));
+}
+
+/* 1: a session, a generation, a peer that nobody knows. */
+static void unknown_reference(const char *row)
+{
+    struct bed b = bed_make(row);
+    struct kvt_grant_msg g;
+    bed_snapshot(&b);
+    grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
+    CHECK_OK(kvt_grant_decode(buf_str(&b.grant), &g, NULL));
+    const struct kvt_grant_msg wrong[] = { { .session = g.session + 1, .generation = g.generation }, { .session = UINT32_MAX, .generation = g.generation },
+                                           { .session = g.session, .generation = g.generation + 1 }, { .session = g.session, .generation = 0 } };
+    for (uint64_t i = 0; i < COUNT_OF(wrong); i++) {
+        struct kvt_grant_msg m = g;
+        struct buf bent = { 0 };
+        m.session = wrong[i].session;
+        m.generation = wrong[i].generation;
+        kvt_grant_encode(&m, b.dst, &bent);
+        send_all(b.from, 10 + i, b.peer, &bent, b.src, BED_TOKENS);
+        fails_with(&b, b.from, 10 + i, ERR_STALE);
+        buf_release(&bent);
+    }
+    CHECK_EQ_INT(dropped_stale(&b), COUNT_OF(wrong));
+    send_all(b.from, 20, b.peer + 1, &b.grant, b.src, BED_TOKENS);
+    fails_with(&b, b.from, 20, ERR_PEER_LOST);
+    send_all(b.from, 1, b.peer, &b.grant, b.src, BED_TOKENS); /* the true one still works */
+    node_wait(b.to, KVT_RECEIVED, 1, 5000);
+    check_blocks_hold(b.to, 1, b.dst, 0, BED_TOKENS, 0xcc);
+    bed_free(&b);
+}
+
+/* 2: blocks that no pool has, on either side. */
+static void blocks_out_of_range(const char *row)
+{
+    struct bed b = bed_make(row);
+    struct kvt_grant_msg g;
+    int32_t bad[8];
+    const int32_t values[] = { POOL_BLOCKS, -1, INT32_MAX, INT32_MIN };
+    bed_snapshot(&b);
+    for (uint64_t i = 0; i < COUNT_OF(values); i++) {
+        struct buf bent = { 0 };
+        memcpy(bad, b.dst, sizeof bad);
+        bad[i] = values[i];
+        CHECK_STATUS(kvt_expect(b.to->kvt, 1, bad, 8, 0, BED_TOKENS, &bent), ERR_INVALID);
+        CHECK_EQ_INT(bent.len, 0);
+        grant_of(b.to, 10 + i, b.dst, BED_TOKENS, &b.grant);
+        CHECK_OK(kvt_grant_decode(buf_str(&b.grant), &g, NULL));
+        kvt_grant_encode(&g, bad, &bent);
+        send_all(b.from, 10 + i, b.peer, &bent, b.src, BED_TOKENS);
+        fails_with(&b, b.from, 10 + i, ERR_FORMAT);
+        memcpy(bad, b.src, sizeof bad);
+        bad[i] = values[i];
+        send_all(b.from, 20 + i, b.peer, &b.grant, bad, BED_TOKENS); /* the true grant, a source that is not there */
+        fails_with(&b, b.from, 20 + i, ERR_INVALID);
+        node_wait(b.to, KVT_RECEIVE_FAILED, 10 + i, 5000);
+        node_wait(b.to, KVT_FENCED, 10 + i, 5000);
+        check_untouched(b.to, b.before);
+        buf_release(&bent);
+    }
+    bed_free(&b);
+}
+
+/* 3: a grant that was used. */
+static void consumed_reference(const char *row)
+{
+    struct bed b = bed_make(row);
+    grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
+    send_all(b.from, 1, b.peer, &b.grant, b.src, BED_TOKENS);
+    node_wait(b.to, KVT_RECEIVED, 1, 5000);
+    bed_snapshot(&b);
+    send_all(b.other, 2, b.other_peer, &b.grant, b.src, BED_TOKENS); /* by another, with other bytes */
+    fails_with(&b, b.other, 2, ERR_STALE);
+    fill(b.from, 3, b.src, 8);
+    send_all(b.from, 3, b.peer, &b.grant, b.src, BED_TOKENS); /* and by the same */
+    fails_with(&b, b.from, 3, ERR_STALE);
+    CHECK_EQ_INT(node_count(b.to, KVT_RECEIVED, 1), 1);
+    bed_free(&b);
+}
+
+/* 4: a grant whose blocks are another transfer's by now: before it begins, in its middle, after it. */
+static void stale_reference_after_reuse(const char *row)
+{
+    struct bed b = bed_make(row);
+    grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
+    kvt_expect_cancel(b.to->kvt, 1);
+    node_wait(b.to, KVT_FENCED, 1, 5000);
+    grant_of(b.to, 2, b.dst, BED_TOKENS, &b.again); /* the same blocks, and as a rule the same slot */
+    send_all(b.from, 10, b.peer, &b.grant, b.src, BED_TOKENS);
+    fails_with(&b, b.from, 10, ERR_STALE);
+    open_send(b.other, 2, b.other_peer, &b.again);
+    ready(b.other, 2, b.src, 0, BED_TOKENS / 2);
+    send_all(b.from, 11, b.peer, &b.grant, b.src, BED_TOKENS);
+    fails_with(&b, b.from, 11, ERR_STALE);
+    ready(b.other, 2, b.src, BED_TOKENS / 2, BED_TOKENS);
+    kvt_send_finish(b.other->kvt, 2);
+    node_wait(b.to, KVT_RECEIVED, 2, 5000);
+    check_blocks_hold(b.to, 2, b.dst, 0, BED_TOKENS, 0xcc);
+    bed_snapshot(&b);
+    send_all(b.from, 12, b.peer, &b.grant, b.src, BED_TOKENS);
+    fails_with(&b, b.from, 12, ERR_STALE);
+    CHECK(dropped_stale(&b) >= 3);
+    bed_free(&b);
+}
+
+/* Stop a node's transfer thread in its next event, and bring that event about. */
+static void hold(struct node *n, uint64_t id)
+{
+    struct buf grant = { 0 };
+    const int32_t block = 0;
+    pthread_mutex_lock(&n->lock);
+    grant_of(n, id, &block, 1, &grant);
+    kvt_expect_cancel(n->kvt, id);
+    buf_release(&grant);
+    pause_ms(30);
+}
+
+static void release(struct node *n) { pthread_mutex_unlock(&n->lock); }
+
+/* 5: the late write. A writer that is not running when its transfer is cancelled goes on afterwards, with everything it had to send. Its
+ * blocks are given to another only after FENCED, and hold that other's bytes in the end. */
+static void late_write(const char *row, bool fenced_without_writer)
+{
+    struct bed b = bed_make(row);
+    grant_of(b.to, 1, b.dst, BED_TOKENS, &b.grant);
+    open_send(b.from, 1, b.peer, &b.grant);
+    ready(b.from, 1, b.src, 0, 32);
+    pause_ms(30);
+    hold(b.from, 99);
+    ready(b.from, 1, b.src, 32, BED_TOKENS);
+    kvt_send_finish(b.from->kvt, 1);
+    kvt_expect_cancel(b.to->kvt, 1);
+    node_wait(b.to, KVT_RECEIVE_FAILED, 1, 5000);
+    pause_ms(200);
+    CHECK_EQ_INT(node_count(b.to, KVT_FENCED, 1), fenced_without_writer);
+    if (!fenced_without_writer) {
+        release(b.from);
+        node_wait(b.to, KVT_FENCED, 1, 5000);
+    }
+    memset(b.to->mem.ptr, 0xcc, kv_layout_pool_bytes(&b.to->layout)); /* from FENCED on it is ours */
+    grant_of(b.to, 2, b.dst, BED_TOKENS, &b.again);
+    send_all(b.other, 2, b.other_peer, &b.again, b.src, BED_TOKENS);
+    node_wait(b.to, KVT_RECEIVED, 2, 5000);
+    if (fenced_without_writer) release(b.from);
+    CHECK_STATUS(node_wait(b.from, KVT_SEND_FAILED, 1, 5000).status, ERR_CANCELED);
+    pause_ms(50);
+    check_blocks_hold(b.to, 2, b.dst, 0, BED_TOKENS, 0xcc);
+    CHECK_EQ_INT(node_count(b.to, KVT_FENCED, 1), 1);
+    bed_free(&b);
+}
+
+/* ---- checksums off ---- */
+
+static uint64_t hashed(struct metrics *m, const char *direction)
+{
+    char label[40];
+    snprintf(label, sizeof label, "direction=\"%s\"", direction);
+    return counter_value(metrics_counter(m, "baton_kv_transfer_hashed_bytes_total", label, ""));
+}
+
+static void checksums_off(const char *row)
+{
+    need_row(row);
+    for (int off = 0; off < 4; off++) { /* bit 0: at the sender, bit 1: at the receiver */
+        struct node_options a = options(row), b = options(row);
+        a.metrics = metrics_create();
+        b.metrics = metrics_create();
+        a.no_checksum = off & 1;
+        b.no_checksum = off & 2;
+        struct node *from = node_start(a), *to = node_start(b);
+        struct buf grant = { 0 };
+        const int32_t src[] = { 1, 2, 7 }, dst[] = { 5, 9, 6 };
+        uint64_t peer = node_connect(from, to);
+        fill(from, 1, src, 3);
+        grant_of(to, 1, dst, 40, &grant);
+        send_all(from, 1, peer, &grant, src, 40);
+        uint64_t bytes = node_wait(to, KVT_RECEIVED, 1, 5000).bytes;
+        node_wait(from, KVT_SENT, 1, 5000);
+        check_blocks_hold(to, 1, dst, 0, 40, 0);
+        CHECK_EQ_INT(hashed(a.metrics, "send"), off ? 0 : bytes);
+        CHECK_EQ_INT(hashed(b.metrics, "receive"), off ? 0 : bytes);
+        /* what is not a matter of checksums is checked all the same */
+        grant_of(to, 2, dst, 40, &grant);
+        open_send(from, 2, peer, &grant);
+        ready(from, 2, src, 0, 32);
+        kvt_send_finish(from->kvt, 2);
+        node_wait(from, KVT_SEND_FAILED, 2, 5000);
+        node_wait(to, KVT_RECEIVE_FAILED, 2, 5000);
+        buf_release(&grant);
+        node_stop(from);
+        node_stop(to);
+        metrics_free(a.metrics);
+        metrics_free(b.metrics);
+    }
+}
+
+/* ---- slow peers ---- */
+
+enum { BIG_TOKENS = 1024 };
+
+/* 16 MiB of KV: more than sockets hold. */
+static struct kv_layout big_layout(uint32_t block_tokens)
+{
+    return (struct kv_layout){ .model_fingerprint = 7, .dtype = DTYPE_BF16, .block_tokens = block_tokens, .n_layers = 4, .n_kv_heads = 8,
+                               .head_dim = 128, .tp_size = 1, .n_blocks = BIG_TOKENS / block_tokens };
+}
+
+/* One sender, receivers of which all but the last do not read: the last one's transfers go through, and when the others read, theirs do. */
+static void slow_receivers(uint32_t their_block_tokens, uint32_t n_slow)
+{
+    enum { SLOW_MAX = 6 };
+    struct node *from = node_start((struct node_options){ .layout = big_layout(16), .protocols = "tcp", .stall_ms = 30000 }), *to[SLOW_MAX + 1];
+    uint64_t peers[SLOW_MAX + 1];
+    struct buf grant = { 0 };
+    int32_t table[BIG_TOKENS / 16];
+    for (int32_t i = 0; i < BIG_TOKENS / 16; i++) table[i] = i;
+    fill(from, 1, table, BIG_TOKENS / 16);
+    for (uint32_t i = 0; i <= n_slow; i++) {
+        to[i] = node_start((struct node_options){ .layout = big_layout(their_block_tokens), .protocols = "tcp", .stall_ms = 30000 });
+        peers[i] = node_connect(from, to[i]);
+    }
+    for (uint32_t i = 0; i < n_slow; i++) {
+        grant_of(to[i], 1 + i, table, BIG_TOKENS, &grant);
+        open_send(from, 1 + i, peers[i], &grant);
+    }
+    pause_ms(50);
+    for (uint32_t i = 0; i < n_slow; i++) {
+        hold(to[i], 999);
+        ready(from, 1 + i, table, 0, BIG_TOKENS);
+        kvt_send_finish(from->kvt, 1 + i);
+    }
+    pause_ms(300);
+    for (uint64_t id = 100; id < 103; id++) {
+        grant_of(to[n_slow], id, table, BIG_TOKENS, &grant);
+        send_all(from, id, peers[n_slow], &grant, table, BIG_TOKENS);
+        node_wait(to[n_slow], KVT_RECEIVED, id, 20000);
+        node_wait(from, KVT_SENT, id, 20000);
+    }
+    for (uint32_t i = 0; i < n_slow; i++) {
+        CHECK_EQ_INT(node_count(from, KVT_SENT, 1 + i), 0);
+        release(to[i]);
+    }
+    for (uint32_t i = 0; i < n_slow; i++) {
+        node_wait(to[i], KVT_RECEIVED, 1 + i, 20000);
+        for (size_t at = 0; their_block_tokens == 16 && at < kv_layout_pool_bytes(&from->layout); at += 64)
+            CHECK_EQ_INT(((uint8_t *)to[i]->mem.ptr)[at], ((uint8_t *)from->mem.ptr)[at]);
+    }
+    for (uint32_t i = 0; i <= n_slow; i++) node_stop(to[i]);
+    node_stop(from);
+    buf_release(&grant);
+}
+
+TEST(a_receiver_that_does_not_read_holds_up_itself_alone) { slow_receivers(16, 1); }
+/* The staging memory is shared: those who do not drain leave the others their part. */
+TEST(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone) { slow_receivers(64, 5); }
+
+/* ---- calls that never wait ---- */
+
+/* The transfer thread stands still and its box is full to the brim: ends and cancels return all the same, and are carried out later, after
+ * what their caller had said before them. */
+TEST(ends_and_cancels_never_wait)
+{
+    struct node *from = node_start(options("mem")), *to = node_start(options("mem"));
+    struct buf grant = { 0 };
+    struct err err = { 0 };
+    const int32_t src[] = { 1, 2 }, dst[] = { 5, 9 };
+    uint64_t peer = node_connect(from, to);
+    fill(from, 1, src, 2);
+    grant_of(to, 1, dst, 32, &grant);
+    hold(from, 99);
+    open_send(from, 1, peer, &grant);
+    ready(from, 1, src, 0, 32);
+    grant_of(from, 2, dst, 32, &grant); /* something to cancel on the same thread */
+    size_t n = 0;
+    while (kvt_send_ready(from->kvt, 1, 0, 0, 1, src) == OK) n++; /* said again: harmless */
+    CHECK(n > 1000);
+    CHECK_STATUS(kvt_send_open(from->kvt, 3, peer, buf_str(&grant), &err), ERR_FULL);
+    for (uint64_t i = 0; i < 2 * (KVT_COMMANDS_HARD - KVT_COMMANDS_SOFT); i++) kvt_send_cancel(from->kvt, 1000000 + i);
+    kvt_send_finish(from->kvt, 1);
+    kvt_expect_cancel(from->kvt, 2);
+    kvt_disconnect(from->kvt, 424242);
+    release(from);
+    node_wait(to, KVT_RECEIVED, 1, 10000);
+    node_wait(from, KVT_SENT, 1, 10000);
+    node_wait(from, KVT_FENCED, 2, 10000);
+    check_blocks_hold(to, 1, dst, 0, 32, 0);
+    /* and a kvt that is freed with such calls on its list leaves nothing behind */
+    hold(from, 98);
+    while (kvt_send_ready(from->kvt, 1, 0, 0, 1, src) == OK) {}
+    for (uint64_t i = 0; i < 2 * (KVT_COMMANDS_HARD - KVT_COMMANDS_SOFT); i++) kvt_send_cancel(from->kvt, 1000000 + i);
+    release(from);
+    node_stop(from);
+    node_stop(to);
+    buf_release(&grant);
+}
+
+/* ---- deadlines ---- */
+
+/* Always something moves, and yet it takes too long. */
+TEST(a_transfer_has_a_deadline)
+{
+    for (int who = 0; who < 2; who++) {
+        struct node_options a = options("mem"), b = options("mem");
+        (who ? &a : &b)->deadline_ms = 400;
+        struct node *from = node_start(a), *to = node_start(b);
+        struct buf grant = { 0 };
+        int32_t table[TABLE_MAX];
+        uint64_t peer = node_connect(from, to);
+        random_table(POOL_BLOCKS, TABLE_MAX, table);
+        grant_of(to, 1, table, TABLE_MAX * 16, &grant);
+        open_send(from, 1, peer, &grant);
+        for (uint32_t t = 0; t < TABLE_MAX * 16 && !node_count(from, KVT_SEND_FAILED, 1); t += 16) {
+            ready(from, 1, table, t, t + 16);
+            pause_ms(20);
+        }
+        struct kvt_event ev = node_wait(from, KVT_SEND_FAILED, 1, 5000);
+        CHECK_STATUS(ev.status, ERR_TIMEOUT);
+        CHECK(who == 0 || strstr(ev.text, "not over after 400 ms"));
+        CHECK_STATUS(node_wait(to, KVT_RECEIVE_FAILED, 1, 5000).status, ERR_TIMEOUT);
+        node_wait(to, KVT_FENCED, 1, 5000);
+        buf_release(&grant);
+        node_stop(from);
+        node_stop(to);
+    }
+}
+
+/* ---- metrics of a transfer's rate ---- */
+
+TEST(rate_and_bytes_are_counted_per_transport)
+{
+    struct node_options a = options("tcp"), b = options("tcp");
+    struct buf grant = { 0 }, out = { 0 };
+    const int32_t src[] = { 1, 2 }, dst[] = { 5, 9 };
+    a.metrics = metrics_create();
+    b.metrics = metrics_create();
+    struct node *from = node_start(a), *to = node_start(b);
+    uint64_t peer = node_connect(from, to);
+    grant_of(to, 1, dst, 32, &grant);
+    send_all(from, 1, peer, &grant, src, 32);
+    node_wait(to, KVT_RECEIVED, 1, 5000);
+    node_wait(from, KVT_SENT, 1, 5000);
+    metrics_write(b.metrics, &out);
+    CHECK(strstr(out.data, "baton_kv_transfer_rate_bytes_per_second_count{transport=\"tcp\",direction=\"receive\"} 1"));
+    CHECK(strstr(out.data, "baton_kv_link_speed_bytes_per_second{transport=\"tcp\"}"));
+    CHECK(strstr(out.data, "baton_kv_transfer_failures_total{direction=\"receive\",reason=\"duplicate\"} 0"));
+    buf_clear(&out);
+    metrics_write(a.metrics, &out);
+    CHECK(strstr(out.data, "baton_kv_transfer_rate_bytes_per_second_count{transport=\"tcp\",direction=\"send\"} 1"));
+    buf_release(&out);
+    buf_release(&grant);
+    node_stop(from);
+    node_stop(to);
+    metrics_free(a.metrics);
+    metrics_free(b.metrics);
+}
+
+#define PER_ROW(body)                      \
+    TEST(body##_mem) { body("mem"); }      \
+    TEST(body##_ipc) { body("ipc"); }      \
+    TEST(body##_tcp) { body("tcp"); }      \
+    TEST(body##_rdma) { body("rdma"); }    \
+    TEST(body##_ucx) { body("ucx"); }
+#define ROWS(body) CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
+
+PER_ROW(unknown_reference)
+PER_ROW(blocks_out_of_range)
+PER_ROW(consumed_reference)
+PER_ROW(stale_reference_after_reuse)
+PER_ROW(checksums_off)
+TEST(late_write_mem) { late_write("mem", false); }
+TEST(late_write_ipc) { late_write("ipc", false); }
+TEST(late_write_tcp) { late_write("tcp", true); }
+
+TEST_MAIN(ROWS(unknown_reference), ROWS(blocks_out_of_range), ROWS(consumed_reference), ROWS(stale_reference_after_reuse), CASE(late_write_mem),
+          CASE(late_write_ipc), CASE(late_write_tcp), ROWS(checksums_off), CASE(a_receiver_that_does_not_read_holds_up_itself_alone),
+          CASE(receivers_of_another_layout_that_do_not_read_hold_up_themselves_alone), CASE(ends_and_cancels_never_wait),
+          CASE(a_transfer_has_a_deadline), CASE(rate_and_bytes_are_counted_per_transport))
