@@ -142,6 +142,8 @@ static void on_fenced(struct rdma_rail *r, const struct rdma_landing *landed)
     (void)rdma_rail_poll(r);      /* acknowledged before it broke */
     rdma_queue_destroy(r);
     rest(r);
+    log_debug("rdma rail fenced", "device=%s rail=%u puts=%llu acknowledged=%llu landed=%llu", port_name(r), r->index, (unsigned long long)c->issued,
+              (unsigned long long)c->acked, (unsigned long long)landed->upto);
     if (rdma_puts_return(r, landed) != OK) rdma_conn_fail(c, ERR_IO, "a put was acknowledged by a queue pair that never showed it to the receiver");
     rdma_puts_pump(c);
 }
@@ -236,8 +238,11 @@ static void end_draining(struct rdma_rail *r, bool now)
 {
     for (uint32_t i = 0; i < r->n_qps && !now; i++)
         if (r->qps[i].n_recvs) return;
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < r->n_qps; i++) left += r->qps[i].n_recvs;
     rdma_queue_destroy(r);
     r->state = RDMA_RAIL_DOWN;
+    log_debug("rdma rail fenced", "device=%s rail=%u landed=%llu not_flushed=%u", port_name(r), r->index, (unsigned long long)r->conn->landed.upto, left);
     say(r, RDMA_FRAME_FENCED, NULL, false);
 }
 

@@ -1,0 +1,53 @@
+/* fuzz_kvt_rdma_setup.c - hostile set-up frames of the rdma row: the first byte chooses the frame. What is accepted must encode to the very
+ * same bytes, and a report of landed puts must be one that marking can go on from. */
+#include <stdint.h>
+#include <string.h>
+
+#ifdef BATON_HAVE_RDMA
+#include "kvtransfer/rdma/setup.h"
+#include "shared/base/assert.h"
+
+static void same(struct buf *again, struct str in)
+{
+    ASSERT(again->len == in.n);
+    ASSERT(memcmp(again->data, in.p, in.n) == 0);
+    buf_release(again);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0) return 0;
+    struct str in = { (const char *)data + 1, size - 1 };
+    struct buf again = { 0 };
+    struct rdma_hello hello;
+    struct rdma_half half;
+    struct rdma_verdict verdict;
+    enum rdma_frame frame = (enum rdma_frame)(data[0] % RDMA_FRAME_END);
+    if (frame == RDMA_FRAME_HELLO && rdma_hello_decode(in, &hello) == OK) {
+        rdma_hello_encode(&hello, &again);
+        same(&again, in);
+    } else if ((frame == RDMA_FRAME_OFFER || frame == RDMA_FRAME_ACCEPT) && rdma_half_decode(in, &half) == OK) {
+        rdma_half_encode(&half, &again);
+        same(&again, in);
+    } else if ((frame == RDMA_FRAME_REFUSE || frame == RDMA_FRAME_BROKEN || frame == RDMA_FRAME_FENCED) && rdma_verdict_decode(frame, in, &verdict) == OK) {
+        if (frame == RDMA_FRAME_FENCED) {
+            struct rdma_landing l = verdict.landed;
+            ASSERT(!rdma_landing_has(&l, l.upto));
+            ASSERT(rdma_landing_mark(&l, (uint32_t)l.upto) == OK && rdma_landing_is_valid(&l));
+        }
+        if (memchr(verdict.reason, 0, sizeof verdict.reason) == NULL) ASSERT(false);
+        rdma_verdict_encode(frame, &verdict, &again);
+        same(&again, in);
+    }
+    return 0;
+}
+
+#else /* built without libibverbs: there is nothing to decode */
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    (void)data, (void)size;
+    return 0;
+}
+
+#endif
