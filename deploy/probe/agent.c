@@ -104,7 +104,8 @@ static void send_reply(struct visitor *v)
     struct buf body = { 0 };
     probe_reply_encode(&v->reply, &body);
     struct frame_header h = { .type = FRAME_PROBE_REPLY, .length = (uint32_t)body.len, .request = v->i_request, .incarnation = v->connection->node };
-    if (body.len > FRAME_BODY_MAX || link_send(v->connection, &h, buf_str(&body)) != OK) link_fail(v->connection, "a reply of %zu bytes could not be sent", body.len);
+    if (body.len > FRAME_BODY_MAX || link_send(v->connection, &h, buf_str(&body)) != OK)
+        link_fail(v->connection, "a reply of %zu bytes could not be sent", body.len);
     buf_release(&body);
 }
 

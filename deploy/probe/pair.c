@@ -166,7 +166,10 @@ static enum status limit_of(struct pair *p, uint64_t n_bytes, double *rate, cons
         *what = "memcpy";
         return limit_copy(p, n_bytes, rate, reply, err);
     }
-    enum probe_tool tool = str_eq_c(row, "tcp") ? PROBE_IPERF3 : str_eq_c(row, "rdma") ? PROBE_IB_WRITE_BW : str_eq_c(row, "ucx") ? PROBE_UCX_PUT_BW : PROBE_TOOL_END;
+    enum probe_tool tool = str_eq_c(row, "tcp")    ? PROBE_IPERF3
+                           : str_eq_c(row, "rdma") ? PROBE_IB_WRITE_BW
+                           : str_eq_c(row, "ucx")  ? PROBE_UCX_PUT_BW
+                                                   : PROBE_TOOL_END;
     if (tool == PROBE_TOOL_END) return err_set(err, ERR_UNSUPPORTED, "no tool is known for %s", p->transport);
     enum status st = run_tool(p, tool, n_bytes, reply, err);
     *what = probe_tool_name(tool);

@@ -57,7 +57,8 @@ static enum status check_name(const char *s, struct err *err)
 {
     size_t n = strlen(s);
     for (size_t i = 0; i < n; i++)
-        if (!((s[i] >= 'a' && s[i] <= 'z') || (s[i] >= '0' && s[i] <= '9') || s[i] == '_')) return err_set(err, ERR_INVALID, "a transport's name has a character it cannot have");
+        if (!((s[i] >= 'a' && s[i] <= 'z') || (s[i] >= '0' && s[i] <= '9') || s[i] == '_'))
+            return err_set(err, ERR_INVALID, "a transport's name has a character it cannot have");
     return in_range("the length of the transport's name", n, 0, PROBE_NAME_MAX - 1, err);
 }
 

@@ -25,7 +25,16 @@
 #include "shared/base/json.h"
 #include "shared/base/mem.h"
 
-enum { OUTPUT_MAX = 1 << 20, IPERF3_LEAST = 64 << 20 /* below it may print no rate */, IPERF3_FAIR = 256 << 20 /* below it, between fast ends, that of its start */, ARGS_MAX = 32, ARG_MAX_CHARS = 64, PATH_CHARS = 512, START_MS = 3000, MIB = 1 << 20 };
+enum {
+    OUTPUT_MAX = 1 << 20,
+    IPERF3_LEAST = 64 << 20, /* below it may print no rate, */
+    IPERF3_FAIR = 256 << 20, /* and below this, between fast ends, that of its start */
+    ARGS_MAX = 32,
+    ARG_MAX_CHARS = 64,
+    PATH_CHARS = 512,
+    START_MS = 3000,
+    MIB = 1 << 20
+};
 
 extern char **environ;
 
@@ -90,9 +99,11 @@ static int find_gid(const char *device, int port)
     char line[64];
     int found = -1;
     for (int i = 0; i < 256; i++) {
-        if (!read_line(line, sizeof line, "/sys/class/infiniband/%s/ports/%d/gid_attrs/types/%d", device, port, i) || strncmp(line, "RoCE v2", 7) != 0) continue;
+        bool v2 = read_line(line, sizeof line, "/sys/class/infiniband/%s/ports/%d/gid_attrs/types/%d", device, port, i) && strncmp(line, "RoCE v2", 7) == 0;
+        if (!v2) continue;
         if (found < 0) found = i;
-        if (read_line(line, sizeof line, "/sys/class/infiniband/%s/ports/%d/gids/%d", device, port, i) && strncmp(line, "0000:0000:0000:0000:0000:ffff:", 30) == 0) return i;
+        if (!read_line(line, sizeof line, "/sys/class/infiniband/%s/ports/%d/gids/%d", device, port, i)) continue;
+        if (strncmp(line, "0000:0000:0000:0000:0000:ffff:", 30) == 0) return i;
     }
     return found;
 }
