@@ -226,19 +226,41 @@ static enum status make_command(struct command *c, const struct probe_request *r
 
 /* ---- processes ---- */
 
-/* The child's environment: ours, with UCX held to what the ucx row may use. NULL-terminated; the array and the last string are the caller's. */
-static char **make_environment(const struct kvt_tuning *tuning, char *ucx, size_t cap)
+/* What the ucx row tells UCX that bears on speed (kvtransfer/ucx/setup.c): transports, devices, no keepalive. */
+struct ucx_settings {
+    char text[3][192];
+    int  n;
+};
+
+static void add_setting(struct ucx_settings *u, const char *name, const char *value)
+{
+    if (!getenv(name)) snprintf(u->text[u->n++], sizeof u->text[0], "%s=%s", name, value);
+}
+
+static void ucx_settings_make(struct ucx_settings *u, const struct kvt_tuning *tuning)
+{
+    const char *given = tuning->ucx_tls ? tuning->ucx_tls : getenv("UCX_TLS"), *nics = tuning->rdma.nics;
+    char devices[160] = "";
+    struct str rest = str_of(nics), item;
+    *u = (struct ucx_settings){ .n = 1 };
+    snprintf(u->text[0], sizeof u->text[0], "UCX_TLS=%s", given ? given : "rc,dc,ud");
+    while (str_split(&rest, ',', &item)) {
+        size_t at = strlen(devices);
+        snprintf(devices + at, sizeof devices - at, "%s%.*s%s", at ? "," : "", STR_ARG(item), str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
+    }
+    if (nics && !strstr(u->text[0], "tcp")) add_setting(u, "UCX_NET_DEVICES", devices);
+    add_setting(u, "UCX_KEEPALIVE_INTERVAL", "inf");
+}
+
+/* The child's environment: ours with these settings. NULL-terminated; the array is the caller's, its strings are `u`'s and ours. */
+static char **make_environment(struct ucx_settings *u)
 {
     size_t n = 0, kept = 0;
     while (environ[n]) n++;
-    char **env = MEM_ARRAY(char *, n + 2);
-    bool set = tuning->ucx_tls || !getenv("UCX_TLS");
+    char **env = MEM_ARRAY(char *, n + COUNT_OF(u->text) + 1);
     for (size_t i = 0; i < n; i++)
-        if (!set || strncmp(environ[i], "UCX_TLS=", 8) != 0) env[kept++] = environ[i];
-    if (set) {
-        snprintf(ucx, cap, "UCX_TLS=%s", tuning->ucx_tls ? tuning->ucx_tls : "^shm");
-        env[kept++] = ucx;
-    }
+        if (strncmp(environ[i], "UCX_TLS=", 8) != 0) env[kept++] = environ[i];
+    for (int i = 0; i < u->n; i++) env[kept++] = u->text[i];
     return env;
 }
 
@@ -258,9 +280,10 @@ static _Noreturn void become(const char *path, char *const *argv, char **env, in
 static enum status start(const struct command *c, const struct kvt_tuning *tuning, pid_t *pid, int *fd, struct err *err)
 {
     int pipe_fds[2];
-    char ucx[128];
+    struct ucx_settings ucx;
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) return err_set(err, ERR_IO, "no pipe for %s: %s", c->argv[0], strerror(errno));
-    char **env = make_environment(tuning, ucx, sizeof ucx);
+    ucx_settings_make(&ucx, tuning);
+    char **env = make_environment(&ucx);
     pid_t me = getpid();
     *pid = fork();
     int error = errno;
