@@ -32,14 +32,14 @@ hiredis/         shared/net deploy tests
 llhttp           shared/net
 nghttp2/         shared/net
 openssl/         shared/base shared/net
-xxhash.h         shared/base
+xxhash.h         shared/base tests
 pcre2.h          shared/text
 utf8proc.h       shared/text
 protobuf-c/      shared/cluster
 infiniband/      shared/fabric kvtransfer
 rdma/            shared/fabric kvtransfer
 ucp/             shared/fabric kvtransfer deploy
-cuda             kernels
+cuda             kernels kvtransfer tests
 nccl.h           kernels
 '
 
