@@ -338,6 +338,7 @@ static void on_finished(struct decode_worker *w, struct generation *g, const str
         f.decode_ns = ev->decode_ns;
         f.kv_bytes = g->kv_bytes;
         f.kv_ns = g->kv_ns;
+        f.kv_link_speed = g->kv_link_speed;
         f.transport = (char *)(g->transport ? g->transport : "");
         f.n_tokens = g->n_sent;
         emit_flush_node(&w->emit, g->entry);
@@ -390,6 +391,7 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
         g->has_kv = true;
         g->kv_bytes = ev->bytes;
         g->kv_ns = ev->ns;
+        g->kv_link_speed = ev->link_speed;
         g->transport = ev->transport;
         counter_add(w->received, 1);
         counter_add(w->received_bytes, ev->bytes);

@@ -27,7 +27,7 @@ struct generation {
     uint32_t              n_tokens;    /* tokens in the reservation */
     uint32_t              n_cached;
     uint32_t              n_sent;      /* tokens emitted */
-    uint64_t              kv_bytes, kv_ns;
+    uint64_t              kv_bytes, kv_ns, kv_link_speed;
     const char           *transport;   /* static string or NULL */
     struct list           link;        /* decode_worker.live */
 };

@@ -383,6 +383,7 @@ static void send_report(struct prefill_worker *w, struct prompt *p, const struct
     r.kv_bytes = ev->bytes;
     r.kv_ns = ev->ns;
     r.kv_tail_ns = ev->tail_ns;
+    r.kv_link_speed = ev->link_speed;
     r.transport = (char *)(ev->transport ? ev->transport : "");
     if (cluster_send_proto(w->o.cluster, p->entry, FRAME_PREFILL_REPORT, p->request, p->attempt, &r.base) != OK)
         log_debug("report not sent", "req=%016llx", (unsigned long long)p->request);

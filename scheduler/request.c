@@ -433,6 +433,7 @@ static void on_report(struct request *r, const struct cluster_message *m)
     r->trace.kv_bytes = p->kv_bytes;
     r->trace.kv_ns = p->kv_ns;
     r->trace.kv_tail_ns = p->kv_tail_ns;
+    r->trace.kv_link_speed = p->kv_link_speed;
     r->trace.n_cached = p->n_cached;
     snprintf(r->trace.transport, sizeof r->trace.transport, "%s", p->transport);
     /* The prefill node has forgotten the request: should its first token have been lost on the way, nobody else would notice. */
@@ -471,6 +472,7 @@ static void on_finished(struct scheduler *s, struct request *r, const struct clu
         } else if (f->transport[0]) { /* the report may come later than the last token of a short answer */
             r->trace.kv_bytes = f->kv_bytes;
             if (!r->trace.kv_ns) r->trace.kv_ns = f->kv_ns;
+            if (!r->trace.kv_link_speed) r->trace.kv_link_speed = f->kv_link_speed;
             snprintf(r->trace.transport, sizeof r->trace.transport, "%s", f->transport);
         }
         request_end(s, r, OK, finish, stop, "");

@@ -32,6 +32,7 @@ struct gen_trace {
     uint64_t decode_ns;      /* first to last token */
     uint64_t total_ns;
     uint64_t kv_bytes, kv_ns, kv_tail_ns;
+    uint64_t kv_link_speed;  /* bytes per second of the link(s) that carried it, as their hardware says; 0: not known */
     uint32_t n_cached;       /* prompt tokens not computed (prefix cache of the computing node) */
     uint32_t n_decode_cached;/* prompt tokens the decode node had already: not transferred */
     uint32_t n_recomputed;   /* transferred prompt positions computed again */

@@ -36,6 +36,8 @@ TEST(chat_answer)
     CHECK_EQ_STR(string_at(a.json, "baton.transport"), "mem");
     CHECK_NEAR(number_at(a.json, "baton.total_ms"), 1.5, 1e-9);
     CHECK_EQ_INT(number_at(a.json, "baton.kv_bytes"), 4096);
+    CHECK_NEAR(number_at(a.json, "baton.kv_bytes_per_second"), 4096 / 2e-6, 1);
+    CHECK_NEAR(number_at(a.json, "baton.kv_link_bytes_per_second"), 5e10, 1);
     CHECK(answer_has_header(&a, "x-request-id: t-1\r\n"));
     answer_free(&a);
     a = ask(&r, CHAT, "{" MESSAGES ",\"n\":3}");
