@@ -25,6 +25,7 @@ struct probe_client {
     struct probe_peer  peer;
     uint64_t           i_request;
     bool               up, waiting, answered, expired;
+    uint64_t           limit_ms; /* of the step that is waited for */
     struct buf         reply; /* body of the answer */
 };
 
@@ -201,6 +202,13 @@ void probe_hang_up(struct probe_client *c)
 
 /* ---- asking ---- */
 
+/* Longer than the step itself may take at the agent. */
+static uint64_t limit_of(enum probe_step step)
+{
+    if (step >= PROBE_STREAM) return PROBE_ASK_MS; /* copies, streams, tools */
+    return step == PROBE_SEND || step == PROBE_TAKE ? PROBE_ASK_MS / 2 : PROBE_ASK_MS / 4;
+}
+
 enum status probe_begin(struct probe_client *c, const struct probe_request *r, struct err *err)
 {
     struct buf body = { 0 };
@@ -210,6 +218,7 @@ enum status probe_begin(struct probe_client *c, const struct probe_request *r, s
     buf_release(&body);
     c->answered = false;
     c->waiting = st == OK;
+    c->limit_ms = limit_of(r->step);
     if (st == OK) return OK;
     return err_set(err, st, "%s: the step %s cannot be sent: %s", c->peer.where, probe_step_name(r->step), c->connection->why[0] ? c->connection->why : status_text(st));
 }
@@ -217,9 +226,12 @@ enum status probe_begin(struct probe_client *c, const struct probe_request *r, s
 enum status probe_end_ask(struct probe_client *c, struct probe_reply *reply, struct err *err)
 {
     memset(reply, 0, sizeof *reply);
-    wait_for(c, &c->answered, PROBE_ASK_MS);
+    wait_for(c, &c->answered, c->limit_ms);
     if (!c->answered && c->connection->dead) return err_set(err, ERR_PEER_LOST, "%s: %s", c->peer.where, c->connection->why);
-    if (!c->answered) return err_set(err, ERR_TIMEOUT, "%s does not answer within %d s", c->peer.where, PROBE_ASK_MS / 1000);
+    if (!c->answered) {
+        link_fail(c->connection, "it did not answer within %d s", (int)(c->limit_ms / 1000)); /* nothing more is asked of it */
+        return err_set(err, ERR_TIMEOUT, "%s: %s", c->peer.where, c->connection->why);
+    }
     TRY(probe_reply_decode(buf_str(&c->reply), reply, err));
     return reply->status == OK ? OK : err_set(err, reply->status, "%s", reply->text);
 }

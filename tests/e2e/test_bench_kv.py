@@ -187,3 +187,29 @@ def test_an_agent_survives_its_visitors():
         bench.close()
         status, report = doctor([a.where], '--cache-transfer-protocol', 'tcp')
         assert status == 0 and a.alive(), (report, a.output())
+
+
+def test_a_peer_that_stops_in_the_middle_is_a_line():
+    """Frozen while it is measured: what waits for it ends with a sentence, and it is not asked again."""
+    with closing(agent(), agent()) as (good, frozen):
+        report = Process([BIN, 'doctor', '--port', '0', '--json', '--peers', f'{frozen.where},{good.where}', '--cache-transfer-protocol', 'tcp'], SECRET, 'doctor')
+        with closing(report):
+            time.sleep(0.15)                                       # somewhere in the mesh, or before it
+            frozen.kill(signal.SIGSTOP)
+            try:
+                assert report.p.wait(100) in (0, 1), report.output()
+            finally:
+                frozen.kill(signal.SIGCONT)
+            doc = json.loads(report.output())
+            if report.p.returncode == 1:
+                assert any(c['result'] == 'fail' and c['fix'] for c in doc['checks']), doc
+            assert states(doc, 'tcp').get((0, 2)) == 'measured', doc
+
+
+def test_a_busy_agent_ends_soon():
+    with closing(agent()) as a:
+        with closing(Process([BIN, 'bench', 'kv', '--peers', a.where, '--transport', 'tcp', '--piece', '4k', '--rounds', '100'], SECRET, 'visitor')) as bench:
+            wait_until('it measures', lambda: 'to ' in bench.output(), 10)
+            time.sleep(0.3)
+            assert a.stop(10) is not None, 'the agent had to be killed'
+            assert bench.p.wait(60) == 1 and 'not measured' in bench.output(), bench.output()
