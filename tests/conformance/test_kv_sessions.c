@@ -9,24 +9,6 @@
 
 enum { POOL_BLOCKS = 64, TABLE_MAX = 48 };
 
-static void need_row(const char *row)
-{
-    struct err err = { 0 };
-    const struct kvt_transport_ops *ops;
-    struct kv_layout l = small_layout(4);
-    struct dev_mem mem;
-    struct device *device;
-    struct kvt *k = NULL;
-    if (kvt_transport_find(str_of(row), &ops, &err) != OK) SKIP(err.text);
-    CHECK_OK(device_open("cpu", &device, &err));
-    CHECK_OK(device_mem_alloc(device, kv_layout_pool_bytes(&l), DEVICE_MEM_SHARED, &mem, &err));
-    struct kvt_options o = { .layout = l, .mem = &mem, .protocols = row, .listen_host = "127.0.0.1", .n_transfers = 1 };
-    if (kvt_create(&o, &k, &err) != OK) SKIP(err.text);
-    kvt_free(k);
-    device_mem_free(device, &mem);
-    device_close(device);
-}
-
 static struct node_options options(const char *row) { return (struct node_options){ .layout = small_layout(POOL_BLOCKS), .protocols = row }; }
 
 static void grant_of(struct node *to, uint64_t id, const int32_t *blocks, uint32_t n_tokens, struct buf *out)
