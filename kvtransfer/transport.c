@@ -9,6 +9,9 @@ const struct kvt_transport_ops *const kvt_transports[] = {
 #ifdef BATON_HAVE_RDMA
     &kvt_rdma_ops,
 #endif
+#ifdef BATON_HAVE_UCX
+    &kvt_ucx_ops,
+#endif
     &kvt_tcp_ops,
     &kvt_mem_ops,
     NULL,

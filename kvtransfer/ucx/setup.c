@@ -63,6 +63,9 @@ enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err)
                            "between processes of one host use the protocol ipc", STR_ARG(item));
         if (!is_in(item, ALLOWED, COUNT_OF(ALLOWED)))
             return err_set(err, ERR_CONFIG, "ucx: '%.*s' is not a UCX transport that may be used here; possible are rc, dc, ud (also with _v, _x, _verbs, _mlx5), ib, tcp", STR_ARG(item));
+        if (str_eq_c(item, "rc_verbs")) item = STR("rc_v"); /* the short names bring the datagrams that wire the queue pairs up */
+        else if (str_eq_c(item, "rc_mlx5")) item = STR("rc_x");
+        else if (str_eq_c(item, "dc_mlx5")) item = STR("dc_x");
         buf_printf(out, "%s%.*s", out->len > before ? "," : "", STR_ARG(item));
     }
     return out->len > before ? OK : err_set(err, ERR_CONFIG, "ucx: the list of UCX transports is empty");
@@ -118,15 +121,16 @@ static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, 
         set(config, "NET_DEVICES", devices.data);
     }
     /* A mark follows the bytes it vouches for: PCIe must not reorder them. */
-    set(config, "IB_PCI_RELAXED_ORDERING", "off");
-    set(config, "MAX_RMA_RAILS", "1"); /* one queue pair carries puts and marks */
+    if (!getenv("UCX_IB_PCI_RELAXED_ORDERING")) set(config, "PCI_RELAXED_ORDERING", "off"); /* of a memory domain: named without its prefix */
+    /* The control connection notices a peer's death. UCX's own keepalive adds a UD endpoint that it also wires up over, and
+     * closing that half-way trips an assertion in UCX 1.13, which ends the process. */
+    set(config, "KEEPALIVE_INTERVAL", "inf");
     /* Workers get marks and wire-up messages only: default queues (4,096 buffers of 8 KiB per worker) would be mostly idle memory. */
     set(config, "RC_RX_QUEUE_LEN", "256");
     set(config, "UD_RX_QUEUE_LEN", "256");
-    set(config, "DC_RX_QUEUE_LEN", "256");
-    if (rdma->gid_given) set_number(config, "IB_GID_INDEX", rdma->gid_index);
-    /* UCX's wire-up over UD drops what Soft-RoCE delivers to an IPv4 GID; the first GID is IPv6 (link-local, RoCE v2) and works. */
-    else if (only_soft_roce()) set_number(config, "IB_GID_INDEX", 0);
+    /* Options of a memory domain are named without their prefix here. UCX's wire-up over UD does not get through between IPv4 GIDs of
+     * Soft-RoCE; its first GID is IPv6 (link-local, RoCE v2) and works. */
+    if (!getenv("UCX_IB_GID_INDEX") && (rdma->gid_given || only_soft_roce())) set_number(config, "GID_INDEX", rdma->gid_given ? rdma->gid_index : 0);
     if (rdma->traffic_class_given) set_number(config, "IB_TRAFFIC_CLASS", rdma->traffic_class);
     if (rdma->service_level) set_number(config, "IB_SL", rdma->service_level);
     buf_release(&devices);

@@ -61,12 +61,14 @@ static inline void need_row(const char *row)
 {
     const struct kvt_transport_ops *ops;
     if (kvt_transport_find(str_of(row), &ops, NULL) != OK) SKIP("built without the library of that row: it is NOT tested");
-    if (strcmp(row, "rdma") != 0) return;
+    if (strcmp(row, "rdma") != 0 && strcmp(row, "ucx") != 0) return;
     DIR *d = opendir("/sys/class/infiniband");
     int n = 0;
     for (const struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
     if (d) closedir(d);
-    if (!n) SKIP("this host has no RDMA device: the row rdma is NOT tested");
+    /* UCX has a tcp of its own, which the row uses only when told to. */
+    if (!n && strcmp(row, "ucx") == 0) setenv("UCX_TLS", "tcp", 0);
+    else if (!n) SKIP("this host has no RDMA device: the row rdma is NOT tested");
 }
 
 /* What BATON_* and KVCACHE_* variables say, so that every test here can be run with several connections, copiers, a wrapped row. */
@@ -93,6 +95,7 @@ static inline struct node *node_start(struct node_options o)
                               .checksum = !o.no_checksum, .n_transfers = 64, .stall_ms = o.stall_ms, .metrics = o.metrics,
                               .tuning = tuning_of_environment(o.fault), .on_event = node_on_event, .arg = n };
     if (strcmp(o.protocols, "rdma") == 0) ko.tuning.rdma.port = o.port; /* that row has a listener of its own */
+    if (strcmp(o.protocols, "ucx") == 0) ko.tuning.ucx_port = o.port;   /* and so has this one */
     ko.deadline_ms = o.deadline_ms;
     ko.tuning.lossy |= o.lossy;
     if (kvt_create(&ko, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);

@@ -741,12 +741,12 @@ TEST(every_slot_is_filled)
 static void need_rdma(void) { need_row("rdma"); }
 
 /* A writer that is stopped and says nothing loses its access: its queue pairs' other ends are destroyed, and the blocks are free. */
-TEST(stopped_sender_is_fenced_rdma)
+static void stopped_sender_is_fenced(const char *row)
 {
     int32_t table[TABLE_MAX];
-    need_rdma();
-    struct child c = child_start("rdma");
-    struct node *to = node_start(options("rdma"));
+    need_row(row);
+    struct child c = child_start(row);
+    struct node *to = node_start(options(row));
     random_table(POOL_BLOCKS, 10, table);
     struct transfer t = transfer_grant(to, 9, table, 160, 0);
     child_connect(&c, to, &t.grant);
@@ -765,13 +765,16 @@ TEST(stopped_sender_is_fenced_rdma)
     buf_release(&t.grant);
     node_stop(to);
 }
+TEST(stopped_sender_is_fenced_rdma) { stopped_sender_is_fenced("rdma"); }
+TEST(stopped_sender_is_fenced_ucx) { stopped_sender_is_fenced("ucx"); }
 
 #define PER_ROW(body) \
     TEST(body##_mem) { body("mem"); } \
     TEST(body##_ipc) { body("ipc"); } \
     TEST(body##_tcp) { body("tcp"); } \
-    TEST(body##_rdma) { need_rdma(); body("rdma"); }
-#define ROWS(body) CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma)
+    TEST(body##_rdma) { need_rdma(); body("rdma"); } \
+    TEST(body##_ucx) { need_row("ucx"); body("ucx"); }
+#define ROWS(body) CASE(body##_mem), CASE(body##_ipc), CASE(body##_tcp), CASE(body##_rdma), CASE(body##_ucx)
 
 PER_ROW(whole_transfers)
 PER_ROW(many_at_once)
@@ -790,9 +793,11 @@ TEST(sender_stopped_ipc) { sender_stopped("ipc", false); }
 TEST(sender_stopped_tcp) { sender_stopped("tcp", true); }
 TEST(sender_killed_rdma) { need_rdma(); sender_killed("rdma"); }
 TEST(sender_stopped_rdma) { need_rdma(); sender_stopped("rdma", false); }
+TEST(sender_killed_ucx) { need_row("ucx"); sender_killed("ucx"); }
+TEST(sender_stopped_ucx) { need_row("ucx"); sender_stopped("ucx", false); }
 
 TEST_MAIN(ROWS(whole_transfers), ROWS(many_at_once), ROWS(cancel_and_fence), ROWS(stale_and_foreign_grants), ROWS(ticket_is_needed_once),
           ROWS(mismatch_has_a_sentence), ROWS(receiver_restarts), ROWS(sender_leaves), ROWS(leaves_a_slow_receiver), ROWS(overwritten_piece), ROWS(nothing_moves_fails),
-          CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc), CASE(sender_stopped_tcp), CASE(sender_killed_rdma), CASE(sender_stopped_rdma),
-          CASE(stopped_sender_is_fenced_rdma), CASE(limits_and_bad_arguments),
+          CASE(sender_killed_ipc), CASE(sender_killed_tcp), CASE(sender_stopped_ipc), CASE(sender_stopped_tcp), CASE(sender_killed_rdma), CASE(sender_stopped_rdma), CASE(sender_killed_ucx), CASE(sender_stopped_ucx),
+          CASE(stopped_sender_is_fenced_rdma), CASE(stopped_sender_is_fenced_ucx), CASE(limits_and_bad_arguments),
           CASE(choice_of_transport), CASE(garbage_on_the_tcp_port), CASE(metrics_say_which_transport), CASE(bit_flipped_on_the_wire_tcp), CASE(every_slot_is_filled))
