@@ -58,6 +58,7 @@ static enum status map(struct local_conn *c, uint64_t bytes, int fd, char *text,
         return ERR_UNSUPPORTED;
     }
     (void)madvise(p, bytes, MADV_DONTFORK); /* a child could outlive the fence; without the advice the pidfd still covers this process */
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* as the owner did: its huge pages are mapped as such here */
     c->way = &MAPPED;
     c->remote = p;
     c->remote_bytes = bytes;

@@ -42,6 +42,7 @@ static enum status alloc_shared(size_t bytes, struct dev_mem *out, struct err *e
         close(fd);
         return no_memory(bytes, code, err);
     }
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* where the system allows it for shared memory: scattered blocks miss the TLB less */
     *out = (struct dev_mem){ .ptr = p, .bytes = bytes, .fd = fd };
     return OK;
 }
