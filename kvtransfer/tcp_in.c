@@ -241,7 +241,7 @@ void tcp_read_in(struct tcp_incidents *in, struct tcp_link *l)
 {
     for (uint64_t turn = 0; turn < TCP_TURN_BYTES && in->n < in->cap;) {
         bool wait;
-        if (!use_bytes(in, l, &wait) || wait) return;
+        if (!use_bytes(in, l, &wait) || wait || in->n == in->cap) return; /* full: an end of file needs room for its DOWN */
         struct tcp_conn *c = l->conn;
         bool up = l->state == TCP_LINK_UP, payload = up && c->in_frame && l->slice_left;
         if (payload && in->n) return; /* messages that wait in `in` come before the payload behind them */
