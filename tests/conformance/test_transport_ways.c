@@ -149,12 +149,13 @@ TEST(tcp_loss_of_one_connection_is_the_peers)
         int fds[N];
         CHECK_EQ_INT(sockets_to(kvt_port(to->kvt), fds, N), N);
         push(from, to, peer, id, table, table, 24 * 64);
-        pause_ms(10); /* the receiver has heard of it */
         shutdown(fds[lost], SHUT_RDWR);
         CHECK_STATUS(node_wait(from, KVT_PEER_LOST, peer, 3000).status, ERR_PEER_LOST);
         node_wait(from, KVT_SEND_FAILED, id, 3000);
+        kvt_expect_cancel(to->kvt, id); /* for a receiver that had not heard of the transfer yet */
         node_wait(to, KVT_RECEIVE_FAILED, id, 3000);
         node_wait(to, KVT_FENCED, id, 3000);
+        CHECK_EQ_INT(node_count(to, KVT_FENCED, id), 1);
     }
     uint64_t peer = node_connect(from, to);
     push(from, to, peer, 1, table, table, 24 * 64);
