@@ -9,7 +9,7 @@
 #include "kvtransfer/transport.h"
 #include "tests/conformance/kvt_fixture.h"
 
-enum { POOL_BLOCKS = 64, GUARD = 8 /* the first blocks are never granted */, MOST_BLOCKS = 6, LANES = 8, STALL_MS = 150, CANARY = 0xee };
+enum { POOL_BLOCKS = 64, GUARD = 8 /* the first blocks are never granted */, MOST_BLOCKS = 6, LANES = 8, STALL_MS = 700 /* longer than a starved test process may be without the CPU */, CANARY = 0xee };
 
 static uint32_t n_transfers(void)
 {
@@ -183,7 +183,8 @@ static void bed_stop(struct bed *b, const char *what)
     printf("  %-4s %-10s %u transfers: %u received, %u failed, %llu faults in %u of them, %u connections\n", b->row, what, b->n_received + b->n_failed, b->n_received,
            b->n_failed, (unsigned long long)injected(b), b->n_damaged, b->n_reconnects + 1);
     CHECK_EQ_INT((long long)sent, b->n_failed); /* each counted, each once */
-    CHECK_EQ_INT((long long)total(b->to.metrics, "baton_kv_transfers_quarantined", ""), 0);
+    for (uint64_t end = clock_ms() + 5000; total(b->to.metrics, "baton_kv_transfers_quarantined", "") > 0; pause_ms(10)) /* a gauge of every tick */
+        CHECK(clock_ms() < end);
     side_stop(b->from);
     side_stop(b->to);
 }
@@ -196,6 +197,7 @@ static void damage(const char *row, const char *kind, bool detected)
     one_by_one(&b, detected);
     CHECK(b.n_damaged >= n_transfers() / 100);
     if (detected) CHECK_EQ_INT(b.n_failed, b.n_damaged);
+    if (strcmp(kind, "flip") == 0) CHECK(total(b.to.metrics, "baton_kv_transfer_failures_total", "reason=\"checksum\"") > 0.5 * b.n_failed);
     bed_stop(&b, kind);
 }
 
@@ -204,11 +206,11 @@ static void damage(const char *row, const char *kind, bool detected)
 static void everything(const char *row)
 {
     const struct kvt_transport_ops *ops = NULL;
-    char plan[200];
+    char plan[220];
     need_row(row);
     CHECK_OK(kvt_transport_find(str_of(row), &ops, NULL));
-    snprintf(plan, sizeof plan, "seed=5,drop=0.002,delay=0.01:2,duplicate=0.01,truncate=0.01,flip=0.01,reorder=0.01,stale=0.003,disconnect=0.0005%s",
-             ops->caps & KVT_CAP_RECEIVER_PLACES ? ",late=0.01:3" : "");
+    snprintf(plan, sizeof plan, "seed=5,drop=0.002,delay=0.01:2,duplicate=0.01,truncate=0.01,flip=0.01,stale=0.003,disconnect=0.0005%s%s",
+             ops->caps & KVT_CAP_SAME_PROCESS ? "" : ",reorder=0.01", ops->caps & KVT_CAP_RECEIVER_PLACES ? ",late=0.01:3" : "");
     struct bed b = bed_start(row, plan, "seed=6,drop=0.002,delay=0.01:2,duplicate=0.01,reorder=0.01,stale=0.002,disconnect=0.0005");
     for (uint32_t i = 0; i < n_transfers() / LANES; i++) {
         struct lane lanes[LANES];
@@ -256,9 +258,14 @@ static void dropped_writer(const char *row)
     TEST(stale_generations_are_noticed_##row) { damage(#row, "stale", true); } \
     TEST(drops_are_noticed_##row) { damage(#row, "drop", true); }             \
     TEST(duplicates_do_no_harm_##row) { damage(#row, "duplicate", false); }   \
-    TEST(reordering_does_no_harm_##row) { damage(#row, "reorder", false); }   \
     TEST(everything_at_once_##row) { everything(#row); }                      \
     TEST(a_dropped_writer_stops_##row) { dropped_writer(#row); }
+
+/* Not mem: in one process a write that its NOTE overtakes is a data race of the test's own making. */
+TEST(reordering_does_no_harm_ipc) { damage("ipc", "reorder", false); }
+TEST(reordering_does_no_harm_tcp) { damage("tcp", "reorder", false); }
+TEST(reordering_does_no_harm_rdma) { damage("rdma", "reorder", false); }
+TEST(reordering_does_no_harm_ucx) { damage("ucx", "reorder", false); }
 
 ROW(mem)
 ROW(ipc)
@@ -268,7 +275,8 @@ ROW(ucx)
 
 #define CASES(row)                                                                                                                        \
     CASE_T(flips_are_noticed_##row, 250), CASE_T(truncation_is_noticed_##row, 250), CASE_T(stale_generations_are_noticed_##row, 250),     \
-        CASE_T(drops_are_noticed_##row, 250), CASE_T(duplicates_do_no_harm_##row, 250), CASE_T(reordering_does_no_harm_##row, 250),       \
+        CASE_T(drops_are_noticed_##row, 250), CASE_T(duplicates_do_no_harm_##row, 250),                                                       \
         CASE_T(everything_at_once_##row, 250), CASE(a_dropped_writer_stops_##row)
 
-TEST_MAIN(CASES(mem), CASES(ipc), CASES(tcp), CASES(rdma), CASES(ucx))
+TEST_MAIN(CASES(mem), CASES(ipc), CASES(tcp), CASES(rdma), CASES(ucx), CASE_T(reordering_does_no_harm_ipc, 250), CASE_T(reordering_does_no_harm_tcp, 250),
+          CASE_T(reordering_does_no_harm_rdma, 250), CASE_T(reordering_does_no_harm_ucx, 250))
