@@ -333,6 +333,8 @@ static enum status take_value(struct config *c, size_t i_row, const char *flag, 
     const struct option *row = &c->table[i_row];
     struct origin from = { SOURCE_ARGS, flag };
     if (value) return store(c, i_row, from, value, true, err);
+    bool flag_word; /* "--kv-checksum off": a word that says yes or no is the flag's, no model is called so */
+    if (row->type == OPT_BOOL && a->i < a->argc && parse_bool(str_of(a->argv[a->i]), &flag_word)) return store(c, i_row, from, a->argv[a->i++], false, err);
     if (row->type == OPT_BOOL) return store(c, i_row, from, "true", false, err);
     if (row->type == OPT_LIST) return take_list(c, i_row, from, a, err);
     if (a->i == a->argc || looks_like_flag(a->argv[a->i]))

@@ -122,9 +122,10 @@ TEST(config_positional_words)
     CHECK_EQ_STR(words[3], "-m");
     config_free(c);
     check_error("a~b~c~d~e", "unexpected word \"e\"");
-    c = loaded("--prefix-caching~false"); /* a switch takes a value only after '=' */
-    CHECK(config_bool(c, "prefix-caching"));
-    CHECK_EQ_STR(words[0], "false");
+    c = loaded("--prefix-caching~off~one"); /* of the words after a switch only one that says yes or no is its own */
+    CHECK(!config_bool(c, "prefix-caching"));
+    CHECK_EQ_INT(n_words, 1);
+    CHECK_EQ_STR(words[0], "one");
     config_free(c);
 }
 
