@@ -42,7 +42,7 @@ static void keep_quiet(void)
 static const char *const ALLOWED[] = { "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5", "ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "ib", "tcp" };
 static const char *const SHARED[] = { "sm", "shm", "mm", "posix", "sysv", "xpmem", "cma", "knem", "self", "all" };
 
-static const char DEFAULT_TLS[] = "rc,dc,ud";
+static const char DEFAULT_TLS[] = "rc,dc";
 
 static bool is_in(struct str name, const char *const *list, size_t n)
 {

@@ -2,8 +2,9 @@
  *
  * Which UCX transports are allowed: a list of names from a fixed table. Shared memory (posix, sysv, xpmem, cma, knem) is never allowed: a
  * peer that has mapped or may copy into this process's memory can write after its connection has been torn down, so its writes could not be
- * fenced. UCX's tcp is allowed only by name: it takes puts to any address from whoever connects to its port (no key, no ticket), so
- * without an RDMA device the row is not available rather than open.
+ * fenced. UCX's tcp and ud are allowed only by name, for tests: their puts are active messages that the receiving worker places and answers.
+ * Its tcp takes them for any address from whoever connects to its port (no key, no ticket), and UCX 1.13 ends the process (ucp_put_handler,
+ * "unexpected error") when the sender vanishes before the answer is sent. So without an RDMA device the row is not available.
  * Thread: creator's (open), then transfer. */
 #ifndef BATON_KVTRANSFER_UCX_SETUP_H
 #define BATON_KVTRANSFER_UCX_SETUP_H
