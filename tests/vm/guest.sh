@@ -5,8 +5,7 @@
 # would deliver between its own addresses without a wire. With FAR=1 routes by outgoing interface send what is bound to one end (as
 # Soft-RoCE's packets are) over the pair, so that loss, delay and a link that is down act on them; other traffic stays local.
 #
-# usage: guest        everything, as above
-#        guest wire I  the routes of rail I once more: the kernel forgets them when an end goes down
+# The kernel forgets the routes of an end that went down: /run/vm/rail<I> has what restores rail I, for `ip -batch`.
 cd /run/vm && . ./setting
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 
@@ -21,21 +20,17 @@ rail() {
     must rdma link add rxe$1 type rxe netdev near$1
 }
 
-# one_way TABLE FROM TO ADDRESS: packets for ADDRESS that leave through FROM go out on it, to the device TO.
+# one_way I TABLE FROM TO ADDRESS: packets for ADDRESS that leave through FROM go out on it, to the device TO.
 one_way() {
-    must ip route replace "$4" dev "$2" table "$1"
-    must ip neigh replace "$4" lladdr "$(cat /sys/class/net/"$3"/address)" dev "$2" nud permanent
+    cat >>/run/vm/rail"$1" <<END
+link set $3 up
+route replace $5 dev $3 table $2
+neigh replace $5 lladdr $(cat /sys/class/net/"$4"/address) dev $3 nud permanent
+END
+    must ip rule add pref 10 oif "$3" to "$5" lookup "$2"
+    sysctl -qw net.ipv4.conf."$3".accept_local=1
 }
 
-wire() {
-    one_way $((100 + 2 * $1)) near$1 far$1n 10.77.$1.2
-    one_way $((101 + 2 * $1)) far$1n near$1 10.77.$1.1
-}
-
-if [ "$1" = wire ]; then
-    wire "$2"
-    exit
-fi
 exec </dev/null >/dev/vport0p1 2>&1
 ulimit -l unlimited
 ulimit -n 65536
@@ -48,10 +43,9 @@ fi
 for ((i = 0; i < RAILS; i++)); do
     rail $i
     [ "$FAR" = 1 ] || continue
-    must ip rule add pref 10 oif near$i to 10.77.$i.2 lookup $((100 + 2 * i))
-    must ip rule add pref 10 oif far${i}n to 10.77.$i.1 lookup $((101 + 2 * i))
-    sysctl -qw net.ipv4.conf.near$i.accept_local=1 net.ipv4.conf.far${i}n.accept_local=1
-    wire $i
+    one_way $i $((100 + 2 * i)) near$i far${i}n 10.77.$i.2
+    one_way $i $((101 + 2 * i)) far${i}n near$i 10.77.$i.1
+    must ip -batch /run/vm/rail$i
     must rdma link add far$i type rxe netdev far${i}n
 done
 if [ "$WIRE_HOST" != 0 ]; then

@@ -71,9 +71,10 @@ def netem(rule, rails=(0, 1)):
 
 
 def rail(i, up):
-    command('ip', 'link', 'set', f'near{i}', 'up' if up else 'down')
-    if up:  # the kernel forgets routes and neighbours of an interface that went down
-        command('/run/vm/guest', 'wire', str(i))
+    if up:
+        command('ip', '-batch', f'/run/vm/rail{i}')
+    else:
+        command('ip', 'link', 'set', f'near{i}', 'down')
 
 
 def role_env(role, protocol, rails=2):

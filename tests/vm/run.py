@@ -10,7 +10,8 @@ import argparse, os, re, signal, sys, tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import cases
-from machine import Machine, Unavailable, free_port
+from kernel import Unavailable, busybox, kernel
+from machine import Machine, free_port, qemu
 
 
 def tests_of(form, names, long):
@@ -58,6 +59,7 @@ def main():
     n = tests_of(a.form, a.names, a.long)
     with tempfile.TemporaryDirectory(prefix='baton-vm-work-') as work:
         try:
+            qemu(), busybox(), kernel()  # before the answers, which take a while
             cases.make(work + '/answers.json')
             return run(a.form, [*(['--long'] if a.long else []), *a.names], work, a.limit)
         except Unavailable as e:

@@ -2,6 +2,7 @@
 counters account for the KV bytes that the traces claim, over the transport that they name and over no other."""
 from rails import *
 
+SMALL_STEPS = ['--max-num-batched-tokens', '16', '--compute-threads', '2']
 SLACK = 300_000  # control messages of a test: hello, grants, queue pairs, node protocol
 
 
@@ -41,12 +42,12 @@ def test_tiny_tcp():
 
 
 def test_smollm2_rdma():
-    equal('smollm2', 'rdma', 1, ['--max-num-batched-tokens', '16'])
+    equal('smollm2', 'rdma', 1, SMALL_STEPS)
 
 
 def test_smollm2_ucx():
-    equal('smollm2', 'ucx', 1, ['--max-num-batched-tokens', '16'])
+    equal('smollm2', 'ucx', 1, SMALL_STEPS)
 
 
 def test_smollm2_tcp():
-    equal('smollm2', 'tcp', 1, ['--max-num-batched-tokens', '16'])
+    equal('smollm2', 'tcp', 1, SMALL_STEPS)

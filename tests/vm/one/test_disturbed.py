@@ -13,7 +13,7 @@ def under(protocol, rules):
     model, prompts, want, per_token = load('tiny')
     with split(model, protocol, BATCH) as nodes:
         took = {}
-        for rule in [None, *rules]:
+        for rule in ['', *rules]:
             traffic, t0 = Traffic(), time.monotonic()
             with netem(rule) if rule else contextlib.nullcontext():
                 answers = ask([n.port for n in nodes], prompts, 4)
@@ -22,11 +22,19 @@ def under(protocol, rules):
             print(f'  {protocol}, {rule or "undisturbed"}: {len(prompts)} answers equal in {took[rule]:.1f} s, {moved} KV bytes, {traffic.since()["near"]} bytes sent', flush=True)
 
 
-def test_requests_rdma():
+def test_loss_rdma():
+    under('rdma', RULES[1:2])
+
+
+def test_loss_ucx():
+    under('ucx', RULES[1:2])
+
+
+def test_requests_rdma_long():
     under('rdma', RULES)
 
 
-def test_requests_ucx():
+def test_requests_ucx_long():
     under('ucx', RULES)
 
 
@@ -81,11 +89,11 @@ def flow_under(protocol, rules, seconds=6):
         print(f'  {protocol}, {rule or "undisturbed"}: {rate:.1f} MiB/s, {flow.samples[-1][2]} transfers failed and were made again', flush=True)
 
 
-def test_transfers_rdma():
+def test_transfers_rdma_long():
     flow_under('rdma', RULES)
 
 
-def test_transfers_ucx():
+def test_transfers_ucx_long():
     flow_under('ucx', RULES)
 
 
@@ -101,14 +109,14 @@ def rail_down(protocol, down=4, up=9, end=16):
         flow.finish()
     before = flow.rate(1, at_down)
     first = next((t for t, b, _ in flow.samples if t > at_down + 0.1 and b), None)
-    back = next((t for t, _, _ in flow.samples if t >= at_up + 0.5 and flow.rate(t - 0.5, t) >= 0.8 * before), None)
+    back = next((t for t, _, _ in flow.samples if t >= at_up + 1 and flow.rate(t - 1, t) >= 0.8 * before), None)  # over a whole second
     during = flow.rate(at_up - 1, at_up)
     rows = ' '.join(f'{b / MIB:.0f}' for _, b, _ in flow.samples)
     print(f'  {protocol}: MiB in each tenth of a second: {rows}', flush=True)
     print(f'  {protocol}: before {before / MIB:.1f} MiB/s; rail 1 down at {at_down:.1f} s, bytes again at {first} s, {during / MIB:.1f} MiB/s in its last second down; '
           f'up at {at_up:.1f} s, 80 % again at {back} s; {flow.samples[-1][2]} transfers failed and were made again', flush=True)
     assert first and first - at_down <= BACK_S, 'transfers did not go on over the other rail'
-    assert back and back - at_up <= BACK_S + 0.5, 'the rate is not back'
+    assert back and back - at_up <= BACK_S, 'the rate is not back'
 
 
 def test_rail_down_transfers_rdma():
@@ -151,9 +159,9 @@ def requests_while_rail_down(protocol):
             rail(1, True)
 
 
-def test_rail_down_requests_rdma():
+def test_rail_down_requests_rdma_long():
     requests_while_rail_down('rdma')
 
 
-def test_rail_down_requests_ucx():
+def test_rail_down_requests_ucx_long():
     requests_while_rail_down('ucx')

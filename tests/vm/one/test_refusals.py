@@ -116,4 +116,15 @@ def test_mtu_of_no_device():
 
 
 def test_peer_of_another_model():
-    refused_pair(os.path.join(DATA, 'goldens', 'llama_bias', 'model'), {}, 'model', 'kv')
+    """Nodes of two models under one name are no pair: the request is refused with a sentence that says so."""
+    control = free_ports(1)[0]
+    common = [*RDMA, *SIZE, '--placement-timeout', '2']
+    p = Node(TINY, 'prefill', [*common, '--engine-worker-queue-port', str(control)], role_env('prefill', 'rdma'))
+    d = Node(os.path.join(DATA, 'goldens', 'llama_bias', 'model'), 'decode', [*common, '--innode-prefill-ports', str(control)], role_env('decode', 'rdma'))
+    with closing(p, d) as nodes:
+        wait_until('both are registered', lambda: len(request(p.port, 'GET', '/cluster', timeout=5)[2].get('nodes', [])) == 2, WAIT_S)
+        for n in nodes:
+            status, _, body = ask([n.port], [dict(model='m', prompt=list(range(5, 40)), max_tokens=2, temperature=0)])[0]
+            text = body['error']['message'] if status != 200 else body
+            print(f'  {status}: {text}', flush=True)
+            assert status == 503 and 'another model' in text and text.endswith(': 1'), (status, text)
