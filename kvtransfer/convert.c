@@ -20,23 +20,31 @@ static void widen(uint32_t from, const void *src, const void *scale, float *x, u
     for (uint32_t i = 0; i < n; i++) x[i] = (float)q[i] * s;
 }
 
+/* Adding and taking away 1.5 * 2^23 rounds a float of less than 2^22 to the nearest integer, halves to even (IEEE 754 addition): unlike a
+ * call of rintf it leaves the loop to the vectoriser. */
+static const float ROUND_TO_INTEGER = 12582912.0f;
+
 static void quantise(const float *x, int8_t *q, void *scale, uint32_t n)
 {
-    float largest = 0, sum = 0;
+    uint32_t largest = 0; /* magnitudes compare as their bit patterns do; those of infinity and NaN are above all others */
     for (uint32_t i = 0; i < n; i++) {
-        float a = fabsf(x[i]);
-        largest = a > largest ? a : largest;
-        sum += x[i] * 0.0f; /* NaN as soon as one value is not finite */
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bits &= 0x7fffffff;
+        largest = bits > largest ? bits : largest;
     }
-    float s = isnan(sum) ? NAN : largest / 127.0f;
+    float s;
+    memcpy(&s, &largest, sizeof s);
+    s = isfinite(s) ? s / 127.0f : NAN;
     memcpy(scale, &s, sizeof s);
     if (!(s > 0)) { /* all zero, too small for a scale, or not finite */
         memset(q, 0, n);
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
-        float r = rintf(x[i] / s); /* to nearest even; a subnormal scale may be rounded so far that |x| / s exceeds 127 */
-        q[i] = (int8_t)(r > 127.0f ? 127.0f : r < -127.0f ? -127.0f : r);
+        float r = x[i] / s; /* a subnormal scale may be rounded so far that |x| / s exceeds 127 */
+        r = r > 127.0f ? 127.0f : r < -127.0f ? -127.0f : r;
+        q[i] = (int8_t)(int32_t)((r + ROUND_TO_INTEGER) - ROUND_TO_INTEGER);
     }
 }
 

@@ -1,0 +1,77 @@
+/* test_convert.c - rows of one element type as another: widening is exact, narrowing rounds to nearest, int8 stays within half a step. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtransfer/convert.h"
+#include "tests/harness/test.h"
+
+enum { N = 64 };
+
+static void random_row(float *x)
+{
+    float size = ldexpf(1, rand() % 40 - 20);
+    for (int i = 0; i < N; i++) x[i] = size * ((float)rand() / (float)RAND_MAX * 2 - 1);
+}
+
+TEST(convert_there_and_back_is_exact_where_nothing_is_lost)
+{
+    const uint32_t types[] = { DTYPE_F16, DTYPE_BF16 };
+    for (int k = 0; k < 2; k++)
+        for (uint32_t h = 0; h < 65536; h += N) {
+            uint16_t from[N], back[N];
+            float wide[N];
+            for (uint32_t i = 0; i < N; i++) from[i] = (uint16_t)(h + i);
+            kvt_convert_row(types[k], from, NULL, DTYPE_F32, wide, NULL, N);
+            kvt_convert_row(DTYPE_F32, wide, NULL, types[k], back, NULL, N);
+            for (int i = 0; i < N; i++) CHECK(from[i] == back[i] || isnan(wide[i]));
+        }
+}
+
+TEST(convert_to_int8_is_off_by_half_a_step_at_most)
+{
+    srand(9);
+    for (int round = 0; round < 2000; round++) {
+        float x[N], back[N], scale, largest = 0;
+        int8_t q[N];
+        random_row(x);
+        for (int i = 0; i < N; i++) largest = fmaxf(largest, fabsf(x[i]));
+        kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+        CHECK(scale == largest / 127);
+        kvt_convert_row(KV_DTYPE_I8, q, &scale, DTYPE_F32, back, NULL, N);
+        int n_ends = 0;
+        for (int i = 0; i < N; i++) {
+            CHECK_NEAR(back[i], x[i], 0.5001 * (double)scale);
+            CHECK(q[i] == (int8_t)nearbyintf(x[i] / scale) && q[i] >= -127);
+            n_ends += abs(q[i]) == 127;
+        }
+        CHECK(n_ends >= 1); /* the largest uses the whole range */
+    }
+}
+
+TEST(convert_to_int8_at_its_edges)
+{
+    float x[N] = { 0 }, back[N], scale = 7;
+    int8_t q[N];
+    memset(q, 1, sizeof q);
+    kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+    CHECK(scale == 0);
+    for (int i = 0; i < N; i++) CHECK_EQ_INT(q[i], 0);
+    x[3] = 1.4e-45f; /* its scale would be less than the smallest float */
+    kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+    CHECK(scale == 0 && q[3] == 0);
+    x[3] = 1e-43f; /* a scale of few bits */
+    kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+    CHECK_EQ_INT(q[3], scale > 0 ? 71 : 0);
+    const float bad[] = { INFINITY, -INFINITY, NAN };
+    for (int k = 0; k < 3; k++) {
+        random_row(x);
+        x[N - 1] = bad[k];
+        kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+        kvt_convert_row(KV_DTYPE_I8, q, &scale, DTYPE_F32, back, NULL, N);
+        for (int i = 0; i < N; i++) CHECK(isnan(back[i])); /* never numbers that nobody computed */
+    }
+}
+
+TEST_MAIN(CASE(convert_there_and_back_is_exact_where_nothing_is_lost), CASE(convert_to_int8_is_off_by_half_a_step_at_most),
+          CASE(convert_to_int8_at_its_edges))
