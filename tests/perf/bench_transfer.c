@@ -7,6 +7,7 @@
  * Limits: for ipc, memcpy of the same bytes by as many threads as copy; for tcp, iperf3 over loopback with as many connections and the
  * system's congestion control ("iperf3"), and with the one that our connections use there ("iperf3 -C reno"). iperf3 sends and reads one
  * small buffer again and again, which stays in the cache; KV comes from and goes to memory.
+ * The last lines give the processor time per GB of each side, the least of the rounds: what others do on the machine hardly touches it.
  * The sender is a forked process, as in a cluster. Pieces are scattered at random in both pools. */
 #include <pthread.h>
 #include <stdio.h>
@@ -39,6 +40,18 @@ struct setting {
 
 /* ---- limits ---- */
 
+/* Seconds of processor time this process has used. */
+static double cpu_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+struct rate {
+    double wall, sender_ms, receiver_ms; /* GB/s; processor time per GB */
+};
+
 struct slice {
     char  *to, *from;
     size_t bytes;
@@ -52,7 +65,7 @@ static void *copy_slice(void *arg)
     return NULL;
 }
 
-static double memcpy_rate(size_t bytes, uint32_t n_threads)
+static struct rate memcpy_rate(size_t bytes, uint32_t n_threads)
 {
     char *a = mem_aligned(4096, bytes), *b = mem_aligned(4096, bytes);
     struct slice slices[THREADS_MAX];
@@ -60,6 +73,7 @@ static double memcpy_rate(size_t bytes, uint32_t n_threads)
     memset(a, 1, bytes);
     memset(b, 2, bytes);
     uint64_t t = clock_ns();
+    double cpu = cpu_s();
     for (int i = 0; i < TRANSFERS; i++) {
         for (uint32_t j = 0; j < n_threads; j++) {
             slices[j] = (struct slice){ b + bytes / n_threads * j, a + bytes / n_threads * j, bytes / n_threads };
@@ -68,7 +82,8 @@ static double memcpy_rate(size_t bytes, uint32_t n_threads)
         copy_slice(&slices[0]);
         for (uint32_t j = 1; j < n_threads; j++) pthread_join(threads[j], NULL);
     }
-    double rate = (double)bytes * TRANSFERS / (double)(clock_ns() - t);
+    double all = (double)bytes * TRANSFERS;
+    struct rate rate = { .wall = all / (double)(clock_ns() - t), .sender_ms = (cpu_s() - cpu) * 1e12 / all };
     mem_free(a);
     mem_free(b);
     return rate;
@@ -204,7 +219,9 @@ static _Noreturn void sender(const struct figure *f, const struct kv_layout *l, 
     get_all(in, &b);
     need(kvt_connect(k, buf_str(&b), &peer, &err) == OK, err.text);
     wait_for(&seen.connected, 1, &seen);
+    double cpu = 0;
     for (int i = 0; i <= TRANSFERS; i++) {
+        if (i == 1) cpu = cpu_s();
         get_all(in, &b);
         need(kvt_send_open(k, (uint64_t)i, peer, buf_str(&b), &err) == OK, err.text);
         for (uint32_t layer = 0; layer < l->n_layers; layer++)
@@ -212,11 +229,13 @@ static _Noreturn void sender(const struct figure *f, const struct kv_layout *l, 
         kvt_send_finish(k, (uint64_t)i);
         wait_for(&seen.sent, i + 1, &seen);
     }
+    cpu = cpu_s() - cpu;
+    need(write(out, &cpu, sizeof cpu) == sizeof cpu, "write");
     _exit(0);
 }
 
 /* TRANSFERS transfers of all bytes, after one that warms up. */
-static double transfer_rate(const struct figure *f, const struct setting *s)
+static struct rate transfer_rate(const struct figure *f, const struct setting *s)
 {
     struct kv_layout l = layout_of(f->piece, s->bytes);
     int down[2], up[2];
@@ -235,14 +254,18 @@ static double transfer_rate(const struct figure *f, const struct setting *s)
     need(kvt_answer(k, buf_str(&hello), &b, &err) == OK, err.text);
     put_all(down[1], &b);
     uint64_t t = 0;
+    double cpu = 0, sender_cpu;
     for (int i = 0; i <= TRANSFERS; i++) {
-        if (i == 1) t = clock_ns();
+        if (i == 1) t = clock_ns(), cpu = cpu_s();
         buf_clear(&b);
         need(kvt_expect(k, (uint64_t)i, table, l.n_blocks, 0, l.n_blocks * l.block_tokens, &b) == OK, "kvt_expect");
         put_all(down[1], &b);
         wait_for(&seen.received, i + 1, &seen);
     }
-    double rate = (double)kv_layout_pool_bytes(&l) * TRANSFERS / (double)(clock_ns() - t);
+    double all = (double)kv_layout_pool_bytes(&l) * TRANSFERS;
+    struct rate rate = { .wall = all / (double)(clock_ns() - t), .receiver_ms = (cpu_s() - cpu) * 1e12 / all };
+    need(read(up[0], &sender_cpu, sizeof sender_cpu) == sizeof sender_cpu, "read");
+    rate.sender_ms = sender_cpu * 1e12 / all;
     waitpid(child, NULL, 0);
     kvt_free(k);
     device_mem_free(device, &mem);
@@ -273,13 +296,29 @@ static double median_ratio(const double *v, const double *limit, int n)
     return r[n / 2];
 }
 
-static void run(const struct figure *figures, size_t n_figures, const char *const *limit_names, double (*limit)(const struct setting *, int),
+/* Into the least so far. */
+static void keep_least(struct rate *least, struct rate r)
+{
+    if (least->sender_ms <= 0 || r.sender_ms < least->sender_ms) least->sender_ms = r.sender_ms;
+    if (least->receiver_ms <= 0 || r.receiver_ms < least->receiver_ms) least->receiver_ms = r.receiver_ms;
+}
+
+static void run(const struct figure *figures, size_t n_figures, const char *const *limit_names, struct rate (*limit)(const struct setting *, int),
                 int n_limits, const struct setting *s)
 {
     static double got[16][ROUNDS_MAX], limits[LIMITS_MAX][ROUNDS_MAX];
+    struct rate least[16] = { 0 }, limit_least = { 0 };
     for (int i = 0; i < s->rounds; i++) {
-        for (int j = 0; j < n_limits; j++) limits[j][i] = limit(s, j);
-        for (size_t j = 0; j < n_figures; j++) got[j][i] = transfer_rate(&figures[j], s);
+        for (int j = 0; j < n_limits; j++) {
+            struct rate r = limit(s, j);
+            limits[j][i] = r.wall;
+            keep_least(&limit_least, r);
+        }
+        for (size_t j = 0; j < n_figures; j++) {
+            struct rate r = transfer_rate(&figures[j], s);
+            got[j][i] = r.wall;
+            keep_least(&least[j], r);
+        }
     }
     for (size_t j = 0; j < n_figures; j++)
         for (int k = 0; k < n_limits; k++) {
@@ -291,6 +330,11 @@ static void run(const struct figure *figures, size_t n_figures, const char *cons
             printf("%-44s %6.2f GB/s   limit %6.2f GB/s %-18s ratio %.3f   median of rounds %.3f\n", figures[j].name, mine, top, limit_names[k],
                    mine / top, median_ratio(got[j], limits[k], s->rounds));
         }
+    for (size_t j = 0; j < n_figures; j++) {
+        printf("%-44s processor time per GB: sender %5.1f ms, receiver %5.1f ms", figures[j].name, least[j].sender_ms, least[j].receiver_ms);
+        if (limit_least.sender_ms > 0) printf("; %s %.1f ms, ratio of the sender's %.3f", limit_names[0], limit_least.sender_ms, limit_least.sender_ms / least[j].sender_ms);
+        printf("\n");
+    }
 }
 
 static uint32_t ipc_threads(const struct setting *s)
@@ -300,15 +344,15 @@ static uint32_t ipc_threads(const struct setting *s)
     return cpus <= 2 ? 1 : cpus >= 8 ? 4 : (uint32_t)cpus / 2;
 }
 
-static double ipc_limit(const struct setting *s, int which)
+static struct rate ipc_limit(const struct setting *s, int which)
 {
     (void)which;
     return memcpy_rate(s->bytes, ipc_threads(s));
 }
 
-static double tcp_limit(const struct setting *s, int which)
+static struct rate tcp_limit(const struct setting *s, int which)
 {
-    return iperf_rate(s->n ? s->n : 1, which ? "-C reno" : "");
+    return (struct rate){ .wall = iperf_rate(s->n ? s->n : 1, which ? "-C reno" : "") };
 }
 
 static const struct figure IPC[] = {
