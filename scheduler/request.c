@@ -300,6 +300,14 @@ static void on_reserved(void *arg, enum status st, uint64_t fence)
     }
 }
 
+/* Nodes of the topic that compute another model than this one: no request of this node may go to them. */
+static size_t n_of_another_model(const struct scheduler *s)
+{
+    size_t n = 0;
+    for (size_t i = 0; s->model && i < s->n_nodes; i++) n += s->nodes[i].model != s->model;
+    return n;
+}
+
 /* No node can take it: wait a little, for a node may be starting or a lease about to end; then say what is missing. */
 static void no_node(struct scheduler *s, struct request *r, enum status st)
 {
@@ -309,7 +317,12 @@ static void no_node(struct scheduler *s, struct request *r, enum status st)
     r->wait_until_ms = now + PAUSE_BUSY_MS;
     r->needs_room = st == ERR_BUSY;
     if (st == ERR_BUSY || now - r->unplaced_since_ms < s->o.grace_ms) return;
-    snprintf(text, sizeof text, "no pair of nodes can serve this request; topics and roles seen: %.400s", s->topics[0] ? s->topics : "none");
+    size_t others = n_of_another_model(s);
+    snprintf(text, sizeof text, "no pair of nodes can serve this request; topics and roles seen: %.360s", s->topics[0] ? s->topics : "none");
+    if (others > 0) {
+        size_t n = strlen(text);
+        snprintf(text + n, sizeof text - n, "; nodes of this topic that have loaded another model (or the same at another precision): %zu", others);
+    }
     request_end(s, r, ERR_UNAVAILABLE, FINISH_ERROR, -1, text);
 }
 
