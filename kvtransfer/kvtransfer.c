@@ -118,11 +118,18 @@ void kvt_free(struct kvt *k)
 
 uint16_t kvt_port(const struct kvt *k)
 {
+    uint16_t port = 0;
     for (uint32_t i = 0; i < k->n_rows; i++) {
-        uint16_t port = k->rows[i].ops->port(k->rows[i].t);
-        if (port) return port;
+        bool tcp = strcmp(k->rows[i].ops->name, "tcp") == 0;
+        if (tcp || !port) port = k->rows[i].ops->port(k->rows[i].t);
+        if (tcp) break;
     }
-    return 0;
+    return port;
+}
+
+void kvt_available(const struct kvt *k, struct buf *out)
+{
+    for (uint32_t i = 0; i < k->n_rows; i++) buf_printf(out, "%s%s", i ? "," : "", k->rows[i].ops->name);
 }
 
 /* ---- posting ---- */

@@ -82,7 +82,10 @@ struct kvt_options {
 enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err *err) MUST_CHECK;
 /* Ends all transfers without events, closes connections, joins the thread. Nothing remains in the file system. */
 void        kvt_free(struct kvt *k);
-uint16_t    kvt_port(const struct kvt *k); /* of the tcp listener; 0 when there is none */
+/* Of the tcp listener; without that row the first that listens; 0: none does. */
+uint16_t    kvt_port(const struct kvt *k);
+/* Append the protocols that were allowed and work on this host: "ipc,rdma". */
+void        kvt_available(const struct kvt *k, struct buf *out);
 
 /* Opaque byte strings; appended to `out`. Peers may differ in block size, element type and tensor-parallel size: the sender converts, and what
  * both ranks hold of the heads can be granted. kvt_answer and kvt_connect refuse what does not fit with one sentence: ERR_PEER_MISMATCH

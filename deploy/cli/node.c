@@ -369,8 +369,10 @@ static void describe_json(void *arg, struct buf *out)
     json_add_string(out, str_of(n->name));
     buf_printf(out, ",\"role\":\"%s\",\"topic\":", node_role_name(n->o.role));
     json_add_string(out, str_of(n->o.topic));
-    buf_printf(out, ",\"cluster_port\":%u,\"kv_port\":%u,\"live_prefill\":%u,\"live_decode\":%u", cluster_port(n->cluster),
+    buf_printf(out, ",\"cluster_port\":%u,\"kv_port\":%u,\"live_prefill\":%u,\"live_decode\":%u,\"kv_transports\":\"", cluster_port(n->cluster),
                n->kvt ? kvt_port(n->kvt) : 0, prefill_n_live(n->prefill), decode_n_live(n->decode));
+    if (n->kvt) kvt_available(n->kvt, out);
+    buf_add_char(out, '"');
 }
 
 static enum status start_serve(struct node *n, struct err *err)
@@ -394,12 +396,15 @@ static void say_ready(struct node *n)
     const struct kv_layout *l = engine_kv_layout(n->engine);
     double gib = (double)kv_layout_pool_bytes(l) / (1 << 30);
     uint64_t tokens = (uint64_t)l->n_blocks * l->block_tokens;
+    struct buf kv_by = { 0 };
+    if (n->kvt) kvt_available(n->kvt, &kv_by);
     log_info("node ready",
              "name=%s role=%s topic=%s model=%s after_s=%.1f kv_blocks=%u kv_tokens=%llu kv_gib=%.2f full_context_requests=%.1f http=%s:%u "
-             "cluster=%s:%u kv_port=%u directory=%s",
+             "cluster=%s:%u kv_port=%u kv_by=%s directory=%s",
              n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0], (double)(clock_ms() - n->t_start_ms) * 1e-3, l->n_blocks,
              (unsigned long long)tokens, gib, (double)tokens / n->o.max_model_len, n->o.host, n->http ? http_server_port(n->http) : 0,
-             n->o.cluster_host, cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0, n->o.directory);
+             n->o.cluster_host, cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0, n->kvt ? kv_by.data : "", n->o.directory);
+    buf_release(&kv_by);
 }
 
 static enum status make_ready(struct node *n, struct err *err)
