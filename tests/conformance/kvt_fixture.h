@@ -66,9 +66,9 @@ static inline void need_row(const char *row)
     int n = 0;
     for (const struct dirent *e; d && (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
     if (d) closedir(d);
-    /* UCX has a tcp of its own, which the row uses only when told to. */
-    if (!n && strcmp(row, "ucx") == 0) setenv("UCX_TLS", "tcp", 0);
-    else if (!n) SKIP("this host has no RDMA device: the row rdma is NOT tested");
+    /* UCX has a tcp of its own, which the row uses only when told to; UCX 1.13 aborts when a peer vanishes in the middle of its puts. */
+    if (!n && strcmp(row, "ucx") == 0 && getenv("UCX_TLS")) return;
+    if (!n) SKIP("this host has no RDMA device: the rows rdma and ucx are NOT tested");
 }
 
 /* What BATON_* and KVCACHE_* variables say, so that every test here can be run with several connections, copiers, a wrapped row. */
