@@ -106,6 +106,8 @@ def two_nodes(model, protocol, args=()):
         nodes.append(HostNode(1, model, 'prefill', [*common, '--engine-worker-queue-port', '7013'], env))
         nodes.append(HostNode(2, model, 'decode', [*common, '--router', f'{ADDRESS[1]}:7013'], env))
         wait_pair(nodes)
+        ask = dict(model='m', prompt=[5, 6], max_tokens=1, temperature=0, return_trace=True)  # the first request makes the KV connection
+        wait_until(f'KV goes over {protocol}', lambda: nodes[0].request('POST', '/v1/completions', ask)[2]['baton']['transport'], 120)
         yield nodes
     except BaseException:
         for n in nodes:

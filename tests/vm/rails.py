@@ -85,6 +85,14 @@ def role_env(role, protocol, rails=2):
     return env
 
 
+def first_transport(port):
+    """The transport of a request of two tokens. The KV connection is made by the first one; when that takes an emulated processor longer than
+    nodes wait, the decode node computes it all, and the connection is made for a later one."""
+    status, _, body = request(port, 'POST', '/v1/completions', dict(model='m', prompt=[5, 6], max_tokens=1, temperature=0, return_trace=True), timeout=300)
+    assert status == 200, (status, body)
+    return body['baton']['transport']
+
+
 @contextlib.contextmanager
 def split(model, protocol, args=(), rails=2, env=None):
     """A prefill and a decode node on one machine, each at its end of the rails; the prefill node holds the view."""
@@ -95,6 +103,7 @@ def split(model, protocol, args=(), rails=2, env=None):
     with closing(p, d) as nodes:
         wait_ready(*nodes, timeout=120)
         wait_sees(nodes, 2, timeout=60)
+        wait_until(f'KV goes over {protocol}', lambda: first_transport(nodes[0].port), 120)
         yield nodes
 
 

@@ -2,7 +2,7 @@
 byte, nothing that fails for good. The figures are printed; no time is asserted but that of coming back."""
 from rails import *
 
-BATCH = ['--max-num-batched-tokens', '64']
+BATCH = ['--max-num-batched-tokens', '64', '--enable-prefix-caching=false']  # every request moves all its KV
 RULES = ['loss 0.1%', 'loss 1%', 'delay 5ms', 'delay 2ms reorder 25% 50%']
 BACK_S = 3            # throughput is back this long after the rail is back
 MIB = 1 << 20
