@@ -36,7 +36,7 @@ static void on_port(struct rdma_transport *t, struct rdma_device *d, int port, b
     for (size_t i = 0; i < t->ports.n; i++) {
         struct rdma_end *e = &t->ends[i];
         if (e->device != d || e->port->number != port) continue;
-        log_warn("rdma port", "device=%s port=%d state=%s", d->port->device, port, active ? "active" : "down");
+        if (active != e->active) log_line(active ? LOG_INFO : LOG_WARN, "rdma port", "device=%s port=%d state=%s", d->port->device, port, active ? "active" : "down");
         e->active = active;
         if (active) retry_rails(t, d, port);
         else break_rails(t, d, port, "its port went down");

@@ -1,5 +1,5 @@
-/* queue.c - the queue pairs of a rail: made, connected, put into error, destroyed. Which transition needs which attribute is table 92 of
- * IBA vol. 1, 11.2.5.2 (ibv_modify_qp(3)). Thread: transfer. */
+/* queue.c - the queue pairs of a rail: made, connected, put into error, destroyed. Which transition needs which attribute:
+ * ibv_modify_qp(3). Thread: transfer. */
 #include "kvtransfer/rdma/rdma.h"
 
 #include <errno.h>
@@ -49,7 +49,7 @@ static struct ibv_qp *create_qp(struct rdma_rail *r, struct ibv_pd *pd, struct r
 {
     bool receiver = r->conn->base.incoming;
     struct ibv_qp_init_attr a = { .qp_context = q, .send_cq = r->cq, .recv_cq = r->cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 0,
-                                  .cap = { .max_send_wr = r->send_wrs, .max_recv_wr = receiver ? RDMA_WINDOW : 1, .max_recv_sge = receiver ? 0 : 1,
+                                  .cap = { .max_send_wr = r->send_wrs, .max_recv_wr = receiver ? RDMA_WINDOW : 1, .max_recv_sge = 1, /* providers size entries by it: not 0 */
                                            .max_send_sge = receiver ? 1 : r->max_sge, .max_inline_data = receiver ? 0 : RDMA_INLINE_BYTES } };
     struct ibv_qp_init_attr again = a;
     struct ibv_qp *qp = ibv_create_qp(pd, &a);

@@ -7,13 +7,14 @@
  * Why a message is seen only after the puts before it have landed
  *  1 The receiver hands a message on when the immediates of all earlier puts were polled (landing.h), so it is enough that the bytes of a put
  *    are visible to this CPU when its immediate's completion is.
- *  2 On one queue pair the responder executes requests in the order of their packets, and the completion of a receive that an RDMA WRITE
- *    with immediate consumed is made after the data of that and of all earlier writes (IBA vol. 1, 9.5 and 10.8.3.3, o9-20; ibv_post_send(3)).
- *  3 The completion is itself written to host memory by the device. PCIe keeps posted writes in order unless they carry the relaxed-ordering
- *    bit (PCIe base specification, 2.4.1); devices that may set it for data (IBV_ACCESS_RELAXED_ORDERING) do not for completions that report
- *    it, so the completion pushes the data before it (ibv_reg_mr(3): "relaxed ordering ... completion is guaranteed").
- *  4 Polling reads the completion with an acquire barrier (rdma-core, util/udma_barrier.h: udma_from_device_barrier), so loads after it
- *    see what was written before it.
+ *  2 On one queue pair the responder executes requests in the order they were posted, and the receive that an RDMA WRITE with immediate
+ *    consumes completes after the bytes of that write and of every earlier one (IBA vol. 1, 9.5 "Transaction ordering"; ibv_post_send(3)).
+ *  3 The device writes that completion to host memory too. PCIe keeps posted writes in order unless they carry the relaxed-ordering bit
+ *    (PCI Express base specification, "Transaction ordering"). A region registered with IBV_ACCESS_RELAXED_ORDERING may set it on its data, not
+ *    on completions, so a completion still comes after its data: Linux relies on it, its own users "read data only after observing the CQE"
+ *    (include/rdma/ib_verbs.h). What it does give up, the order of two writes before their completions, nobody here looks at.
+ *  4 Polling reads the completion before anything the device wrote earlier: every provider has a barrier for it (rdma-core,
+ *    util/udma_barrier.h, udma_from_device_barrier).
  *  5 Different queue pairs are not ordered among each other: hence (1) counts every put by itself.
  *
  * A rail, sender                                              receiver
