@@ -34,7 +34,9 @@ def conformance(row):
     cases = [c for c in subprocess.run([test, '--list'], capture_output=True, text=True).stdout.split() if c.endswith('_' + row)]
     assert cases, f'no case of test_transports ends in _{row}'
     status, output = run_for(400, [test, *cases])
-    found = COUNTS.findall(output)
+    found, lines = COUNTS.findall(output), output.splitlines()
+    for i in [i for i, line in enumerate(lines) if line.startswith('FAIL')]:
+        print('    ' + '\n    '.join(line for line in lines[max(0, i - 30):i + 1] if 'info' not in line), flush=True)
     assert status == 0 and found and found[-1][1:] == ('0', '0') and int(found[-1][0]) == len(cases), f'status {status}\n{output[-6000:]}'
 
 
