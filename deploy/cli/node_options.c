@@ -329,15 +329,30 @@ static enum status set_log(const struct config *c, struct err *err)
     return OK;
 }
 
+static enum status read_but_model(const struct config *c, struct node_options *o, struct err *err)
+{
+    TRY(read_engine(c, o, err));
+    TRY(read_http(c, o, err));
+    return read_cluster(c, o, err);
+}
+
 enum status node_options_read(const struct config *c, struct node_options *out, struct err *err)
 {
     *out = (struct node_options){ 0 };
     arena_init(&out->arena);
     TRY(set_log(c, err));
-    TRY(read_engine(c, out, err));
-    TRY(read_http(c, out, err));
-    TRY(read_cluster(c, out, err));
+    TRY(read_but_model(c, out, err));
     return read_model(c, out, err);
+}
+
+enum status node_options_check(const struct config *c, struct err *err)
+{
+    struct node_options o = { 0 };
+    arena_init(&o.arena);
+    enum status st = read_but_model(c, &o, err);
+    if (st == OK && config_is_set(c, "model")) st = read_model(c, &o, err);
+    node_options_release(&o);
+    return st;
 }
 
 void node_options_release(struct node_options *o)

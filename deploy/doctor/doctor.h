@@ -60,10 +60,12 @@ void doctor_check_tuning(struct doctor *d);     /* KVCACHE_* and BATON_* variabl
 void doctor_check_modules(struct doctor *d);    /* kernel modules of rdma; only when it was asked for */
 void doctor_check_rdma(struct doctor *d);       /* devices, links, MTU, GID, flow control, NUMA. Needs libibverbs (checks.c) */
 void doctor_check_ucx(struct doctor *d);        /* UCX's transports and devices. Needs UCX (checks.c) */
+void doctor_check_ways(struct doctor *d);       /* is one of the allowed protocols there? After rdma and ucx */
 void doctor_check_ports(struct doctor *d);      /* ports of the options: free, not given twice */
 void doctor_check_cluster(struct doctor *d);    /* the secret, the holder of the cluster view */
 void doctor_check_redis(struct doctor *d);      /* only with --scheduler-name splitwise or global */
 void doctor_check_model(struct doctor *d);      /* only with --model */
+void doctor_check_options(struct doctor *d);    /* what only a node's own reading of the options refuses; last */
 void doctor_check_peers(struct doctor *d);      /* only with --peers: agents on other hosts, every pair connected and measured (mesh.h) */
 
 /* Bytes this process may still use: free memory, or less where a cgroup says so. *limit is the cgroup's limit, 0 when none. */

@@ -10,12 +10,15 @@
 enum doctor_asked doctor_asked_for(const struct config *c, const char *protocol)
 {
     const char *p;
-    bool named = false;
-    size_t n = 0;
-    for (size_t i = 0; (p = config_list(c, "cache-transfer-protocol", i, &n)); i++) named |= str_eq_c(str_trim(str_of(p)), protocol);
+    bool named = false, others = false;
+    for (size_t i = 0; (p = config_list(c, "cache-transfer-protocol", i, NULL)); i++) {
+        bool it = str_eq_c(str_trim(str_of(p)), protocol);
+        named |= it;
+        others |= !it;
+    }
     if (!named) return DOCTOR_NOT_ALLOWED;
     if (!config_is_set(c, "cache-transfer-protocol")) return DOCTOR_ALLOWED;
-    return n == 1 ? DOCTOR_ASKED_ALONE : DOCTOR_ASKED;
+    return others ? DOCTOR_ASKED : DOCTOR_ASKED_ALONE;
 }
 
 enum doctor_result doctor_missing(enum doctor_asked asked)

@@ -57,6 +57,48 @@ TEST(protocols_are_asked_for_alone_with_others_by_default_or_not)
     doctor_done(d);
 }
 
+TEST(a_protocol_named_twice_is_still_alone)
+{
+    struct doctor *d = doctor_with((char *[]){ "--cache-transfer-protocol", "rdma,rdma", NULL });
+    CHECK_EQ_INT(doctor_asked_for(d->c, "rdma"), DOCTOR_ASKED_ALONE);
+    doctor_done(d);
+}
+
+TEST(rdma_and_ucx_alone_fail_when_the_host_has_neither)
+{
+    struct doctor *d = doctor_with((char *[]){ "--cache-transfer-protocol", "rdma,ucx", NULL });
+    doctor_add(d, "RDMA", DOCTOR_WARN, "this host has no RDMA device");
+    doctor_check_ways(d);
+    CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 0); /* ucx is left */
+    doctor_add(d, "UCX", DOCTOR_WARN, "no device");
+    doctor_check_ways(d);
+    CHECK_EQ_INT(line_of(d, "KV")->result, DOCTOR_FAIL);
+    doctor_done(d);
+    d = doctor_with((char *[]){ "--cache-transfer-protocol", "rdma,ucx,tcp", NULL });
+    doctor_add(d, "RDMA", DOCTOR_WARN, "this host has no RDMA device");
+    doctor_add(d, "UCX", DOCTOR_WARN, "no device");
+    doctor_check_ways(d);
+    CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 0);
+    doctor_done(d);
+}
+
+TEST(options_that_a_node_refuses_fail)
+{
+    struct doctor *d = doctor_with((char *[]){ "--cache-transfer-protocol", "ipc,bogus", NULL });
+    doctor_check_options(d);
+    CHECK_EQ_STR(line_of(d, "options")->text, "--cache-transfer-protocol: 'bogus' is not one of ipc, rdma, ucx, tcp");
+    CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
+    doctor_done(d);
+    d = doctor_with((char *[]){ "--rdma-comm-ports", "7000", "--local-data-parallel-id", "1", NULL });
+    doctor_check_options(d);
+    CHECK(strstr(line_of(d, "options")->text, "--rdma-comm-ports has 1 ports, but this is rank 1"));
+    doctor_done(d);
+    d = doctor_with((char *[]){ "--cache-transfer-protocol", "rdma, ipc", NULL });
+    doctor_check_options(d);
+    CHECK_EQ_INT(d->n, 0);
+    doctor_done(d);
+}
+
 TEST(a_protocol_that_is_not_built_in_fails_only_where_it_is_the_only_one)
 {
     struct doctor *d = doctor_with((char *[]){ "--cache-transfer-protocol", "ucx", NULL });
@@ -273,6 +315,7 @@ TEST(ucx_transports_are_judged_and_listed) { SKIP("built without UCX"); }
 #endif
 
 TEST_MAIN(CASE(protocols_are_asked_for_alone_with_others_by_default_or_not), CASE(a_protocol_that_is_not_built_in_fails_only_where_it_is_the_only_one),
+          CASE(a_protocol_named_twice_is_still_alone), CASE(rdma_and_ucx_alone_fail_when_the_host_has_neither), CASE(options_that_a_node_refuses_fail),
           CASE(tuning_variables_are_read_judged_and_named_when_idle), CASE(locked_memory_is_held_against_the_kv_cache_when_rdma_was_asked_for),
           CASE(the_limit_holds_who_may_not_exceed_it), CASE(rdma_ports_in_use_are_found), CASE(huge_pages_are_one_line), CASE(lists_of_the_kernels_form_are_read), CASE(a_good_port_is_described),
           CASE(what_is_wrong_with_a_port_is_said_with_its_remedy), CASE(a_missing_device_is_as_bad_as_it_was_asked_for), CASE(priorities_are_read_from_a_folder),
