@@ -388,7 +388,8 @@ static enum status listen_somewhere(struct control_hub *h, uint16_t port, const 
         if (!interface_address(ifname, &h->source, text))
             return err_set(err, ERR_CONFIG, "KVCACHE_SOCKET_IFNAME names '%s', but this host has no interface of that name with an address", ifname);
         h->has_source = true;
-        host = text;
+        /* One address was asked for (loopback, where nodes share no secret): the interface is no reason to be heard elsewhere. */
+        if (tcp_address_is_anywhere(host)) host = text;
     }
     TRY(tcp_address_listen(host, port, &h->listen_fd, &h->port, err));
     return tcp_address_advertise(env->advertise_host, host, h->port, &h->address, err);

@@ -439,10 +439,9 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
     enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : OK;
     struct buf of_interface = { 0 };
     const char *listen_host = env->listen_host;
-    if (st == OK && ifname && tcp_address_is_anywhere(listen_host)) {
-        st = tcp_address_of_interface(ifname, &of_interface, err);
-        if (st == OK) listen_host = of_interface.data;
-    }
+    if (st == OK && ifname) st = tcp_address_of_interface(ifname, &of_interface, err);
+    /* One address was asked for (loopback, where nodes share no secret): the interface is no reason to be heard elsewhere. */
+    if (st == OK && ifname && tcp_address_is_anywhere(listen_host)) listen_host = of_interface.data;
     if (st == OK) st = tcp_address_listen(listen_host, env->port, &t->listen_fd, &t->port, err);
     if (st == OK) st = tcp_address_advertise(env->advertise_host, listen_host, t->port, &t->address, err);
     buf_release(&of_interface);

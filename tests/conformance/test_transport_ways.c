@@ -243,6 +243,9 @@ TEST(tcp_interface_of_its_own)
                              .tuning = { .socket_ifname = "nosuch0" }, .on_event = node_on_event, .arg = n };
     CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "nosuch0") && strstr(err.text, "lo"));
+    o.listen_host = "127.0.0.1"; /* a wrong name is one, too, where the interface would not be listened on */
+    CHECK_STATUS(kvt_create(&o, &k, &err), ERR_CONFIG);
+    o.listen_host = "0.0.0.0";
     CHECK_OK(tcp_address_of_interface("lo", &name, &err));
     CHECK_EQ_STR(name.data, "127.0.0.1");
     o.tuning.socket_ifname = "lo";

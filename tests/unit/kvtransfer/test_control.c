@@ -2,6 +2,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -492,6 +494,30 @@ TEST(control_interface_by_name)
     side_stop(t);
 }
 
+/* The first interface but lo with an IPv4 address; false: this host has none. */
+static bool far_interface(char name[IF_NAMESIZE])
+{
+    struct ifaddrs *list = NULL;
+    bool found = false;
+    CHECK_EQ_INT(getifaddrs(&list), 0);
+    for (struct ifaddrs *i = list; i && !found; i = i->ifa_next)
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && strcmp(i->ifa_name, "lo") != 0) {
+            snprintf(name, IF_NAMESIZE, "%s", i->ifa_name);
+            found = true;
+        }
+    freeifaddrs(list);
+    return found;
+}
+
+TEST(control_interface_opens_no_port_beyond_the_address_asked_for)
+{
+    char name[IF_NAMESIZE];
+    if (!far_interface(name)) SKIP("this host has no interface with an IPv4 address but lo");
+    struct side *s = side_on(name, 4);
+    CHECK(str_starts(control_address(s->hub), "127.0.0.1 "));
+    side_stop(s);
+}
+
 TEST(control_addresses_are_numeric)
 {
     CHECK(control_can_reach(STR("127.0.0.1 80")) && control_can_reach(STR("::1 80")));
@@ -529,4 +555,5 @@ TEST_MAIN(CASE(control_opens_and_passes_frames_in_order), CASE(control_wrong_and
           CASE(control_closing_lets_the_last_frames_out), CASE(control_handler_may_close_its_own_connection), CASE(control_peer_that_goes_is_lost_once),
           CASE(control_malformed_frames_end_the_connection), CASE(control_bad_greetings_end_silently), CASE(control_silent_peers_meet_a_deadline),
           CASE(control_listener_that_speaks_something_else), CASE(control_full_descriptor_table_pauses_accepting), CASE(control_connections_have_a_limit),
-          CASE(control_interface_by_name), CASE(control_addresses_are_numeric), CASE(control_connections_are_kept_alive))
+          CASE(control_interface_by_name), CASE(control_interface_opens_no_port_beyond_the_address_asked_for),
+          CASE(control_addresses_are_numeric), CASE(control_connections_are_kept_alive))
