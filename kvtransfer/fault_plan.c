@@ -57,7 +57,7 @@ static enum status unknown(const char *what, struct str name, const char *const 
 {
     struct buf all = { 0 };
     for (int i = 0; i < n; i++) buf_printf(&all, "%s%s", i ? ", " : "", names[i]);
-    enum status st = err_set(err, ERR_CONFIG, "fault plan: '%.*s' is no %s; there are %s", STR_ARG(name), what, all.data);
+    enum status st = err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%.*s' is no %s; there are %s", STR_ARG(name), what, all.data);
     buf_release(&all);
     return st;
 }
@@ -67,9 +67,9 @@ static enum status read_ms(enum kvt_fault_kind kind, struct str rest, uint32_t *
 {
     int64_t ms = MS_DEFAULT;
     if (rest.p && !has_ms(kind))
-        return err_set(err, ERR_CONFIG, "fault plan: '%s' takes no milliseconds, and '%.*s' follows it", kvt_fault_kind_names[kind], STR_ARG(rest));
+        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%s' takes no milliseconds, and '%.*s' follows it", kvt_fault_kind_names[kind], STR_ARG(rest));
     if (rest.p && (str_to_i64(rest, &ms) != OK || ms < 0 || ms > FAULT_MS_MAX))
-        return err_set(err, ERR_CONFIG, "fault plan: '%.*s' is no number of milliseconds from 0 to %d", STR_ARG(rest), FAULT_MS_MAX);
+        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%.*s' is no number of milliseconds from 0 to %d", STR_ARG(rest), FAULT_MS_MAX);
     *out = has_ms(kind) ? (uint32_t)ms : 0;
     return OK;
 }
@@ -78,16 +78,16 @@ static enum status read_at(struct str value, struct kvt_fault_plan *out, struct 
 {
     struct str rest = value, step, nth, action;
     if (!str_split(&rest, ':', &step) || !str_split(&rest, ':', &nth) || !str_split(&rest, ':', &action))
-        return err_set(err, ERR_CONFIG, "fault plan: 'at=%.*s' is not STEP:N:ACTION[:MS], such as put:5:disconnect", STR_ARG(value));
+        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: 'at=%.*s' is not STEP:N:ACTION[:MS], such as put:5:disconnect", STR_ARG(value));
     int i_step = find(kvt_fault_step_names, FAULT_STEPS, step), kind = find(kvt_fault_kind_names, FAULT_KINDS, action);
     int64_t n;
     if (i_step < 0) return unknown("step", step, kvt_fault_step_names, FAULT_STEPS, err);
     if (kind < 0) return unknown("action", action, kvt_fault_kind_names, FAULT_KINDS, err);
     if (str_to_i64(nth, &n) != OK || n < 1 || n > INT32_MAX)
-        return err_set(err, ERR_CONFIG, "fault plan: '%.*s' in 'at=%.*s' is not a count from 1", STR_ARG(nth), STR_ARG(value));
+        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%.*s' in 'at=%.*s' is not a count from 1", STR_ARG(nth), STR_ARG(value));
     if (!kvt_fault_fits((enum kvt_fault_step)i_step, (enum kvt_fault_kind)kind))
-        return err_set(err, ERR_CONFIG, "fault plan: '%s' cannot befall '%s'", kvt_fault_kind_names[kind], kvt_fault_step_names[i_step]);
-    if (out->n_at == FAULT_TRIGGERS_MAX) return err_set(err, ERR_CONFIG, "fault plan: more than %d times 'at='", FAULT_TRIGGERS_MAX);
+        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%s' cannot befall '%s'", kvt_fault_kind_names[kind], kvt_fault_step_names[i_step]);
+    if (out->n_at == FAULT_TRIGGERS_MAX) return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: more than %d times 'at='", FAULT_TRIGGERS_MAX);
     struct kvt_fault_trigger t = { (enum kvt_fault_step)i_step, (enum kvt_fault_kind)kind, (uint32_t)n, 0 };
     TRY(read_ms(t.kind, rest, &t.ms, err));
     out->at[out->n_at++] = t;
@@ -99,7 +99,7 @@ static enum status read_probability(enum kvt_fault_kind kind, struct str value, 
     struct str rest = value, number;
     double p;
     if (!str_split(&rest, ':', &number) || str_to_f64(number, &p) != OK || !(p >= 0 && p <= 1))
-        return err_set(err, ERR_CONFIG, "fault plan: '%.*s' of '%s' is not a probability from 0 to 1", STR_ARG(value), kvt_fault_kind_names[kind]);
+        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%.*s' of '%s' is not a probability from 0 to 1", STR_ARG(value), kvt_fault_kind_names[kind]);
     TRY(read_ms(kind, rest, &out->ms[kind], err));
     out->parts[kind] = (uint32_t)(p * FAULT_PARTS + 0.5);
     return OK;
@@ -109,11 +109,11 @@ static enum status read_item(struct str item, struct kvt_fault_plan *out, struct
 {
     struct str value = item, key;
     if (!str_split(&value, '=', &key) || !value.p)
-        return err_set(err, ERR_CONFIG, "fault plan: '%.*s' is not seed=N, ACTION=PROBABILITY[:MS] or at=STEP:N:ACTION[:MS]", STR_ARG(item));
+        return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: '%.*s' is not seed=N, ACTION=PROBABILITY[:MS] or at=STEP:N:ACTION[:MS]", STR_ARG(item));
     if (str_eq_c(key, "at")) return read_at(value, out, err);
     if (str_eq_c(key, "seed")) {
         int64_t seed;
-        if (str_to_i64(value, &seed) != OK || seed < 0) return err_set(err, ERR_CONFIG, "fault plan: seed '%.*s' is not a number from 0", STR_ARG(value));
+        if (str_to_i64(value, &seed) != OK || seed < 0) return err_set(err, ERR_CONFIG, "BATON_KV_FAULT: seed '%.*s' is not a number from 0", STR_ARG(value));
         out->seed = (uint64_t)seed;
         return OK;
     }

@@ -28,18 +28,20 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
     return OK;
 }
 
-/* ERR_NODEV is not an error yet: another allowed row may do. `why` keeps the last such sentence. */
-static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, struct metrics *m, struct err *why, struct err *err)
+/* ERR_NODEV is not an error yet: another allowed row may do. `why` collects such sentences. */
+static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, struct metrics *m, struct buf *why, struct err *err)
 {
     struct kvt_row row = { .ops = ops };
     if (k->n_rows == KVT_ROWS_MAX) return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
     const char *fault = k->env.tuning.fault;
-    enum status st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, m, &row.t, err ? err : why) : ops->open(&k->env, &row.t, err ? err : why);
+    struct err reason = { 0 };
+    enum status st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, m, &row.t, &reason) : ops->open(&k->env, &row.t, &reason);
     if (st == ERR_NODEV) {
-        if (err) *why = *err;
-        log_info("kv transport not available", "transport=%s why=\"%s\"", ops->name, why->text);
+        buf_printf(why, "%s%s", why->len ? "; " : ": ", reason.text);
+        log_info("kv transport not available", "transport=%s why=\"%s\"", ops->name, reason.text);
         return OK;
     }
+    if (st != OK && err) *err = reason;
     TRY(st);
     row.ops = row.t->ops; /* not `ops` when faults are injected */
     row.ops->export_address(row.t, &row.address);
@@ -59,15 +61,18 @@ static bool names_row(const char *protocols, const struct kvt_transport_ops *ops
 static enum status open_rows(struct kvt *k, const char *protocols, struct metrics *m, struct err *err)
 {
     struct str rest = str_of(protocols), item;
-    struct err why = { 0 };
+    struct buf why = { 0 };
     const struct kvt_transport_ops *ops;
     while (str_split(&rest, ',', &item))
         if (str_trim(item).n) TRY(kvt_transport_find(str_trim(item), &ops, err));
-    for (size_t i = 0; kvt_transports[i]; i++)
-        if (names_row(protocols, kvt_transports[i])) TRY(open_row(k, kvt_transports[i], m, &why, err));
-    if (k->n_rows == 0)
-        return err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host%s%s", protocols ? protocols : "", *why.text ? ": " : "", why.text);
-    return OK;
+    enum status st = OK;
+    for (size_t i = 0; kvt_transports[i] && st == OK; i++)
+        if (names_row(protocols, kvt_transports[i])) st = open_row(k, kvt_transports[i], m, &why, err);
+    if (st == OK && k->n_rows == 0)
+        st = err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host (ipc and tcp need no device)%s", protocols ? protocols : "",
+                     why.len ? why.data : "");
+    buf_release(&why);
+    return st;
 }
 
 /* Before the rows open: they register it. Room for several pieces of any peer's size. */
