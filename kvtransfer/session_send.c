@@ -136,6 +136,7 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
     if (s->state == KVT_SEND_STOPPING) return;
     s->state = KVT_SEND_STOPPING;
     s->status = st;
+    if (st != ERR_TIMEOUT) s->t_moved_ms = clock_ms(); /* now its puts have stall_ms to end; after a stall they have had it */
     s->note_waits = false;
     snprintf(s->text, sizeof s->text, "%s", text);
     give_stage(c, s, &s->made);
@@ -412,28 +413,38 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
         else kvt_stats_dropped(c->stats, false);
         return;
     }
-    s->t_moved_ms = clock_ms();
+    /* Only what moves the transfer on moves its deadline: a receiver that repeats itself must not keep it alive. */
     if (m->kind == KVT_MSG_STOP) on_stop(c, s, m->status);
     else if (m->kind == KVT_MSG_DONE) on_done(c, s);
     else if (m->kind == KVT_MSG_OPENED && s->state == KVT_SEND_OPENING) {
         s->state = KVT_SEND_ACTIVE;
+        s->t_moved_ms = clock_ms();
         finish_if_complete(c, s);
     }
+}
+
+/* Does the session wait for nothing but the receiver's word? */
+static bool awaits_answer(const struct kvt_send *s)
+{
+    return s->state == KVT_SEND_OPENING || (s->state == KVT_SEND_FINISHING && !s->unfinished);
 }
 
 void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)
 {
     LIST_FOREACH(s, &p->sends, struct kvt_send, link) {
+        bool answer = awaits_answer(s);
+        uint32_t patience = answer && c->stall_ms > KVT_ANSWER_MS ? KVT_ANSWER_MS : c->stall_ms;
         /* Waiting for the caller's next layer is not a stall of the transfer. */
         bool waits = s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits || s->unfinished;
-        bool stalls = waits && now_ms > s->t_moved_ms + c->stall_ms, late = now_ms > s->deadline_ms;
+        bool stalls = waits && now_ms > s->t_moved_ms + patience, late = now_ms > s->deadline_ms;
         if (s->state == KVT_SEND_STOPPING) {
             p->condemned |= stalls; /* an abandoned put that does not end: only the end of the connection ends it */
             continue;
         }
         char text[128];
         if (late) snprintf(text, sizeof text, "the KV transfer was not over after %llu ms", (unsigned long long)c->deadline_ms);
-        else snprintf(text, sizeof text, "no KV left for %u ms", c->stall_ms);
+        else if (answer) snprintf(text, sizeof text, "the receiver did not answer %s within %u ms", s->state == KVT_SEND_OPENING ? "OPEN" : "FINISH", patience);
+        else snprintf(text, sizeof text, "no KV left for %u ms", patience);
         if (stalls || late) kvt_send_fail(c, s, ERR_TIMEOUT, text);
     }
 }

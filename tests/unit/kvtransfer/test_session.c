@@ -513,9 +513,73 @@ TEST(session_bounds_its_puts)
     side_release(&s);
 }
 
+/* OPEN and FINISH are round trips: a receiver that says nothing ends the transfer in seconds, however long a stall may be. Waiting for the
+ * caller's next layer, and puts that still leave, have the whole of it. */
+TEST(session_waits_seconds_for_an_answer)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t src[BLOCKS] = { 0, 1, 2 };
+    side_init(&s);
+    s.core.stall_ms = 60000;
+    (void)claim(&s, 1, &grant);
+    (void)open_send(&s, 9, &grant);
+    kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS - 1000);
+    CHECK_EQ_INT(n_events, 0);
+    kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000);
+    CHECK_EQ_INT(n_events, 1);
+    CHECK_STATUS(events[0].status, ERR_TIMEOUT);
+    CHECK(strstr(events[0].text, "OPEN"));
+
+    (void)claim(&s, 2, (buf_clear(&grant), &grant));
+    struct kvt_send *send = open_send(&s, 10, &grant);
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    kvt_send_tick(&s.core, &s.peer, clock_ms() + 100 + 60000); /* nothing to send yet */
+    for (uint32_t layer = 0; layer < 2; layer++) kvt_send_add(&s.core, 10, layer, 0, TOKENS, src);
+    kvt_send_end(&s.core, 10, clock_ns());
+    while (kvt_send_pump(&s.core, &s.peer)) {}
+    CHECK_EQ_INT(send->state, KVT_SEND_FINISHING);
+    kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000); /* its puts are on their way */
+    CHECK_EQ_INT(n_events, 1);
+    for (uint64_t i = 0; i < 2; i++) kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
+    CHECK_EQ_INT(send->unfinished, 0);
+    kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000);
+    CHECK_EQ_INT(n_events, 2);
+    CHECK_STATUS(events[1].status, ERR_TIMEOUT);
+    CHECK(strstr(events[1].text, "FINISH"));
+    buf_release(&grant);
+    side_release(&s);
+}
+
+/* A receiver that says the same again and again moves nothing, so the deadline of what stands still comes all the same. */
+TEST(session_repeated_words_are_no_progress)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t src[BLOCKS] = { 0, 1, 2 };
+    side_init(&s);
+    s.core.stall_ms = 60000;
+    (void)claim(&s, 1, &grant);
+    struct kvt_send *send = open_send(&s, 9, &grant);
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    kvt_send_add(&s.core, 9, 0, 0, TOKENS, src);
+    kvt_send_pump(&s.core, &s.peer);
+    answer(&s, send, KVT_MSG_STOP, ERR_CANCELED);
+    CHECK_EQ_INT(send->state, KVT_SEND_STOPPING);
+    uint64_t since = send->t_moved_ms = 5;
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    answer(&s, send, KVT_MSG_STOP, ERR_CANCELED);
+    CHECK_EQ_INT(send->t_moved_ms, since);
+    kvt_send_tick(&s.core, &s.peer, since + 60001);
+    CHECK(s.peer.condemned); /* an abandoned put that does not end */
+    buf_release(&grant);
+    side_release(&s);
+}
+
 TEST_MAIN(CASE(session_receives_when_every_piece_is_verified), CASE(session_fails_on_a_wrong_checksum_and_waits_for_the_writer),
           CASE(session_repeats_a_stop_that_is_not_answered),
           CASE(session_refuses_pieces_out_of_order_missing_or_twice), CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
           CASE(session_sends_nothing_before_opened_and_a_partial_block_last), CASE(session_send_failed_waits_for_unfinished_puts),
           CASE(session_send_refuses_gaps_and_an_early_done),
-          CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of), CASE(session_bounds_its_puts))
+          CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of), CASE(session_bounds_its_puts),
+          CASE(session_waits_seconds_for_an_answer), CASE(session_repeated_words_are_no_progress))
