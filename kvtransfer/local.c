@@ -422,7 +422,7 @@ static void on_welcome(struct incidents *in, struct local_conn *c, const uint8_t
     add(in, KVT_UP, c);
 }
 
-/* recv with a descriptor that may come along. */
+/* recv with a descriptor that may come along. -1 with EMFILE: one came, and this process has no room for it. */
 static ssize_t receive(int fd, uint8_t *out, size_t max, int *passed)
 {
     struct iovec iov = { out, max };
@@ -433,6 +433,10 @@ static ssize_t receive(int fd, uint8_t *out, size_t max, int *passed)
     struct cmsghdr *h = n >= 0 ? CMSG_FIRSTHDR(&m) : NULL;
     if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS && h->cmsg_len == CMSG_LEN(sizeof *passed))
         memcpy(passed, CMSG_DATA(h), sizeof *passed);
+    if (n >= 0 && *passed < 0 && (m.msg_flags & MSG_CTRUNC)) {
+        errno = EMFILE;
+        return -1;
+    }
     return n;
 }
 
@@ -466,6 +470,11 @@ static void read_conn(struct incidents *in, struct local_conn *c)
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
         /* The other end closed with packets of ours unread. The kernel says so once, before the packets it had sent, BYE among them. */
         if (n < 0 && errno == ECONNRESET) continue;
+        /* Without its descriptor the WELCOME would be taken for one by address. */
+        if (n < 0 && errno == EMFILE && c->state == LOCAL_WAITING) {
+            go_down(in, c, ERR_FULL, "no free file descriptor for the receiver's memory: raise the limit of open files");
+            return;
+        }
         if (n > 0 && c->state == LOCAL_WAITING) {
             on_welcome(in, c, bytes, n, fd);
             continue;

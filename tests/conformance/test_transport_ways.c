@@ -233,6 +233,35 @@ static void full_table(const char *row)
 TEST(full_descriptor_table_tcp) { full_table("tcp"); }
 TEST(full_descriptor_table_ipc) { full_table("ipc"); }
 
+/* Room for both ends' sockets but not for the pool's descriptor: the connection is refused for that reason, and nothing is guessed from what
+ * came without it. */
+TEST(ipc_no_room_for_the_pools_descriptor)
+{
+    enum { SOCKETS = 4 }; /* the connecting and the accepted one, and a pidfd each */
+    struct node *from = node_start(large("ipc")), *to = node_start(large("ipc"));
+    struct rlimit limit, full;
+    struct buf hello = { 0 }, answer = { 0 };
+    struct err err = { 0 };
+    uint64_t peer;
+    kvt_hello(from->kvt, &hello);
+    CHECK_OK(kvt_answer(to->kvt, buf_str(&hello), &answer, &err));
+    CHECK_OK(getrlimit(RLIMIT_NOFILE, &limit));
+    int next = dup(0);
+    close(next);
+    full = limit;
+    full.rlim_cur = (rlim_t)next + SOCKETS;
+    CHECK_OK(setrlimit(RLIMIT_NOFILE, &full));
+    CHECK_OK(kvt_connect(from->kvt, buf_str(&answer), &peer, &err));
+    struct kvt_event lost = node_wait(from, KVT_PEER_LOST, peer, 3000);
+    CHECK_OK(setrlimit(RLIMIT_NOFILE, &limit));
+    CHECK_STATUS(lost.status, ERR_FULL);
+    CHECK(strstr(lost.text, "file descriptor"));
+    buf_release(&hello);
+    buf_release(&answer);
+    node_stop(from);
+    node_stop(to);
+}
+
 TEST(tcp_interface_of_its_own)
 {
     struct kvt *k = NULL;
@@ -423,5 +452,5 @@ TEST(ipc_gpu_pools)
 TEST_MAIN(CASE(large_transfers_tcp), CASE(large_transfers_ipc), CASE(large_transfers_mem), CASE(large_transfers_tcp_connections),
           CASE(large_transfers_tcp_zerocopy), CASE(large_transfers_ipc_copiers), CASE(large_transfers_mem_copiers), CASE(large_transfers_ipc_cma),
           CASE(tcp_opens_the_connections_asked_for), CASE(tcp_loss_of_one_connection_is_the_peers), CASE(tcp_stranger_cannot_join),
-          CASE(full_descriptor_table_tcp), CASE(full_descriptor_table_ipc), CASE(tcp_interface_of_its_own), CASE(ipc_private_pool_by_cma),
+          CASE(full_descriptor_table_tcp), CASE(full_descriptor_table_ipc), CASE(ipc_no_room_for_the_pools_descriptor), CASE(tcp_interface_of_its_own), CASE(ipc_private_pool_by_cma),
           CASE(ipc_gpu_pool_needs_a_gpu), CASE(ipc_gpu_pools))
