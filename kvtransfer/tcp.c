@@ -129,14 +129,21 @@ static struct tcp_conn *new_conn(struct tcp_transport *t, bool incoming, const u
     return c;
 }
 
+/* Nobody asks for these completions any more. */
+static void forget_done(struct tcp_conn *c)
+{
+    struct tcp_transport *t = c->tt;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < t->n_done; i++)
+        if (t->done[i].conn != &c->base) t->done[kept++] = t->done[i];
+    t->n_done = kept;
+}
+
 static void tcp_disconnect(struct kvt_conn *base)
 {
     struct tcp_conn *c = (struct tcp_conn *)base;
     struct tcp_transport *t = c->tt;
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < t->n_done; i++)
-        if (t->done[i].conn != base) t->done[kept++] = t->done[i];
-    t->n_done = kept;
+    forget_done(c);
     t->n_unfinished -= (uint32_t)(c->n_put - c->n_over);
     if (c->backlog) t->n_backlog--;
     list_remove(&c->link);
@@ -262,6 +269,7 @@ void tcp_go_down(struct tcp_incidents *in, struct tcp_conn *c, enum status st, c
     c->state = TCP_IS_DOWN;
     for (uint32_t i = 0; i < TCP_LINKS_MAX; i++)
         if (c->links[i]) cut_off(c->links[i]);
+    forget_done(c); /* DOWN stands for them, and after it the session layer frees the connection */
     if (c->silent) return;
     struct kvt_incident *i = tcp_add(in, KVT_DOWN, c);
     i->status = st;

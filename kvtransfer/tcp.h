@@ -30,7 +30,8 @@ enum {
     TCP_TRASH_BYTES = 64 * 1024, /* where bytes of dead sessions go; zeros of abandoned puts come from a second one */
     TCP_IOV_MAX = 256,
     TCP_AHEAD_BYTES = 2 * KVT_MESSAGE_MAX, /* read together with the end of a payload: usually the NOTE behind it and the next head */
-    TCP_ZEROCOPY_MIN = 32 * 1024
+    TCP_ZEROCOPY_MIN = 32 * 1024,
+    TCP_ZEROCOPY_CALLS = 1024 /* of one link that the kernel has not let go of; beyond it bytes are copied. A power of two */
 };
 
 enum tcp_link_state { TCP_CONNECTING, TCP_WAITING, TCP_GREETING, TCP_LINK_UP };
@@ -49,7 +50,8 @@ struct tcp_link {
     uint64_t              queue_base; /* stream position of queue.data[0], payloads not counted */
     size_t                queue_sent;
     uint64_t              put_seq;    /* first put whose slice of this link is not given to the kernel in full */
-    uint32_t              zc_sent, zc_done; /* MSG_ZEROCOPY calls; of which the kernel let go */
+    uint32_t              zc_sent, zc_done; /* MSG_ZEROCOPY calls; of which the kernel let go, without a gap */
+    uint64_t              zc_early[TCP_ZEROCOPY_CALLS / 64]; /* a bit per call from zc_done on: let go of before one in front of it */
     bool                  zerocopy;
     /* in */
     uint8_t               in[TCP_AHEAD_BYTES];
@@ -136,6 +138,7 @@ void tcp_link_free(struct tcp_link *l);
 void        tcp_queue_preamble(struct tcp_link *l, const struct kvt_preamble *p);
 enum status tcp_write_out(struct tcp_link *l); /* as much as the socket takes; ERR_PEER_LOST: reading will tell */
 void        tcp_read_notices(struct tcp_link *l); /* the error queue: buffers the kernel let go of */
+void        tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last); /* one notice: of the MSG_ZEROCOPY calls first..last */
 enum status tcp_put(struct kvt_conn *c, const struct kvt_put *p);
 void        tcp_abandon(struct kvt_conn *c, uint32_t session, uint64_t generation);
 enum status tcp_notify(struct kvt_conn *c, const struct kvt_message *m);

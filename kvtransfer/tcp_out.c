@@ -49,7 +49,7 @@ static int gather(struct tcp_link *l, struct iovec *iov, bool *zerocopy)
         struct tcp_put *p = c && seq < c->n_put ? put_at(c, seq) : NULL;
         struct tcp_slice *s = p ? &p->slices[l->index] : NULL;
         size_t end = s ? (size_t)(s->at - l->queue_base) : l->queue.len;
-        bool pins = s && l->zerocopy && !p->abandoned && s->left >= TCP_ZEROCOPY_MIN;
+        bool pins = s && l->zerocopy && !p->abandoned && s->left >= TCP_ZEROCOPY_MIN && l->zc_sent - l->zc_done < TCP_ZEROCOPY_CALLS;
         if (end > at) iov[n++] = (struct iovec){ l->queue.data + at, end - at };
         at = end;
         if (!s || n >= TCP_IOV_MAX - 1 || (pins && n)) return n;
@@ -149,7 +149,20 @@ enum status tcp_write_out(struct tcp_link *l)
     return OK;
 }
 
-/* One notice covers the calls [ee_info, ee_data]; those of a stream come in order. */
+/* Notices may overtake each other after a retransmission (Linux, Documentation/networking/msg_zerocopy.rst, "Notification Parsing"): a
+ * call counts when all before it do, so that zc_done says of every source below it that nobody reads it. */
+void tcp_let_go(struct tcp_link *l, uint32_t first, uint32_t last)
+{
+    for (uint32_t i = first; i - l->zc_done < TCP_ZEROCOPY_CALLS && (int32_t)(last - i) >= 0; i++)
+        l->zc_early[i % TCP_ZEROCOPY_CALLS / 64] |= UINT64_C(1) << i % 64;
+    for (uint64_t *word; l->zc_done != l->zc_sent; l->zc_done++) {
+        word = &l->zc_early[l->zc_done % TCP_ZEROCOPY_CALLS / 64];
+        if (!(*word >> l->zc_done % 64 & 1)) return;
+        *word &= ~(UINT64_C(1) << l->zc_done % 64);
+    }
+}
+
+/* One notice covers the calls [ee_info, ee_data]. */
 void tcp_read_notices(struct tcp_link *l)
 {
     for (;;) {
@@ -160,7 +173,7 @@ void tcp_read_notices(struct tcp_link *l)
             struct sock_extended_err e;
             memcpy(&e, CMSG_DATA(h), sizeof e);
             if (e.ee_errno != 0 || e.ee_origin != SO_EE_ORIGIN_ZEROCOPY) continue;
-            l->zc_done = e.ee_data + 1;
+            tcp_let_go(l, e.ee_info, e.ee_data);
         }
     }
     if (l->conn) finish_puts(l->conn);
