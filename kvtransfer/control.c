@@ -8,7 +8,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -64,8 +63,7 @@ struct control_hub {
     const char             *row;
     int                     epoll_fd, listen_fd;
     uint16_t                port;
-    bool                    has_source;
-    struct sockaddr_storage source; /* has_source: outgoing connections are bound to it, port 0 */
+    const char             *ifname; /* outgoing connections leave from it; NULL: from where the kernel chooses */
     struct buf              address;
     struct list             conns;
     uint32_t                n_conns;
@@ -358,43 +356,6 @@ void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
     check_deadlines(h, now_ms, on_event, arg);
 }
 
-/* The address of interface `name`, IPv4 before IPv6 (link-local IPv6 needs a scope that peers do not know: not taken). */
-static bool interface_address(const char *name, struct sockaddr_storage *out, char text[NI_MAXHOST])
-{
-    struct ifaddrs *list = NULL;
-    bool found = false;
-    if (getifaddrs(&list) != 0) return false;
-    for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-        if (!i->ifa_addr || strcmp(i->ifa_name, name) != 0) continue;
-        bool v4 = i->ifa_addr->sa_family == AF_INET, v6 = i->ifa_addr->sa_family == AF_INET6;
-        if (v6 && (found || IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr))) continue;
-        socklen_t n = v4 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
-        if ((!v4 && !v6) || getnameinfo(i->ifa_addr, n, text, NI_MAXHOST, NULL, 0, NI_NUMERICHOST) != 0) continue;
-        memset(out, 0, sizeof *out);
-        memcpy(out, i->ifa_addr, n);
-        found = true;
-        if (v4) break;
-    }
-    freeifaddrs(list);
-    return found;
-}
-
-static enum status listen_somewhere(struct control_hub *h, uint16_t port, const char *ifname, struct err *err)
-{
-    const struct kvt_env *env = h->env;
-    const char *host = env->listen_host;
-    char text[NI_MAXHOST];
-    if (ifname && *ifname) {
-        if (!interface_address(ifname, &h->source, text))
-            return err_set(err, ERR_CONFIG, "KVCACHE_SOCKET_IFNAME names '%s', but this host has no interface of that name with an address", ifname);
-        h->has_source = true;
-        /* One address was asked for (loopback, where nodes share no secret): the interface is no reason to be heard elsewhere. */
-        if (tcp_address_is_anywhere(host)) host = text;
-    }
-    TRY(tcp_address_listen(host, port, &h->listen_fd, &h->port, err));
-    return tcp_address_advertise(env->advertise_host, host, h->port, &h->address, err);
-}
-
 enum status control_open(const struct kvt_env *env, const char *row, uint16_t port, const char *ifname, struct control_hub **out,
                          struct err *err)
 {
@@ -404,7 +365,12 @@ enum status control_open(const struct kvt_env *env, const char *row, uint16_t po
     h->listen_fd = -1;
     list_init(&h->conns);
     h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    enum status st = h->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : listen_somewhere(h, port, ifname, err);
+    h->ifname = ifname;
+    struct tcp_listener l = { .host = env->listen_host, .advertise = env->advertise_host, .ifname = ifname, .port = port, .fd = -1,
+                              .address = &h->address };
+    enum status st = h->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : tcp_address_serve(&l, err);
+    h->listen_fd = l.fd;
+    h->port = l.port;
     if (st != OK) {
         err_prefix(err, "%s: ", row);
         control_hub_free(h);
@@ -444,17 +410,17 @@ bool control_can_reach(struct str address)
     return tcp_address_parse(address, &a, &n) == OK;
 }
 
-/* A connecting socket, or -1 with errno. */
-static int begin_connect(const struct control_hub *h, const struct sockaddr_storage *a, socklen_t n)
+/* A connecting socket. Towards this host the kernel chooses the way. */
+static enum status begin_connect(const struct control_hub *h, struct str address, const struct sockaddr_storage *a, socklen_t n, int *out, struct err *err)
 {
     int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return -1;
-    bool bound = !h->has_source || h->source.ss_family != a->ss_family || bind(fd, (const struct sockaddr *)&h->source, n) == 0;
-    if (bound && (connect(fd, (const struct sockaddr *)a, n) == 0 || errno == EINPROGRESS)) return fd;
-    int code = errno;
-    close(fd);
-    errno = code;
-    return -1;
+    if (fd < 0) return err_set(err, ERR_PEER_LOST, "no socket: %s", strerror(errno));
+    enum status st = tcp_address_is_local(a, n) ? OK : tcp_address_leave_from(fd, h->ifname, a->ss_family, err);
+    if (st == OK && connect(fd, (const struct sockaddr *)a, n) != 0 && errno != EINPROGRESS)
+        st = err_set(err, ERR_PEER_LOST, "cannot connect to %.*s: %s", STR_ARG(address), strerror(errno));
+    if (st == OK) *out = fd;
+    else close(fd);
+    return st;
 }
 
 enum status control_connect(struct control_hub *h, struct str address, const uint8_t ticket[KVT_TICKET_BYTES], void *owner,
@@ -464,8 +430,11 @@ enum status control_connect(struct control_hub *h, struct str address, const uin
     socklen_t n;
     if (tcp_address_parse(address, &a, &n) != OK) return err_set(err, ERR_FORMAT, "%s: malformed address", h->row);
     if (h->n_conns >= h->env->max_peers) return err_set(err, ERR_FULL, "%s: too many connections", h->row);
-    int fd = begin_connect(h, &a, n);
-    if (fd < 0) return err_set(err, ERR_PEER_LOST, "%s: cannot connect to %.*s: %s", h->row, STR_ARG(address), strerror(errno));
+    int fd = -1;
+    if (begin_connect(h, address, &a, n, &fd, err) != OK) {
+        err_prefix(err, "%s: ", h->row);
+        return ERR_PEER_LOST;
+    }
     struct conn *c = new_conn(h, fd, CONN_CONNECTING, owner);
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
     memcpy(p.ticket, ticket, sizeof p.ticket);

@@ -62,8 +62,8 @@ struct control_event {
 /* Called from control_poll; may call everything but control_poll and control_hub_free, of this connection too. */
 typedef void control_handler(void *arg, const struct control_event *ev);
 
-/* `row` names the transport in sentences; it and `env` are borrowed until control_hub_free. `port` 0: any. `ifname`: listen on and leave from
- * that interface's address instead of env->listen_host; NULL or "": no. ERR_CONFIG: port taken, no such address or interface. */
+/* `row` names the transport in sentences; it, `env` and `ifname` are borrowed until control_hub_free. `port` 0: any. `ifname`: leave from that
+ * interface's address, and listen on it where env->listen_host is every address (tcp_listener); NULL or "": no. ERR_CONFIG: port taken, no such address or interface. */
 enum status control_open(const struct kvt_env *env, const char *row, uint16_t port, const char *ifname, struct control_hub **out,
                          struct err *err) MUST_CHECK;
 void        control_hub_free(struct control_hub *h); /* closes what is left, without events */

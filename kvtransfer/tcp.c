@@ -104,7 +104,10 @@ static enum status dial(struct tcp_conn *c, uint32_t index, const uint8_t ticket
     if (fd < 0) return err_set(err, ERR_PEER_LOST, "tcp: no socket: %s", strerror(errno));
     struct tcp_link *l = new_link(c->tt, c, index, fd);
     enum status st = c->same_host ? OK : tcp_address_leave_from(fd, c->tt->env->tuning.socket_ifname, a.ss_family, err);
-    if (st != OK) return st;
+    if (st != OK) {
+        err_prefix(err, "tcp: ");
+        return st;
+    }
     if (connect(fd, (struct sockaddr *)&a, n) != 0 && errno != EINPROGRESS)
         return err_set(err, ERR_PEER_LOST, "tcp: cannot connect to %.*s: %s", STR_ARG(buf_str(&c->address)), strerror(errno));
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
@@ -434,7 +437,6 @@ static void tcp_close(struct kvt_transport *base)
 static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {
     struct tcp_transport *t = MEM_NEW(struct tcp_transport);
-    const char *ifname = env->tuning.socket_ifname;
     t->base.ops = &kvt_tcp_ops;
     t->env = env;
     t->listen_fd = -1;
@@ -445,14 +447,11 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
     t->zeros = mem_calloc(1, TCP_TRASH_BYTES);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : OK;
-    struct buf of_interface = { 0 };
-    const char *listen_host = env->listen_host;
-    if (st == OK && ifname) st = tcp_address_of_interface(ifname, &of_interface, err);
-    /* One address was asked for (loopback, where nodes share no secret): the interface is no reason to be heard elsewhere. */
-    if (st == OK && ifname && tcp_address_is_anywhere(listen_host)) listen_host = of_interface.data;
-    if (st == OK) st = tcp_address_listen(listen_host, env->port, &t->listen_fd, &t->port, err);
-    if (st == OK) st = tcp_address_advertise(env->advertise_host, listen_host, t->port, &t->address, err);
-    buf_release(&of_interface);
+    struct tcp_listener l = { .host = env->listen_host, .advertise = env->advertise_host, .ifname = env->tuning.socket_ifname, .port = env->port, .fd = -1,
+                              .address = &t->address };
+    if (st == OK) st = tcp_address_serve(&l, err);
+    t->listen_fd = l.fd;
+    t->port = l.port;
     if (st != OK) {
         tcp_close(&t->base);
         return st;

@@ -133,6 +133,8 @@ static bool interface_address(const char *ifname, int family, struct sockaddr_st
         int want = pass ? AF_INET6 : AF_INET;
         for (const struct ifaddrs *i = list; i && !found && (family == AF_UNSPEC || family == want); i = i->ifa_next) {
             if (!i->ifa_addr || i->ifa_addr->sa_family != want || strcmp(i->ifa_name, ifname) != 0) continue;
+            /* of link-local addresses peers would have to know the interface as well */
+            if (want == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr)) continue;
             *n = want == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
             memcpy(out, i->ifa_addr, *n);
             found = true;
@@ -161,16 +163,43 @@ enum status tcp_address_of_interface(const char *ifname, struct buf *out, struct
     return st;
 }
 
+static bool is_here(const char *host)
+{
+    struct addrinfo *list;
+    struct sockaddr_storage a = { 0 };
+    if (!host || resolve(host, "9", 0, &list) != OK) return false; /* any port: nothing is sent */
+    memcpy(&a, list->ai_addr, list->ai_addrlen);
+    bool yes = tcp_address_is_local(&a, list->ai_addrlen);
+    freeaddrinfo(list);
+    return yes;
+}
+
+enum status tcp_address_serve(struct tcp_listener *l, struct err *err)
+{
+    struct buf of_interface = { 0 };
+    const char *host = l->host, *advertise = l->advertise;
+    bool named = l->ifname && *l->ifname;
+    enum status st = named ? tcp_address_of_interface(l->ifname, &of_interface, err) : OK;
+    if (st == OK && named && tcp_address_is_anywhere(host)) {
+        host = of_interface.data;
+        if (is_here(advertise)) advertise = NULL;
+    }
+    if (st == OK) st = tcp_address_listen(host, l->port, &l->fd, &l->port, err);
+    if (st == OK) st = tcp_address_advertise(advertise, host, l->port, l->address, err);
+    buf_release(&of_interface);
+    return st;
+}
+
 enum status tcp_address_leave_from(int fd, const char *ifname, int family, struct err *err)
 {
     struct sockaddr_storage a;
     socklen_t n;
-    if (!ifname) return OK;
+    if (!ifname || !*ifname) return OK;
     if (!interface_address(ifname, family, &a, &n))
-        return err_set(err, ERR_CONFIG, "tcp: the network interface '%s' (KVCACHE_SOCKET_IFNAME) has no %s address", ifname, family == AF_INET6 ? "IPv6" : "IPv4");
+        return err_set(err, ERR_CONFIG, "the network interface '%s' (KVCACHE_SOCKET_IFNAME) has no %s address", ifname, family == AF_INET6 ? "IPv6" : "IPv4");
     if (a.ss_family == AF_INET6) ((struct sockaddr_in6 *)&a)->sin6_port = 0;
     else ((struct sockaddr_in *)&a)->sin_port = 0;
-    if (bind(fd, (struct sockaddr *)&a, n) != 0) return err_set(err, ERR_PEER_LOST, "tcp: cannot leave from interface '%s': %s", ifname, strerror(errno));
+    if (bind(fd, (struct sockaddr *)&a, n) != 0) return err_set(err, ERR_PEER_LOST, "cannot leave from interface '%s': %s", ifname, strerror(errno));
     return OK;
 }
 

@@ -13,6 +13,17 @@
 enum status tcp_address_listen(const char *host, uint16_t port, int *fd, uint16_t *bound, struct err *err) MUST_CHECK;
 /* "address port", numeric: of `advertise`, or `host` when NULL; of a wildcard the first interface that is up. */
 enum status tcp_address_advertise(const char *advertise, const char *host, uint16_t port, struct buf *out, struct err *err) MUST_CHECK;
+/* What a transport listens on and tells its peers. With an interface: it must have an address; where every address was allowed (`host` is a
+ * wildcard) that one is listened on, and told instead of an `advertise` that is another address of this host, at which nobody would
+ * listen. An address of another host (translated on the way) is told as it is. Where `host` is one address that remains the only one. */
+struct tcp_listener {
+    const char *host, *advertise; /* as for tcp_address_listen and tcp_address_advertise */
+    const char *ifname;           /* NULL or "": none */
+    uint16_t    port;             /* in: 0 any; out: the one it got */
+    int         fd;               /* out */
+    struct buf *address;          /* out, appended: "address port" */
+};
+enum status tcp_address_serve(struct tcp_listener *l, struct err *err) MUST_CHECK;
 /* The address of an interface ("eth0"), IPv4 before IPv6, appended as text. ERR_CONFIG names it and those there are. */
 enum status tcp_address_of_interface(const char *ifname, struct buf *out, struct err *err) MUST_CHECK;
 bool        tcp_address_is_anywhere(const char *host); /* a wildcard address */

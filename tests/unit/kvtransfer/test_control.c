@@ -509,6 +509,26 @@ static bool far_interface(char name[IF_NAMESIZE])
     return found;
 }
 
+/* As the nodes of a launcher: every address allowed, loopback to be told. */
+TEST(control_interface_is_where_peers_are_told_to_come)
+{
+    char name[IF_NAMESIZE];
+    if (!far_interface(name)) SKIP("this host has no interface with an IPv4 address but lo");
+    struct buf address = { 0 };
+    struct err err = { 0 };
+    struct control_hub *h = NULL;
+    struct kvt_env env = { .listen_host = "0.0.0.0", .advertise_host = "127.0.0.1", .max_peers = 1 };
+    CHECK_OK(tcp_address_of_interface(name, &address, &err));
+    CHECK_OK(control_open(&env, "test", 0, name, &h, &err));
+    CHECK(str_starts(control_address(h), address.data));
+    control_hub_free(h);
+    env.advertise_host = "198.51.100.77"; /* of nobody here: translated on the way */
+    CHECK_OK(control_open(&env, "test", 0, name, &h, &err));
+    CHECK(str_starts(control_address(h), "198.51.100.77 "));
+    control_hub_free(h);
+    buf_release(&address);
+}
+
 TEST(control_interface_opens_no_port_beyond_the_address_asked_for)
 {
     char name[IF_NAMESIZE];
@@ -555,5 +575,5 @@ TEST_MAIN(CASE(control_opens_and_passes_frames_in_order), CASE(control_wrong_and
           CASE(control_closing_lets_the_last_frames_out), CASE(control_handler_may_close_its_own_connection), CASE(control_peer_that_goes_is_lost_once),
           CASE(control_malformed_frames_end_the_connection), CASE(control_bad_greetings_end_silently), CASE(control_silent_peers_meet_a_deadline),
           CASE(control_listener_that_speaks_something_else), CASE(control_full_descriptor_table_pauses_accepting), CASE(control_connections_have_a_limit),
-          CASE(control_interface_by_name), CASE(control_interface_opens_no_port_beyond_the_address_asked_for),
+          CASE(control_interface_by_name), CASE(control_interface_is_where_peers_are_told_to_come), CASE(control_interface_opens_no_port_beyond_the_address_asked_for),
           CASE(control_addresses_are_numeric), CASE(control_connections_are_kept_alive))
