@@ -212,12 +212,14 @@ static void finish_leaving(struct local_conn *c)
     free_conn(c);
 }
 
-/* Writers in this process must be out of our pool before its owner frees it. */
+/* Writers that were given an address must be out of our pool before its owner frees it: what comes later would land in what the process
+ * keeps there next. A mapping of its own does not.
+ * LIMIT: one that is stopped in the middle of a call is waited for DRAIN_MS only: the process is expected to end soon after. */
 static void drain_writers(struct local_transport *t)
 {
     uint64_t deadline = clock_ms() + DRAIN_MS;
     LIST_FOREACH(c, &t->conns, struct local_conn, link) {
-        if (!c->base.incoming || c->said_bye || c->state == LOCAL_GREETING) continue;
+        if (!c->by_address || c->said_bye) continue;
         shutdown(c->fd, SHUT_WR);
         for (uint64_t now; (now = clock_ms()) < deadline;) {
             struct pollfd p = { .fd = c->fd, .events = POLLIN };
@@ -237,7 +239,7 @@ void local_close(struct kvt_transport *base)
         if (!c->base.incoming && !c->leaving) local_disconnect(&c->base);
     LIST_FOREACH(c, &t->conns, struct local_conn, link)
         if (c->leaving) finish_leaving(c);
-    if (t->kind->drain) drain_writers(t);
+    drain_writers(t);
     LIST_FOREACH(c, &t->conns, struct local_conn, link) free_conn(c);
     copier_free(t->copier);
     if (t->offer_fd >= 0) close(t->offer_fd);
@@ -377,6 +379,7 @@ static void greet(struct incidents *in, struct local_conn *c, const uint8_t *byt
     if (welcome) {
         reply.kind = KVT_PREAMBLE_WELCOME;
         c->lt->kind->offer(c->lt, &reply.value, &fd);
+        c->by_address = fd < 0;
     }
     uint8_t out[KVT_PREAMBLE_BYTES];
     kvt_preamble_encode(&reply, out);

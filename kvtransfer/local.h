@@ -67,6 +67,7 @@ struct local_conn {
     struct buf              out;          /* packets that wait, for a put or for room: struct local_packet, bytes */
     bool                    wants_write;
     bool                    said_bye, ended, silent; /* silent: DOWN is known to the session layer */
+    bool                    by_address;   /* incoming: its writes go to addresses of this process, whatever is there by then */
     bool                    leaving;      /* outgoing, disconnected: BYE waits for room in the receiver's socket */
 };
 
@@ -90,7 +91,6 @@ struct local_way {
 struct local_kind {
     const char *prefix;       /* of the abstract name */
     bool        same_process; /* both ends must be this process */
-    bool        drain;        /* closing waits for writers to say BYE (their writes go to our addresses) */
     /* Receiver: the WELCOME's value and descriptor (-1: none; stays the caller's). */
     void        (*offer)(const struct local_transport *t, uint64_t *value, int *fd);
     /* Writer: fill way, remote and remote_bytes; closes or keeps nothing of `fd` (-1: none came). */

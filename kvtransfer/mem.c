@@ -24,7 +24,7 @@ static enum status attach(struct local_conn *c, uint64_t value, int fd, char *te
     return OK;
 }
 
-static const struct local_kind MEM = { .prefix = "baton-mem-", .same_process = true, .drain = true, .offer = offer, .attach = attach };
+static const struct local_kind MEM = { .prefix = "baton-mem-", .same_process = true, .offer = offer, .attach = attach };
 
 static enum status mem_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {

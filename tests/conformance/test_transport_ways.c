@@ -5,8 +5,10 @@
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include "kvtransfer/ipc.h"
+#include "kvtransfer/rows.h"
 #include "kvtransfer/tcp_address.h"
 #include "tests/conformance/kvt_fixture.h"
 
@@ -324,6 +326,60 @@ TEST(ipc_private_pool_by_cma)
 
 /* ---- GPU pools ---- */
 
+/* ---- a writer played by hand ---- */
+
+static enum status admit_all(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { (void)arg, (void)ticket; return OK; }
+
+struct writer {
+    int          fd;
+    _Atomic bool left;
+};
+
+/* Told to stop (end of file), it still needs a moment to come out of the pool. */
+static void *leave_slowly(void *arg)
+{
+    struct writer *w = arg;
+    uint8_t bytes[KVT_MESSAGE_MAX];
+    CHECK_EQ_INT(recv(w->fd, bytes, sizeof bytes, 0), 0);
+    pause_ms(100);
+    atomic_store(&w->left, true);
+    close(w->fd);
+    return NULL;
+}
+
+/* A pool that a writer knows by address may be freed only when that writer has left it. */
+TEST(ipc_close_waits_for_writers_by_address)
+{
+    static char pool[4096];
+    struct dev_mem mem = { .ptr = pool, .bytes = sizeof pool, .fd = -1 };
+    struct kvt_env env = { .mem = &mem, .max_copies = 4, .max_peers = 4, .admit = admit_all };
+    struct sockaddr_un name = { .sun_family = AF_UNIX };
+    struct kvt_transport *t = NULL;
+    struct kvt_incident in[4];
+    struct buf address = { 0 };
+    struct err err = { 0 };
+    struct writer w = { .left = false };
+    uint8_t bytes[KVT_PREAMBLE_BYTES];
+    pthread_t thread;
+    CHECK_OK(kvt_ipc_ops.open(&env, &t, &err));
+    kvt_ipc_ops.export_address(t, &address);
+    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "baton-ipc-%.*s", LOCAL_NAME_CHARS, address.data + LOCAL_BOOT_CHARS);
+    w.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    CHECK_OK(connect(w.fd, (struct sockaddr *)&name, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)));
+    kvt_preamble_encode(&(struct kvt_preamble){ .kind = KVT_PREAMBLE_TICKET }, bytes);
+    CHECK_EQ_INT(send(w.fd, bytes, sizeof bytes, 0), sizeof bytes);
+    size_t got = 0;
+    for (uint64_t end = clock_ms() + 3000; got == 0 && clock_ms() < end;) got = kvt_ipc_ops.poll(t, in, COUNT_OF(in));
+    CHECK_EQ_INT(got, 1);
+    CHECK_EQ_INT(in[0].kind, KVT_UP);
+    CHECK_EQ_INT(recv(w.fd, bytes, sizeof bytes, 0), sizeof bytes); /* WELCOME, by address */
+    CHECK_OK(pthread_create(&thread, NULL, leave_slowly, &w));
+    kvt_ipc_ops.close(t);
+    CHECK(atomic_load(&w.left));
+    pthread_join(thread, NULL);
+    buf_release(&address);
+}
+
 TEST(ipc_gpu_pool_needs_a_gpu)
 {
     struct kvt *k = NULL;
@@ -453,4 +509,4 @@ TEST_MAIN(CASE(large_transfers_tcp), CASE(large_transfers_ipc), CASE(large_trans
           CASE(large_transfers_tcp_zerocopy), CASE(large_transfers_ipc_copiers), CASE(large_transfers_mem_copiers), CASE(large_transfers_ipc_cma),
           CASE(tcp_opens_the_connections_asked_for), CASE(tcp_loss_of_one_connection_is_the_peers), CASE(tcp_stranger_cannot_join),
           CASE(full_descriptor_table_tcp), CASE(full_descriptor_table_ipc), CASE(ipc_no_room_for_the_pools_descriptor), CASE(tcp_interface_of_its_own), CASE(ipc_private_pool_by_cma),
-          CASE(ipc_gpu_pool_needs_a_gpu), CASE(ipc_gpu_pools))
+          CASE(ipc_close_waits_for_writers_by_address), CASE(ipc_gpu_pool_needs_a_gpu), CASE(ipc_gpu_pools))
