@@ -50,7 +50,7 @@ def test_conformance_ucx():
 
 def kill_rounds(row):
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'chaos', 'kill_rounds.py')
-    status, output = run_for(800, ['python3', script, '--peer', program('chaos', 'kvt_peer'), '--transports', row, '--rounds', '1', '--jobs', '2', '--stop', '2'])
+    status, output = run_for(800, ['python3', script, '--peer', program('chaos', 'kvt_peer'), '--transports', row, '--jobs', '4', '--stop', '2'])
     print('  ' + '\n  '.join(output.splitlines()[-12:]), flush=True)
     assert status == 0, output[-6000:]
 
