@@ -48,7 +48,7 @@ struct row {
       "traffic class of the packets (RoCE v2: DSCP * 4), by which switches put them on a lossless queue")                                    \
     X("BATON_RDMA_SERVICE_LEVEL", U8, AT(rdma.service_level), 0, 0, 15, "a number from 0 to 15", "service level (RoCE: the VLAN priority)")  \
     X("BATON_RDMA_CM", BOOL, AT(rdma.rdma_cm), 0, 0, 0, ON_OFF,                                                                               \
-      "set queue pairs up with librdmacm instead of over the control connection")                                                            \
+      "1 is refused: queue pairs are set up over the control connection, not with librdmacm")                                                            \
     X("BATON_RDMA_KEY", KEY, AT(rdma.key), 0, 0, 0, "auto, window or region",                                                                 \
       "how a peer's right to write is given: a memory window of its queue pair, or a region of its own")                                     \
     X("BATON_UCX_TLS", WORDS, AT(ucx_tls), 0, 0, 0, "a comma list such as rc_verbs,tcp", "UCX transports that the ucx row may use")          \

@@ -81,16 +81,12 @@ static enum status read_options(struct bench *b, struct err *err)
     for (size_t i = 0; i < b->kv.sizes.n; i++)
         if (b->kv.n_blocks && (uint64_t)b->kv.sizes.v[i] * b->kv.n_blocks > PROBE_POOL_MAX)
             return err_field(err, ERR_CONFIG, "blocks", "--blocks %u of %u bytes are more than the 1 GiB that a test pool may have", b->kv.n_blocks, b->kv.sizes.v[i]);
-    return OK;
-}
-
-static enum status read_tuning(struct kvt_tuning *t, struct err *err)
-{
-    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++) {
-        bool known;
-        const char *value = getenv(n->name);
-        if (value && *value) TRY(kvt_tuning_set(t, n->name, value, &known, err));
-    }
+    size_t n_peers = 0;
+    config_list(c, "peers", 0, &n_peers);
+    size_t n = (n_peers ? n_peers : 1) * b->kv.n_transports * b->kv.sizes.n;
+    if (n > CELLS_MAX)
+        return err_field(err, ERR_CONFIG, "peers", "%zu transports of %zu sizes to %zu peers are %zu measurements, at most %d can be made at once; name fewer",
+                         b->kv.n_transports, b->kv.sizes.n, n_peers, n, CELLS_MAX);
     return OK;
 }
 
@@ -119,7 +115,7 @@ static enum status listen_with(const struct config *c, struct arena *arena, stru
     struct agent_options o = { 0 };
     char host[PROBE_ADDRESS_MAX];
     struct agent *a;
-    TRY(read_tuning(&o.tuning, err));
+    TRY(node_options_tuning(&o.tuning, err));
     TRY(node_options_secret(c, arena, &o.secret, err));
     TRY(read_listen(config_string(c, "listen"), host, sizeof host, &o.port, err));
     bool everywhere = str_eq_c(str_of(host), "0.0.0.0") || str_eq_c(str_of(host), "::");
@@ -162,7 +158,7 @@ static void print(const struct buf *out)
 static void measure(struct bench *b, const char *to, struct probe_client *sender, struct probe_client *receiver, struct probe_client *same)
 {
     for (size_t t = 0; t < b->kv.n_transports; t++)
-        for (size_t s = 0; s < b->kv.sizes.n && b->n_cells < CELLS_MAX; s++) {
+        for (size_t s = 0; s < b->kv.sizes.n; s++) {
             const char *transport = b->kv.transports[t];
             bool in_process = str_eq_c(str_of(transport), "mem");
             struct bench_cell *cell = &b->cells[b->n_cells++];
@@ -194,7 +190,7 @@ static enum status measure_peers(struct bench *b, struct probe_host *h, struct p
     const char *where;
     for (size_t i = 0; (where = config_list(b->c, "peers", i, NULL)); i++) {
         struct probe_client *receiver = NULL;
-        TRY(probe_dial(h, where, &receiver, err));
+        if (probe_dial(h, where, &receiver, err) != OK) return err_prefix(err, "--peers: ");
         if (!b->json) printf("%sto %s (%s)\n", i ? "\n" : "", where, probe_peer(receiver)->host);
         measure(b, where, sender, receiver, NULL);
         probe_hang_up(receiver);
@@ -260,7 +256,7 @@ static int bench_kv(struct config *c)
     log_set_level(LOG_ERROR);
     b.cells = MEM_ARRAY(struct bench_cell, CELLS_MAX);
     enum status st = read_options(&b, &err);
-    if (st == OK) st = read_tuning(&b.tuning, &err);
+    if (st == OK) st = node_options_tuning(&b.tuning, &err);
     int exit_status = 0;
     if (st != OK) exit_status = fail(&err, 2);
     else if (run(&b, &err) != OK) exit_status = fail(&err, 1);

@@ -48,6 +48,7 @@ struct launcher {
     struct loop_timer       *poll, *kill;
     bool                     stopping, announced;
     int                      exit_status;
+    const struct child      *culprit; /* whose end ended the launch; NULL: none */
 };
 
 static void start_child(struct child *ch);
@@ -158,7 +159,9 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
         log_warn("node ended", "port=%u role=%s status=%lld signal=%d", ch->plan->port, node_role_name(ch->plan->role), (long long)exit_status, signum);
     uv_close((uv_handle_t *)process, on_process_closed);
     bool hopeless = exit_status == 2 || (exit_status != 0 && !l->announced) || !config_bool(l->c, "restart");
-    if (!l->stopping && hopeless) stop_all(l, exit_status ? (int)exit_status : 1);
+    if (l->stopping || !hopeless) return;
+    l->culprit = ch;
+    stop_all(l, exit_status ? (int)exit_status : 1);
 }
 
 static void start_child(struct child *ch)
@@ -295,6 +298,9 @@ int cmd_launch(int argc, char **argv)
             loop_run(l.loop);
         }
     }
+    if (l.culprit) /* its own sentence is further up, among the lines of the others */
+        fprintf(stderr, "baton launch: stopped, because the %s node of port %u ended with status %d; it says why above\n",
+                node_role_name(l.culprit->plan->role), l.culprit->plan->port, l.exit_status);
     loop_free(l.loop);
     launch_plan_release(&l.plan);
     mem_free(l.children);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "deploy/cli/options.h"
+#include "kvtransfer/tuning.h"
 #include "shared/base/assert.h"
 
 extern char **environ;
@@ -107,18 +108,28 @@ static const struct compat_row *row_of_env(struct str name)
     return family;
 }
 
+/* Begins like a variable that tunes transfers, but is none: most likely misspelt. */
+static bool is_misspelt(const char *name)
+{
+    static const char *const families[] = { "KVCACHE_", "KV_CACHE_", "BATON_RDMA_", "BATON_UCX_", "BATON_TCP_", "BATON_IPC_", "BATON_KV_" };
+    bool ours = false, known = option_of_env(name) != NULL;
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) ours |= str_starts(str_of(name), families[i]);
+    for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++) known |= strcmp(name, n->name) == 0;
+    return ours && !known;
+}
+
 static void note_of(struct str name, struct buf *out)
 {
     enum option_effect effect;
     const char *sentence;
     const struct compat_row *row = row_of_env(name);
-    if (!row || row->quiet || !compatibility_resolve(row, &effect, &sentence) || effect == EFFECT_WORKS) return;
     buf_add_str(out, name);
-    if (option_of_env(out->data)) { /* an option reads it, though its family is not read */
-        buf_clear(out);
-        return;
-    }
-    buf_printf(out, ": %s", sentence);
+    if (!row && is_misspelt(out->data))
+        buf_add_c(out, ": no variable of that name is read; docs/configuration.md lists those that tune transfers");
+    else if (row && !row->quiet && compatibility_resolve(row, &effect, &sentence) && effect != EFFECT_WORKS && !option_of_env(out->data))
+        buf_printf(out, ": %s", sentence);
+    else
+        buf_clear(out); /* nothing to say; or an option reads it, though its family is not read */
 }
 
 void compatibility_env_notes(void (*say)(void *arg, const char *sentence), void *arg)

@@ -25,7 +25,7 @@ extern const struct compat_row COMPATIBILITY[];
 /* Effect and sentence of a row; false when it relies on an option that does not exist. */
 bool compatibility_resolve(const struct compat_row *row, enum option_effect *effect, const char **sentence);
 void compatibility_markdown(struct buf *out);
-/* What must be said at start: one sentence per environment variable that is set and has no effect. */
+/* What must be said at start: one sentence per environment variable that is set and has no effect, or looks misspelt. */
 void compatibility_env_notes(void (*say)(void *arg, const char *sentence), void *arg);
 
 #endif

@@ -231,15 +231,14 @@ static enum status read_protocols(const struct config *c, struct node_options *o
     return OK;
 }
 
-/* What an operator may set about the transports, by the names FastDeploy's users know. */
-static enum status read_tuning(const struct config *c, struct node_options *o, struct err *err)
+enum status node_options_tuning(struct kvt_tuning *t, struct err *err)
 {
     for (const struct kvt_tuning_name *n = kvt_tuning_names; n->name; n++) {
         const char *value = getenv(n->name);
         bool known;
-        if (value && *value) TRY(kvt_tuning_set(&o->tuning, n->name, value, &known, err));
+        if (value && *value) TRY(kvt_tuning_set(t, n->name, value, &known, err));
     }
-    return port_of(c, "rdma-comm-ports", &o->tuning.rdma.port, err);
+    return OK;
 }
 
 static enum status read_host_port(struct node_options *o, const char *name, const char *text, struct err *err)
@@ -291,7 +290,8 @@ static enum status read_cluster(const struct config *c, struct node_options *o, 
     TRY(port_of(c, "engine-worker-queue-port", &o->control_port, err));
     TRY(port_of(c, "pd-comm-port", &o->cluster_port, err));
     TRY(port_of(c, "cache-queue-port", &o->kv_port, err));
-    TRY(read_tuning(c, o, err));
+    TRY(node_options_tuning(&o->tuning, err));
+    TRY(port_of(c, "rdma-comm-ports", &o->tuning.rdma.port, err));
     TRY(read_directory(c, o, err));
     TRY(read_addresses(c, o, err));
     o->kv_checksum = config_bool(c, "kv-checksum");

@@ -67,6 +67,8 @@ void        node_options_release(struct node_options *o);
 enum status node_options_check(const struct config *c, struct err *err) MUST_CHECK;
 /* The cluster secret, from --cluster-secret-file or else BATON_CLUSTER_SECRET; empty when there is none. Lives in `arena` or the environment. */
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out, struct err *err) MUST_CHECK;
+/* What the environment says about the transports, by the names of kvt_tuning_names. Strings are those of the environment. */
+enum status node_options_tuning(struct kvt_tuning *t, struct err *err) MUST_CHECK;
 /* The start page: role, topic, ports, peers, limits, each with its source. */
 void        node_options_print(const struct node_options *o, const struct config *c, struct buf *out);
 

@@ -19,10 +19,9 @@ static bool is_loaded(const struct module *m)
 void doctor_check_modules(struct doctor *d)
 {
     const struct module uverbs = { "ib_uverbs", "/sys/class/infiniband_verbs", "programs cannot open RDMA devices" };
-    const struct module ucm = { "rdma_ucm", "/sys/class/misc/rdma_cm", "BATON_RDMA_CM=1 needs it" };
     const struct module peermem = { "nvidia_peermem", NULL, "without it RDMA devices reach GPU memory only through dma-buf" };
     const bool gpus = access("/proc/driver/nvidia/version", F_OK) == 0;
-    struct { const struct module *m; bool needed, wanted; } list[] = { { &uverbs, true, true }, { &ucm, d->tuning.rdma.rdma_cm, true }, { &peermem, false, gpus } };
+    struct { const struct module *m; bool needed, wanted; } list[] = { { &uverbs, true, true }, { &peermem, false, gpus } };
     enum doctor_asked asked = doctor_asked_for(d->c, "rdma");
     struct buf there = { 0 };
     if (asked < DOCTOR_ASKED) return; /* by default rdma is used where it works; the RDMA line says whether it does */

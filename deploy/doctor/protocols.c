@@ -57,6 +57,8 @@ void doctor_check_tuning(struct doctor *d)
         }
     }
     if (idle.len) doctor_add(d, "environment", DOCTOR_OK, "set, without effect here: %s", idle.data);
+    if (d->tuning.rdma.rdma_cm && doctor_asked_for(d->c, "rdma") != DOCTOR_NOT_ALLOWED)
+        doctor_fix(doctor_add(d, "environment", DOCTOR_FAIL, "BATON_RDMA_CM=1: queue pairs are set up over the control connection only"), "unset BATON_RDMA_CM");
     if (d->tuning.socket_ifname) check_interface(d, d->tuning.socket_ifname);
     buf_release(&idle);
 }

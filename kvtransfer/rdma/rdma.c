@@ -31,7 +31,7 @@ static enum status open_all(struct rdma_transport *t, struct err *err)
 {
     const struct kvt_tuning *tuning = &t->env->tuning;
     if (tuning->rdma.rdma_cm)
-        return err_set(err, ERR_UNSUPPORTED, "rdma: queue pairs are set up over the control connection; librdmacm is not used by this build");
+        return err_set(err, ERR_UNSUPPORTED, "BATON_RDMA_CM=1: this build sets queue pairs up over the control connection only, not with librdmacm; leave it out");
     TRY(rdma_devices_find(&tuning->rdma, rdma_numa_node_of(t->env->mem->ptr, t->env->mem->bytes), &t->ports, err));
     for (size_t i = 0; i < t->ports.n; i++)
         if (tuning->rdma.mtu > t->ports.ports[i].mtu_max)
