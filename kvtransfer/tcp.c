@@ -447,8 +447,8 @@ static enum status tcp_open(const struct kvt_env *env, struct kvt_transport **ou
     t->zeros = mem_calloc(1, TCP_TRASH_BYTES);
     t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     enum status st = t->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : OK;
-    struct tcp_listener l = { .host = env->listen_host, .advertise = env->advertise_host, .ifname = env->tuning.socket_ifname, .port = env->port, .fd = -1,
-                              .address = &t->address };
+    struct tcp_listener l = { .host = env->listen_host, .advertise = env->advertise_host, .ifname = env->tuning.socket_ifname, .port = env->port,
+                              .port_option = "--cache-queue-port", .fd = -1, .address = &t->address };
     if (st == OK) st = tcp_address_serve(&l, err);
     t->listen_fd = l.fd;
     t->port = l.port;

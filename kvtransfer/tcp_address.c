@@ -184,7 +184,8 @@ enum status tcp_address_serve(struct tcp_listener *l, struct err *err)
         host = of_interface.data;
         if (is_here(advertise)) advertise = NULL;
     }
-    if (st == OK) st = tcp_address_listen(host, l->port, &l->fd, &l->port, err);
+    if (st == OK && (st = tcp_address_listen(host, l->port, &l->fd, &l->port, err)) != OK && l->port && l->port_option)
+        err_prefix(err, "%s: ", l->port_option);
     if (st == OK) st = tcp_address_advertise(advertise, host, l->port, l->address, err);
     buf_release(&of_interface);
     return st;

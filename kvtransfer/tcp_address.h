@@ -20,6 +20,7 @@ struct tcp_listener {
     const char *host, *advertise; /* as for tcp_address_listen and tcp_address_advertise */
     const char *ifname;           /* NULL or "": none */
     uint16_t    port;             /* in: 0 any; out: the one it got */
+    const char *port_option;      /* what gave the port, for the sentence when it is taken; NULL: not said */
     int         fd;               /* out */
     struct buf *address;          /* out, appended: "address port" */
 };
