@@ -265,7 +265,7 @@ bool local_can_reach(struct kvt_transport *t, struct str address)
     return address.n == LOCAL_ADDRESS_CHARS && memcmp(address.p, transport(t)->address, LOCAL_BOOT_CHARS) == 0;
 }
 
-/* The other end's process; ERR_UNSUPPORTED when it cannot be watched (another pid namespace). */
+/* The other end's process; ERR_UNSUPPORTED when it cannot be watched (another pid namespace), ERR_FULL: no descriptor to watch it with. */
 static enum status identify(const struct local_kind *kind, int fd, int32_t *pid, int *pidfd)
 {
     struct ucred who;
@@ -276,7 +276,8 @@ static enum status identify(const struct local_kind *kind, int fd, int32_t *pid,
     n = sizeof *pidfd;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, pidfd, &n) == 0) return OK;
     *pidfd = (int)syscall(SYS_pidfd_open, who.pid, 0);
-    return *pidfd >= 0 ? OK : ERR_UNSUPPORTED;
+    if (*pidfd >= 0) return OK;
+    return errno == EMFILE || errno == ENFILE ? ERR_FULL : ERR_UNSUPPORTED;
 }
 
 enum status local_connect(struct kvt_transport *base, struct str address, const struct kv_layout *theirs,
@@ -299,10 +300,15 @@ enum status local_connect(struct kvt_transport *base, struct str address, const 
     struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
     memcpy(p.ticket, ticket, sizeof p.ticket);
     kvt_preamble_encode(&p, preamble);
-    if (identify(t->kind, fd, &pid, &pidfd) != OK || local_send_packet(fd, preamble, sizeof preamble) != OK) {
+    enum status st = identify(t->kind, fd, &pid, &pidfd);
+    bool known = st == OK;
+    if (known) st = local_send_packet(fd, preamble, sizeof preamble);
+    if (st != OK) {
         close(fd);
         if (pidfd >= 0) close(pidfd);
-        return err_set(err, ERR_UNSUPPORTED, "%s: the receiver's process is not visible from here", base->ops->name);
+        if (known) return err_set(err, ERR_PEER_LOST, "%s: the receiver closed the connection", base->ops->name);
+        return st == ERR_FULL ? err_set(err, st, "%s: no free file descriptor: raise the limit of open files", base->ops->name)
+                              : err_set(err, st, "%s: the receiver's process is not visible from here", base->ops->name);
     }
     struct local_conn *c = new_conn(t, fd, false);
     c->pid = pid;
