@@ -7,7 +7,7 @@
  *      │ kvt_send_opened  ◀──────────────────── OPENED ──   │
  *   ACTIVE                                                BOUND to that connection
  *      │ kvt_send_pump: put, NOTE(checksums) ... ─────▶     │ kvt_recv_note: in order, verified piece by piece
- *      │ after kvt_send_finish: FINISH ───────────────▶     │ kvt_recv_finish: nothing missing → RECEIVED, slot FREE
+ *      │ after kvt_send_finish, no put unfinished: FINISH ▶ │ kvt_recv_finish: nothing missing → RECEIVED, slot FREE
  *   FINISHING ◀──────────────────────────────── DONE ──
  *      │ kvt_send_done → SENT, freed
  *
@@ -23,7 +23,8 @@
  *  3 A slot is FREE again only when no write of its writer can land in its blocks.
  *  4 SENT and SEND_FAILED come only when no put of the session is unfinished.
  *  5 Generations are never repeated by one kvt and begin at a random number: those of an earlier process do not match.
- *  6 A session has at most KVT_SEND_PUTS puts under way and a peer its share of the staging memory: whoever does not read holds up
+ *  6 FINISH leaves only when no put of the session is unfinished, so that none of the bytes it vouches for can be abandoned behind it.
+ *  7 A session has at most KVT_SEND_PUTS puts under way and a peer its share of the staging memory: whoever does not read holds up
  *    itself alone.
  * Thread: transfer, except kvt_recv_claim (any). */
 #ifndef BATON_KVTRANSFER_SESSION_H

@@ -236,11 +236,13 @@ static void send_finish(struct kvt_send *s)
     kvt_peer_tell(s->peer, KVT_MSG_FINISH, s->session, s->generation, s->bytes, OK);
 }
 
+/* FINISH waits for the last PUT_DONE: a put that is abandoned is over for the row, and a FINISH behind it would be taken by the receiver as
+ * the end of a transfer whose bytes never came. */
 static void finish_if_complete(struct kvt_core *c, struct kvt_send *s)
 {
     if (!s->finish || s->state != KVT_SEND_ACTIVE || s->q_len || s->note_waits) return;
-    if (s->n_left == 0) send_finish(s);
-    else kvt_send_fail(c, s, ERR_INVALID, "the transfer was finished before every token of every layer was there");
+    if (s->n_left) kvt_send_fail(c, s, ERR_INVALID, "the transfer was finished before every token of every layer was there");
+    else if (!s->unfinished) send_finish(s);
 }
 
 void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns)
@@ -380,6 +382,7 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
     give_stage(c, s, &s->puts[tag % KVT_SEND_PUTS]);
     s->t_moved_ms = clock_ms();
     if (s->state == KVT_SEND_STOPPING && !s->unfinished) end_stopped(c, s);
+    else finish_if_complete(c, s);
 }
 
 /* ---- what the receiver says ---- */
@@ -426,7 +429,7 @@ void kvt_send_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
 /* Does the session wait for nothing but the receiver's word? */
 static bool awaits_answer(const struct kvt_send *s)
 {
-    return s->state == KVT_SEND_OPENING || (s->state == KVT_SEND_FINISHING && !s->unfinished);
+    return s->state == KVT_SEND_OPENING || s->state == KVT_SEND_FINISHING;
 }
 
 void kvt_send_tick(struct kvt_core *c, struct kvt_peer *p, uint64_t now_ms)

@@ -289,11 +289,14 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     kvt_send_add(&s.core, 9, 1, 0, TOKENS, src);
     kvt_send_end(&s.core, 9, clock_ns());
     kvt_send_pump(&s.core, &s.peer);
+    CHECK_EQ_INT(last_put.tag / KVT_SEND_PUTS, send->serial);
+    for (uint64_t i = 0; i < 3; i++) {
+        CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_NOTE); /* no FINISH while a put can still be abandoned */
+        kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
+    }
+    CHECK_EQ_INT(send->unfinished, 0);
     CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_FINISH);
     CHECK_EQ_INT(said[n_said - 1].bytes, kvt_plan_total_bytes(&s.core.layout, TOKENS, 0));
-    CHECK_EQ_INT(last_put.tag / KVT_SEND_PUTS, send->serial);
-    for (uint64_t i = 0; i < 3; i++) kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
-    CHECK_EQ_INT(send->unfinished, 0);
     answer(&s, send, KVT_MSG_DONE, OK);
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_SENT);
@@ -330,6 +333,30 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     kvt_send_message(&s.core, &s.peer, &stop);
     CHECK_EQ_INT(said[0].kind, KVT_MSG_STOPPED);
     CHECK_EQ_INT(said[0].generation, 77);
+    buf_release(&grant);
+    side_release(&s);
+}
+
+/* Cancelled after its caller had finished it, with a put on its way: what the row leaves out of it must not be vouched for. */
+TEST(session_cancelled_late_says_no_finish)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    int32_t src[BLOCKS] = { 0, 1, 2 };
+    side_init(&s);
+    (void)claim(&s, 1, &grant);
+    struct kvt_send *send = open_send(&s, 9, &grant);
+    answer(&s, send, KVT_MSG_OPENED, OK);
+    for (uint32_t layer = 0; layer < 2; layer++) kvt_send_add(&s.core, 9, layer, 0, TOKENS, src);
+    while (kvt_send_pump(&s.core, &s.peer)) {}
+    kvt_send_end(&s.core, 9, clock_ns());
+    kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS);
+    kvt_send_fail(&s.core, send, ERR_CANCELED, "cancelled");
+    CHECK_EQ_INT(n_abandoned, 1);
+    kvt_send_put_done(&s.core, &s.peer, last_put.tag);
+    CHECK_EQ_INT(events[0].kind, KVT_SEND_FAILED);
+    for (size_t i = 0; i < n_said; i++) CHECK(said[i].kind != KVT_MSG_FINISH);
+    CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_STOPPED);
     buf_release(&grant);
     side_release(&s);
 }
@@ -538,11 +565,10 @@ TEST(session_waits_seconds_for_an_answer)
     for (uint32_t layer = 0; layer < 2; layer++) kvt_send_add(&s.core, 10, layer, 0, TOKENS, src);
     kvt_send_end(&s.core, 10, clock_ns());
     while (kvt_send_pump(&s.core, &s.peer)) {}
-    CHECK_EQ_INT(send->state, KVT_SEND_FINISHING);
     kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000); /* its puts are on their way */
     CHECK_EQ_INT(n_events, 1);
     for (uint64_t i = 0; i < 2; i++) kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS + i);
-    CHECK_EQ_INT(send->unfinished, 0);
+    CHECK_EQ_INT(send->state, KVT_SEND_FINISHING);
     kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000);
     CHECK_EQ_INT(n_events, 2);
     CHECK_STATUS(events[1].status, ERR_TIMEOUT);
@@ -580,6 +606,6 @@ TEST_MAIN(CASE(session_receives_when_every_piece_is_verified), CASE(session_fail
           CASE(session_repeats_a_stop_that_is_not_answered),
           CASE(session_refuses_pieces_out_of_order_missing_or_twice), CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
           CASE(session_sends_nothing_before_opened_and_a_partial_block_last), CASE(session_send_failed_waits_for_unfinished_puts),
-          CASE(session_send_refuses_gaps_and_an_early_done),
+          CASE(session_cancelled_late_says_no_finish), CASE(session_send_refuses_gaps_and_an_early_done),
           CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of), CASE(session_bounds_its_puts),
           CASE(session_waits_seconds_for_an_answer), CASE(session_repeated_words_are_no_progress))
