@@ -194,7 +194,7 @@ static void on_message(struct ucx_conn *c, const struct control_event *ev)
     struct kvt_message m;
     if (kvt_message_decode(ev->body.p, ev->body.n, &m) != OK || m.kind == KVT_MSG_DATA || (ev->after && !c->base.incoming))
         go_down(c, ERR_FORMAT, "malformed message");
-    else if (c->n_held || ev->after > c->landed) hold(c, ev->after, &m);
+    else if (c->state != UCX_UP || c->n_held || ev->after > c->landed) hold(c, ev->after, &m); /* none before UP: the session layer knows no such connection */
     else add(c, KVT_MESSAGE)->message = m;
 }
 

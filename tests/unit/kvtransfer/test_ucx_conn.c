@@ -1,0 +1,161 @@
+/* test_ucx_conn.c - the ucx row and a peer that holds a ticket and does as it likes: its control connection is driven by hand. UCX's own tcp
+ * carries nothing here but lets the row open on a host without RDMA devices. */
+#include "tests/harness/test.h"
+
+#ifdef BATON_HAVE_UCX
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/device.h"
+#include "kvtransfer/rows.h"
+#include "kvtransfer/ucx/conn.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+
+struct row {
+    struct device        *device;
+    struct dev_mem        mem;
+    struct kvt_env        env;
+    struct kvt_transport *t;
+};
+
+static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { return (void)arg, (void)ticket, OK; }
+
+static void row_open(struct row *r)
+{
+    struct err err = { 0 };
+    *r = (struct row){ 0 };
+    CHECK_OK(device_open("cpu", &r->device, &err));
+    CHECK_OK(device_mem_alloc(r->device, 1 << 16, DEVICE_MEM_SHARED, &r->mem, &err));
+    r->env = (struct kvt_env){ .mem = &r->mem, .listen_host = "127.0.0.1", .max_copies = 8, .max_peers = 8, .admit = admit, .tuning = { .ucx_tls = "tcp" } };
+    if (kvt_ucx_ops.open(&r->env, &r->t, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+}
+
+static void row_close(struct row *r)
+{
+    kvt_ucx_ops.close(r->t);
+    device_mem_free(r->device, &r->mem);
+    device_close(r->device);
+}
+
+/* The hostile side: what has come, and what is sent at REGION. */
+struct peer {
+    struct kvt_env       env;
+    struct control_hub  *hub;
+    struct control_conn *conn;
+    bool                 region, lost;
+};
+
+static void on_event(void *arg, const struct control_event *ev)
+{
+    struct peer *p = arg;
+    if (ev->kind == CONTROL_FRAME && ev->frame == UCX_FRAME_REGION) p->region = true;
+    if (ev->kind == CONTROL_LOST) p->lost = true;
+}
+
+static void peer_open(struct peer *p, const struct row *r)
+{
+    struct err err = { 0 };
+    struct buf address = { 0 };
+    const uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
+    *p = (struct peer){ .env = { .listen_host = "127.0.0.1", .max_peers = 8, .admit = admit } };
+    CHECK_OK(control_open(&p->env, "peer", 0, NULL, &p->hub, &err));
+    kvt_ucx_ops.export_address(r->t, &address);
+    CHECK_OK(control_connect(p->hub, buf_str(&address), ticket, p, &p->conn, &err));
+    buf_release(&address);
+}
+
+/* Until *done or the peer is lost; returns how many incidents of any kind the row had. */
+static size_t run(struct row *r, struct peer *p, const bool *done, uint64_t ms)
+{
+    struct kvt_incident in[8];
+    size_t n = 0;
+    for (uint64_t end = clock_ms() + ms; !*done && !p->lost && clock_ms() < end; usleep(500)) {
+        n += kvt_ucx_ops.poll(r->t, in, COUNT_OF(in));
+        control_poll(p->hub, on_event, p);
+    }
+    return n;
+}
+
+/* READY without wiring, then messages that claim to follow nothing: the session layer has not heard of the connection and must not hear them. */
+TEST(no_message_of_a_connection_that_is_not_up)
+{
+    static const bool never = false;
+    struct row r;
+    struct peer p;
+    uint8_t bytes[KVT_MESSAGE_MAX];
+    row_open(&r);
+    peer_open(&p, &r);
+    CHECK_EQ_INT(run(&r, &p, &p.region, 5000), 0);
+    CHECK(p.region);
+    struct kvt_message m = { .kind = KVT_MSG_OPEN, .generation = 1 };
+    CHECK_OK(control_send(p.conn, UCX_FRAME_READY, 0, NULL, 0));
+    for (uint64_t after = 0; after < 2; after++) CHECK_OK(control_send(p.conn, UCX_FRAME_MESSAGE, after, bytes, kvt_message_encode(&m, bytes)));
+    CHECK_EQ_INT(run(&r, &p, &never, 300), 0);
+    CHECK(!p.lost);
+    control_hub_free(p.hub);
+    row_close(&r);
+}
+
+/* Each ends the connection, and the row has nothing to say about it. */
+TEST(set_up_out_of_order_ends_the_connection)
+{
+    static const struct { uint8_t frame; const char *body; uint32_t times; } bad[] = {
+        { UCX_FRAME_MESSAGE, "x", 1 }, { UCX_FRAME_READY, "x", 1 }, { UCX_FRAME_READY, "", 2 }, { UCX_FRAME_ADDRESS, "x", 1 }, { UCX_FRAME_REGION, "x", 1 }, { 9, "", 1 },
+    };
+    static const bool never = false;
+    struct row r;
+    row_open(&r);
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        struct peer p;
+        peer_open(&p, &r);
+        (void)run(&r, &p, &p.region, 5000);
+        CHECK(p.region);
+        for (uint32_t n = 0; n < bad[i].times; n++) CHECK_OK(control_send(p.conn, bad[i].frame, 0, bad[i].body, strlen(bad[i].body)));
+        CHECK_EQ_INT(run(&r, &p, &never, 5000), 0);
+        CHECK(p.lost);
+        control_hub_free(p.hub);
+    }
+    row_close(&r);
+}
+
+static enum status decode(const struct ucx_region *r, size_t cut, size_t more)
+{
+    struct buf b = { 0 };
+    struct ucx_region out;
+    ucx_region_encode(r, &b);
+    for (size_t i = 0; i < more; i++) buf_add(&b, "", 1);
+    char *exact = mem_dup(b.data, b.len - cut); /* so that a byte beyond it is found */
+    enum status st = ucx_region_decode((struct str){ exact, b.len - cut }, &out);
+    mem_free(exact);
+    buf_release(&b);
+    return st;
+}
+
+TEST(a_region_is_decoded_strictly)
+{
+    static char key[UCX_KEY_MAX + 1];
+    const struct ucx_region good = { .base = 4096, .bytes = 4096, .address_bytes = 10, .key = { key, 9 } };
+    struct ucx_region r = good;
+    CHECK_OK(decode(&good, 0, 0));
+    for (size_t cut = 1; cut <= 24 + 9; cut++) CHECK_STATUS(decode(&good, cut, 0), ERR_FORMAT);
+    CHECK_STATUS(decode(&good, 0, 1), ERR_FORMAT);
+    r.base = UINT64_MAX;
+    CHECK_STATUS(decode(&r, 0, 0), ERR_FORMAT);
+    r = good, r.bytes = 0;
+    CHECK_STATUS(decode(&r, 0, 0), ERR_FORMAT);
+    r = good, r.address_bytes = 0;
+    CHECK_STATUS(decode(&r, 0, 0), ERR_FORMAT);
+    r = good, r.address_bytes = UCX_ADDRESS_MAX + 1;
+    CHECK_STATUS(decode(&r, 0, 0), ERR_FORMAT);
+    r = good, r.key.n = UCX_KEY_MAX + 1;
+    CHECK_STATUS(decode(&r, 0, 0), ERR_FORMAT);
+    r = good, r.key.n = 0;
+    CHECK_STATUS(decode(&r, 0, 0), ERR_FORMAT);
+}
+
+TEST_MAIN(CASE(no_message_of_a_connection_that_is_not_up), CASE(set_up_out_of_order_ends_the_connection), CASE(a_region_is_decoded_strictly))
+#else
+TEST(ucx) { SKIP("built without UCX: its row is NOT tested"); }
+TEST_MAIN(CASE(ucx))
+#endif
