@@ -201,11 +201,12 @@ static void done(struct rdma_conn *c, struct rdma_put *p)
     rdma_conn_release_held(c);
 }
 
-/* A chain without the immediate: room was short, or bytes are being verified. */
+/* A chain without the immediate: room was short, or bytes are being verified. Several chains of a put are under way at once; verify_read goes
+ * on when the last of them is complete, and has no other put on this queue pair. */
 static void chain_completed(struct rdma_qp *q, struct rdma_put *p)
 {
     const struct kvt_env *env = q->rail->conn->t->env;
-    if (!p->waits || p->i_copy < p->n_copies) return;
+    if (!p->waits || q->n_wrs) return;
     p->waits = false;
     if (p->phase == RDMA_PHASE_WRITE) {
         p->phase = RDMA_PHASE_READ;
@@ -218,6 +219,7 @@ static void chain_completed(struct rdma_qp *q, struct rdma_put *p)
     for (uint32_t i = 0; i < p->n_copies; back += p->copies[i++].bytes) {
         if (memcmp(back, kvt_source(env, p->copies[i].local), p->copies[i].bytes) == 0) continue;
         rdma_conn_fail(q->rail->conn, ERR_CHECKSUM, "bytes read back from the receiver are not those that were written");
+        p->waits = true; /* for the end of the connection: the receiver is not told that it landed */
         return;
     }
 }
