@@ -24,12 +24,15 @@ static enum status refuse(const struct rdma_devices *all, const struct kvt_rdma_
     return st;
 }
 
-/* Append a copy, unless it is there already or the list is full. */
+/* Append a copy, unless it is there already; count it when the list is full. */
 static void take(struct rdma_devices *out, const struct rdma_port *p)
 {
     for (size_t i = 0; i < out->n; i++)
         if (out->ports[i].number == p->number && strcmp(out->ports[i].device, p->device) == 0) return;
-    if (out->n == RDMA_RAILS_MAX) return;
+    if (out->n == RDMA_RAILS_MAX) {
+        out->n_left_out++;
+        return;
+    }
     out->ports = mem_realloc(out->ports, out->n + 1, sizeof *out->ports);
     out->ports[out->n] = *p;
     out->ports[out->n].gids = MEM_ARRAY(struct rdma_gid, p->n_gids);

@@ -60,6 +60,7 @@ struct rdma_port {
 struct rdma_devices {
     struct rdma_port *ports;
     size_t            n;
+    size_t            n_left_out; /* of a choice: ports beyond RDMA_RAILS_MAX */
 };
 
 /* Every port of every device, sorted by device name, then number. OK with n = 0: the host has none (or no /dev/infiniband/uverbs* may be
@@ -67,7 +68,7 @@ struct rdma_devices {
 enum status rdma_devices_list(struct rdma_devices *out, struct err *err) MUST_CHECK;
 void        rdma_devices_release(struct rdma_devices *d);
 
-/* The ports to use, at most RDMA_RAILS_MAX: those that t->nics names, in its order ("mlx5_0" means every active port of it, "mlx5_0:2"
+/* The ports to use, at most RDMA_RAILS_MAX (out->n_left_out counts the rest, for the caller to say): those that t->nics names, in its order ("mlx5_0" means every active port of it, "mlx5_0:2"
  * that one; repeated names count once); without t->nics every active port, of hardware before emulations, and when several, those on
  * `numa_node` (-1: not known) if any lie there, fastest first. `out` has copies; release it as well.
  * ERR_CONFIG: a name that is not here, a port that is not active, a malformed list. ERR_NODEV: no device, or no active port.

@@ -42,7 +42,7 @@ static const char *chosen(const char *nics, int numa, enum status want, char tex
     struct rdma_port ports[] = { port("mlx5_0", 1, true, 0, 400, false), port("mlx5_1", 1, true, 0, 400, false), port("mlx5_2", 1, true, 1, 400, false),
                                  port("mlx5_10", 1, true, 1, 400, false), port("mlx5_3", 1, true, 1, 25, false), port("mlx5_3", 2, false, 1, 25, false),
                                  port("rxe0", 1, true, -1, 0, true) };
-    struct rdma_devices all = { ports, COUNT_OF(ports) }, out = { 0 };
+    struct rdma_devices all = { .ports = ports, .n = COUNT_OF(ports) }, out = { 0 };
     struct err err = { 0 };
     char name[RDMA_PORT_TEXT_MAX];
     enum status st = rdma_devices_choose(&all, &(struct kvt_rdma_tuning){ .nics = nics }, numa, &out, &err);
@@ -91,7 +91,7 @@ TEST(a_wrong_name_is_one_sentence_that_says_what_there_is)
 TEST(no_device_and_no_active_port_are_said)
 {
     struct rdma_port down[] = { port("mlx5_0", 1, false, 0, 400, false) };
-    struct rdma_devices all = { down, 1 }, out = { 0 };
+    struct rdma_devices all = { .ports = down, .n = 1 }, out = { 0 };
     struct err err = { 0 };
     CHECK_STATUS(rdma_devices_choose(&all, &(struct kvt_rdma_tuning){ 0 }, -1, &out, &err), ERR_NODEV);
     CHECK_EQ_STR(err.text, "no RDMA port is active; RDMA ports here: mlx5_0:1 (DOWN)");
@@ -104,7 +104,7 @@ TEST(no_device_and_no_active_port_are_said)
 TEST(an_emulation_is_used_when_nothing_else_is_there_and_eight_rails_at_most)
 {
     struct rdma_port ports[12];
-    struct rdma_devices all = { ports, 12 }, out = { 0 };
+    struct rdma_devices all = { .ports = ports, .n = 12 }, out = { 0 };
     struct err err = { 0 };
     char name[16];
     for (int i = 0; i < 12; i++) {
@@ -114,6 +114,11 @@ TEST(an_emulation_is_used_when_nothing_else_is_there_and_eight_rails_at_most)
     CHECK_OK(rdma_devices_choose(&all, &(struct kvt_rdma_tuning){ 0 }, 0, &out, &err));
     CHECK_EQ_INT(out.n, RDMA_RAILS_MAX);
     CHECK_EQ_STR(out.ports[7].device, "rxe7");
+    CHECK_EQ_INT(out.n_left_out, 4);
+    rdma_devices_release(&out);
+    CHECK_OK(rdma_devices_choose(&all, &(struct kvt_rdma_tuning){ .nics = "rxe0,rxe1,rxe2,rxe3,rxe4,rxe5,rxe6,rxe7,rxe8,rxe0" }, 0, &out, &err));
+    CHECK_EQ_INT(out.n, RDMA_RAILS_MAX);
+    CHECK_EQ_INT(out.n_left_out, 1); /* rxe8; rxe0 is there already */
     rdma_devices_release(&out);
 }
 
