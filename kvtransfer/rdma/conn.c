@@ -137,19 +137,30 @@ enum status rdma_conn_notify(struct rdma_conn *c, const struct kvt_message *m)
     return send_after(c, RDMA_FRAME_MESSAGE, c->base.incoming ? c->landed.upto : c->issued, bytes, kvt_message_encode(m, bytes));
 }
 
+/* How every port is spoken to. One that cannot be now (its address is gone) is named all the same, without one: the rails over the others carry,
+ * and those over it are tried until it has one again. False, and the connection fails, when no port can be spoken to. */
+static bool places(struct rdma_conn *c, struct rdma_place out[RDMA_RAILS_MAX])
+{
+    struct err err = { 0 };
+    bool any = false;
+    for (uint32_t i = 0; i < c->t->ports.n; i++) {
+        const struct rdma_port *p = c->t->ends[i].port;
+        if (rdma_queue_place(c, i, &out[i], NULL, &err) == OK) any = true;
+        else out[i] = (struct rdma_place){ .link = (uint8_t)p->link, .gid_type = p->link == RDMA_LINK_INFINIBAND ? RDMA_GID_IB : RDMA_GID_ROCE_V2,
+                                           .mtu = 256, .bytes_per_s = p->bytes_per_s };
+    }
+    if (!any) rdma_conn_fail(c, ERR_IO, err.text);
+    return any;
+}
+
 static void say_hello(struct rdma_conn *c)
 {
     const struct kvt_env *env = c->t->env;
     const struct kvt_rdma_tuning *t = &env->tuning.rdma;
     struct rdma_hello m = { .pool_base = (uintptr_t)env->mem->ptr, .pool_bytes = env->mem->bytes, .mtu_asked = t->mtu,
                             .reads = t->flush_read || t->verify_read, .n_ports = (uint32_t)c->t->ports.n };
-    struct err err = { 0 };
-    for (uint32_t i = 0; i < m.n_ports; i++)
-        if (rdma_queue_place(c, i, &m.ports[i], NULL, &err) != OK) {
-            rdma_conn_fail(c, ERR_IO, err.text);
-            return;
-        }
     struct buf body = { 0 };
+    if (!places(c, m.ports)) return;
     rdma_hello_encode(&m, &body);
     rdma_conn_send(c, RDMA_FRAME_HELLO, &body);
     buf_release(&body);
@@ -237,12 +248,7 @@ static void on_hello(struct rdma_conn *c, struct str body)
     }
     struct rdma_place mine[RDMA_RAILS_MAX];
     struct rdma_pair pairs[RDMA_RAILS_MAX];
-    struct err err = { 0 };
-    for (uint32_t i = 0; i < c->t->ports.n; i++)
-        if (rdma_queue_place(c, i, &mine[i], NULL, &err) != OK) {
-            rdma_conn_fail(c, ERR_IO, err.text);
-            return;
-        }
+    if (!places(c, mine)) return;
     c->n_rails = rdma_schedule_pair(mine, (uint32_t)c->t->ports.n, c->theirs.ports, c->theirs.n_ports, pairs);
     if (!c->n_rails) rdma_conn_fail(c, ERR_PEER_LOST, "the peer's ports are InfiniBand and ours Ethernet, or the other way round");
     for (uint32_t i = 0; i < c->n_rails; i++) {
