@@ -141,7 +141,10 @@ enum status tcp_write_out(struct tcp_link *l)
         }
         if (sent < 0 && errno == EINTR) continue;
         full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-        if (sent < 0 && !full) return ERR_PEER_LOST;
+        if (sent < 0 && !full) {
+            shutdown(l->fd, SHUT_RDWR); /* not every such error ends the socket, and nobody would try again: reading finds an end */
+            return ERR_PEER_LOST;
+        }
         if (!full) account_sent(l, (uint64_t)sent, zerocopy);
         turn += full ? 0 : (uint64_t)sent;
     }

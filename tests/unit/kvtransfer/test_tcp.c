@@ -2,6 +2,7 @@
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -71,42 +72,82 @@ static int welcome(struct kvt_transport *t, int listener, uint32_t n_links)
     return fd;
 }
 
+struct by_hand {
+    struct dev_mem        mem;
+    struct kvt_env        env;
+    struct kvt_transport *t;
+    struct kvt_conn      *conn;
+    int                   fd, listener;
+};
+
+/* A row whose pool is pool[bytes], connected to a receiver that is this test. */
+static void connect_by_hand(struct by_hand *h, void *pool, size_t bytes)
+{
+    struct kvt_incident in[4];
+    struct err err = { 0 };
+    struct buf address = { 0 };
+    uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
+    uint16_t port;
+    h->mem = (struct dev_mem){ .ptr = pool, .bytes = bytes, .fd = -1 };
+    h->env = (struct kvt_env){ .mem = &h->mem, .tuning.tcp_connections = 1, .max_copies = 4, .max_peers = 4, .admit = admit };
+    h->listener = listen_here(&port);
+    CHECK_OK(kvt_tcp_ops.open(&h->env, &h->t, &err));
+    buf_printf(&address, "127.0.0.1 %u", port);
+    CHECK_OK(kvt_tcp_ops.connect(h->t, buf_str(&address), &h->env.layout, ticket, &h->conn, &err));
+    h->fd = welcome(h->t, h->listener, 1);
+    CHECK_EQ_INT(poll_once(h->t, in, COUNT_OF(in)), 1);
+    CHECK_EQ_INT(in[0].kind, KVT_UP);
+    buf_release(&address);
+}
+
+static enum status put_pool(struct by_hand *h)
+{
+    struct kvt_copy copy = { 0, 0, h->mem.bytes };
+    struct kvt_put put = { .head = { .kind = KVT_MSG_DATA, .n = 1, .bytes = h->mem.bytes }, .copies = &copy, .n_copies = 1, .tag = 7 };
+    return kvt_tcp_ops.put(h->conn, &put);
+}
+
+static void end_by_hand(struct by_hand *h)
+{
+    kvt_tcp_ops.disconnect(h->conn);
+    kvt_tcp_ops.close(h->t);
+    close(h->fd);
+    close(h->listener);
+}
+
 /* One turn of the poll may see both the end of a put and the end of the connection; the session layer frees the connection at DOWN, so a
  * PUT_DONE behind it would name freed memory. */
 TEST(tcp_tells_nothing_after_down)
 {
     static char pool[8192];
-    struct dev_mem mem = { .ptr = pool, .bytes = sizeof pool, .fd = -1 };
-    struct kvt_env env = { .mem = &mem, .tuning.tcp_connections = 1, .max_copies = 4, .max_peers = 4, .admit = admit };
-    struct kvt_transport *t = NULL;
-    struct kvt_conn *conn = NULL;
+    struct by_hand h;
     struct kvt_incident in[8];
-    struct err err = { 0 };
-    struct buf address = { 0 };
-    uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
-    uint16_t port;
-    int listener = listen_here(&port);
-    CHECK_OK(kvt_tcp_ops.open(&env, &t, &err));
-    buf_printf(&address, "127.0.0.1 %u", port);
-    CHECK_OK(kvt_tcp_ops.connect(t, buf_str(&address), &env.layout, ticket, &conn, &err));
-    int fd = welcome(t, listener, 1);
-    CHECK_EQ_INT(poll_once(t, in, COUNT_OF(in)), 1);
-    CHECK_EQ_INT(in[0].kind, KVT_UP);
-
-    struct kvt_copy copy = { 0, 0, sizeof pool };
-    struct kvt_put put = { .head = { .kind = KVT_MSG_DATA, .n = 1, .bytes = sizeof pool }, .copies = &copy, .n_copies = 1, .tag = 7 };
-    CHECK_OK(kvt_tcp_ops.put(conn, &put)); /* the socket takes it whole: PUT_DONE is to be told */
-    CHECK_EQ_INT(((struct tcp_transport *)t)->n_done, 1);
+    connect_by_hand(&h, pool, sizeof pool);
+    CHECK_OK(put_pool(&h)); /* the socket takes it whole: PUT_DONE is to be told */
+    CHECK_EQ_INT(((struct tcp_transport *)h.t)->n_done, 1);
     struct tcp_incidents told = { in, 0, COUNT_OF(in) };
-    tcp_go_down(&told, (struct tcp_conn *)conn, ERR_PEER_LOST, "another of its sockets ended");
+    tcp_go_down(&told, (struct tcp_conn *)h.conn, ERR_PEER_LOST, "another of its sockets ended");
     CHECK_EQ_INT(told.n, 1);
     CHECK_EQ_INT(in[0].kind, KVT_DOWN);
-    CHECK_EQ_INT(kvt_tcp_ops.poll(t, in, COUNT_OF(in)), 0);
-    kvt_tcp_ops.disconnect(conn);
-    kvt_tcp_ops.close(t);
-    buf_release(&address);
-    close(fd);
-    close(listener);
+    CHECK_EQ_INT(kvt_tcp_ops.poll(h.t, in, COUNT_OF(in)), 0);
+    end_by_hand(&h);
 }
 
-TEST_MAIN(CASE(tcp_zerocopy_notices_in_any_order), CASE(tcp_tells_nothing_after_down))
+/* A send that fails for a reason of this host (here a source that cannot be read) leaves the socket alive: the connection ends all the same,
+ * so that the put has an end. */
+TEST(tcp_failed_send_ends_the_connection)
+{
+    enum { PAGE = 4096 };
+    struct by_hand h;
+    struct kvt_incident in[4];
+    void *pool = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pool != MAP_FAILED);
+    connect_by_hand(&h, pool, PAGE);
+    CHECK_OK(put_pool(&h));
+    CHECK_EQ_INT(poll_once(h.t, in, COUNT_OF(in)), 1);
+    CHECK_EQ_INT(in[0].kind, KVT_DOWN);
+    end_by_hand(&h);
+    munmap(pool, PAGE);
+}
+
+TEST_MAIN(CASE(tcp_zerocopy_notices_in_any_order), CASE(tcp_tells_nothing_after_down), CASE(tcp_failed_send_ends_the_connection))
