@@ -345,7 +345,7 @@ void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p)
  * for long is not told too often. */
 static void stop_again(struct kvt_recv *r, uint64_t now_ms)
 {
-    enum { DOUBLINGS = 16 };
+    enum { DOUBLINGS = 32 }; /* more than any process lives to see */
     uint32_t n = r->n_stops < DOUBLINGS ? r->n_stops : DOUBLINGS;
     if (now_ms - r->t_fence_ms < (uint64_t)KVT_STOP_AGAIN_MS << (n - 1)) return;
     r->n_stops++;

@@ -164,6 +164,11 @@ TEST(session_repeats_a_stop_that_is_not_answered)
     CHECK_EQ_INT(n_said, 4); /* after 1, 2, 4 and 8 times the pause */
     CHECK_EQ_INT(said[3].kind, KVT_MSG_STOP);
     CHECK_EQ_INT(said[3].generation, g.generation);
+    uint64_t day = 24 * 3600 * 1000;
+    n_said = 0;
+    for (uint64_t i = 0; i < 40; i++) kvt_recv_tick(&s.core, now + day + 50 * i);
+    CHECK_EQ_INT(n_said, 13); /* those of 16 s to 18 h, one per tick, and then the next is due after 36 h */
+    n_said = 4;
     tell(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ 0 });
     CHECK_EQ_INT(events[n_events - 1].kind, KVT_FENCED);
     kvt_recv_tick(&s.core, now + 100 * KVT_STOP_AGAIN_MS);
