@@ -1,6 +1,7 @@
 /* events.c - what devices tell asynchronously: completion events, ports going and coming, addresses changing, fatal errors.
  * ibv_get_async_event(3) names every event and what it carries. Thread: transfer. */
 #include <string.h>
+#include <sys/epoll.h>
 
 #include "kvtransfer/rdma/rdma.h"
 #include "shared/base/log.h"
@@ -80,6 +81,14 @@ static void address_changed(struct rdma_transport *t, struct rdma_device *d, int
         }
 }
 
+static void lose_device(struct rdma_transport *t, struct rdma_device *d, const char *why)
+{
+    if (d->dead) return;
+    log_error("rdma device lost", "device=%s why=\"%s\"", d->port->device, why);
+    d->dead = true;
+    break_rails(t, d, 0, why);
+}
+
 static void on_device_event(struct rdma_transport *t, struct rdma_device *d, const struct ibv_async_event *ev)
 {
     const char *what = ibv_event_type_str(ev->event_type);
@@ -94,11 +103,7 @@ static void on_device_event(struct rdma_transport *t, struct rdma_device *d, con
     case IBV_EVENT_GID_CHANGE: /* what queue pairs speak from may be another's address now: new ones take the table as it is */
     case IBV_EVENT_LID_CHANGE:
     case IBV_EVENT_PKEY_CHANGE: address_changed(t, d, ev->element.port_num, what); break;
-    case IBV_EVENT_DEVICE_FATAL:
-        log_error("rdma device lost", "device=%s", d->port->device);
-        d->dead = true;
-        break_rails(t, d, 0, what);
-        break;
+    case IBV_EVENT_DEVICE_FATAL: lose_device(t, d, what); break;
     default: log_debug("rdma event", "device=%s event=\"%s\"", d->port->device, what);
     }
 }
@@ -119,4 +124,13 @@ void rdma_events_take(struct rdma_device *d)
         on_device_event(t, d, &ev);
         ibv_ack_async_event(&ev); /* after its last use: destroying waits for it */
     }
+}
+
+void rdma_events_end(struct rdma_device *d)
+{
+    rdma_events_take(d); /* what it said before */
+    /* A closed descriptor polls as an error for ever (Linux, ib_uverbs_event_poll): the thread would never sleep again. */
+    (void)epoll_ctl(d->t->epoll_fd, EPOLL_CTL_DEL, d->channel->fd, NULL);
+    (void)epoll_ctl(d->t->epoll_fd, EPOLL_CTL_DEL, d->ctx->async_fd, NULL);
+    lose_device(d->t, d, "the kernel has taken it away");
 }

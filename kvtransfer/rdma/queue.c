@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "shared/base/hash.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 struct rdma_end *rdma_rail_end(const struct rdma_rail *r) { return &r->conn->t->ends[r->my_port]; }
@@ -58,7 +59,7 @@ static struct ibv_qp *create_qp(struct rdma_rail *r, struct ibv_pd *pd, struct r
         a = again;
         qp = ibv_create_qp(pd, &a);
     }
-    if (qp) r->max_inline = receiver ? 0 : a.cap.max_inline_data < RDMA_INLINE_BYTES ? a.cap.max_inline_data : RDMA_INLINE_BYTES;
+    if (qp) r->max_inline = smaller(r->max_inline, a.cap.max_inline_data); /* of all its queue pairs */
     return qp;
 }
 
@@ -84,6 +85,7 @@ enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
     r->send_wrs = receiver ? 4 : smaller(RDMA_SEND_WRS, e->port->max_qp_wr);
     if (!receiver && n * r->send_wrs > e->port->max_cqe) r->send_wrs = e->port->max_cqe / n;
     r->max_sge = smaller(RDMA_SGE_MAX, e->port->max_sge);
+    r->max_inline = receiver ? 0 : RDMA_INLINE_BYTES;
     r->n_qps = 0;
     TRY(rdma_memory_domain(r, reads, &pd));
     /* Room for everything that is posted: also what is not signalled completes when it is flushed. */
@@ -105,12 +107,12 @@ enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads)
 
 enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n)
 {
-    struct ibv_recv_wr *v = q->rail->conn->t->recvs, *bad;
+    struct ibv_recv_wr *v = q->rail->conn->t->recvs, *bad = v;
     for (uint32_t i = 0; i < n; i++)
         v[i] = (struct ibv_recv_wr){ .wr_id = rdma_wr_id(RDMA_WR_RECV, 0, 0, false), .next = i + 1 < n ? &v[i + 1] : NULL };
-    if (n && ibv_post_recv(q->qp, v, &bad) != 0) return ERR_IO;
-    q->n_recvs += n;
-    return OK;
+    enum status st = n && ibv_post_recv(q->qp, v, &bad) != 0 ? ERR_IO : OK;
+    q->n_recvs += st == OK ? n : (uint32_t)(bad - v); /* those before it were taken, and come back when the queue pair is flushed */
+    return st;
 }
 
 /* ---- connected ---- */
@@ -150,20 +152,29 @@ enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_half *thei
 
 /* ---- ended ---- */
 
-void rdma_queue_error(struct rdma_rail *r)
+static bool into_error(struct ibv_qp *qp)
 {
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_ERR };
+    return ibv_modify_qp(qp, &a, IBV_QP_STATE) == 0;
+}
+
+void rdma_queue_error(struct rdma_rail *r)
+{
     for (uint32_t i = 0; i < r->n_qps; i++)
-        if (r->qps[i].qp) (void)ibv_modify_qp(r->qps[i].qp, &a, IBV_QP_STATE); /* fails only when it is in error, or its device gone */
+        if (r->qps[i].qp) (void)into_error(r->qps[i].qp); /* tried again, and looked at, by rdma_queue_destroy */
 }
 
 void rdma_queue_destroy(struct rdma_rail *r)
 {
-    rdma_queue_error(r);
     for (uint32_t i = 0; i < r->n_qps; i++) {
         struct rdma_qp *q = &r->qps[i];
+        bool ended = !q->qp || into_error(q->qp);
         rdma_memory_revoke(q); /* before its queue pair, which it refers to: Soft-RoCE would wait for it in vain */
-        if (q->qp) ibv_destroy_qp(q->qp);
+        int code = q->qp ? ibv_destroy_qp(q->qp) : 0; /* OK of a device that is gone (rdma-core, verbs_is_destroy_err) */
+        if (code && !ended) {
+            log_error("rdma queue pair cannot be ended", "device=%s why=\"%s\"", rdma_rail_end(r)->port->device, strerror(code));
+            r->conn->unfenced = true;
+        }
         q->qp = NULL;
         q->ready = false;
         q->n_recvs = q->n_wrs = 0;

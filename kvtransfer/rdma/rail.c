@@ -242,6 +242,10 @@ static void end_draining(struct rdma_rail *r, bool now)
     for (uint32_t i = 0; i < r->n_qps; i++) left += r->qps[i].n_recvs;
     rdma_queue_destroy(r);
     r->state = RDMA_RAIL_DOWN;
+    if (r->conn->unfenced) {
+        rdma_conn_fail(r->conn, ERR_IO, "a queue pair cannot be ended");
+        return;
+    }
     log_debug("rdma rail fenced", "device=%s rail=%u landed=%llu not_flushed=%u", port_name(r), r->index, (unsigned long long)r->conn->landed.upto, left);
     say(r, RDMA_FRAME_FENCED, NULL, false);
 }
@@ -359,8 +363,9 @@ bool rdma_rail_poll(struct rdma_rail *r)
         }
         if (n < 0) rdma_rail_break(r, "its completion queue cannot be read");
         /* Armed before the last look: a completion in between is either seen by it or makes an event. */
-        if (n < 0 || armed || ibv_req_notify_cq(r->cq, 0) != 0) break;
+        if (n < 0 || armed) break;
         armed = true;
+        if (ibv_req_notify_cq(r->cq, 0) != 0) rdma_rail_break(r, "its completion queue gives no events");
     }
     list_remove(&r->link);
     if (r->conn->base.incoming) {
@@ -405,7 +410,10 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
     case RDMA_RAIL_UP:
         if (!r->conn->base.incoming) check_progress(r, now_ms);
         break;
-    case RDMA_RAIL_DRAINING: end_draining(r, late); break;
+    case RDMA_RAIL_DRAINING:
+        if (late) (void)rdma_rail_poll(r); /* the last look at what has landed; may find it drained */
+        if (r->state == RDMA_RAIL_DRAINING) end_draining(r, late);
+        break;
     case RDMA_RAIL_FENCING: break; /* the control connection ends before this can last */
     }
 }

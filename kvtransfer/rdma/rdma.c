@@ -10,6 +10,7 @@
 
 #include "kvtransfer/rows.h"
 #include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 /* ---- life ---- */
@@ -33,10 +34,16 @@ static enum status open_all(struct rdma_transport *t, struct err *err)
     if (tuning->rdma.rdma_cm)
         return err_set(err, ERR_UNSUPPORTED, "BATON_RDMA_CM=1: this build sets queue pairs up over the control connection only, not with librdmacm; leave it out");
     TRY(rdma_devices_find(&tuning->rdma, rdma_numa_node_of(t->env->mem->ptr, t->env->mem->bytes), &t->ports, err));
+    if (t->ports.n_left_out)
+        log_warn("rdma ports not used", "limit=%d left_out=%zu%s%s", RDMA_RAILS_MAX, t->ports.n_left_out, tuning->rdma.nics ? " KVCACHE_RDMA_NICS=" : "",
+                 tuning->rdma.nics ? tuning->rdma.nics : "");
     for (size_t i = 0; i < t->ports.n; i++)
         if (tuning->rdma.mtu > t->ports.ports[i].mtu_max)
             return err_set(err, ERR_CONFIG, "rdma: MTU %u was asked for, but %s carries %u at most", tuning->rdma.mtu, t->ports.ports[i].device,
                            t->ports.ports[i].mtu_max);
+    const struct rdma_gid *gid;
+    for (size_t i = 0; i < t->ports.n && tuning->rdma.gid_given; i++) /* an index that is not there is not found out by the first peer */
+        TRY(rdma_gid_choose(&t->ports.ports[i], NULL, &tuning->rdma, &gid, err));
     if (tuning->rdma.flush_read || tuning->rdma.verify_read) {
         t->scratch_bytes = tuning->rdma.verify_read ? RDMA_LANE_BYTES : 4096;
         t->scratch = mem_aligned(4096, t->scratch_bytes);
@@ -119,7 +126,7 @@ static enum status rdma_fence(struct kvt_conn *base)
     struct rdma_conn *c = (struct rdma_conn *)base;
     c->silent = true;
     rdma_conn_end(c, OK, "");
-    return OK;
+    return c->unfenced ? ERR_BUSY : OK;
 }
 
 static uint64_t rdma_speed(const struct kvt_conn *base)
@@ -161,8 +168,9 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_incident *out, si
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
     bool control = false;
     for (int i = 0; i < n; i++) {
-        if (events[i].data.ptr) rdma_events_take(events[i].data.ptr);
-        else control = true;
+        if (!events[i].data.ptr) control = true;
+        else if (events[i].events & (EPOLLERR | EPOLLHUP)) rdma_events_end(events[i].data.ptr);
+        else rdma_events_take(events[i].data.ptr);
     }
     /* Completions before frames: a message usually finds its puts landed. */
     LIST_FOREACH(r, &t->ready, struct rdma_rail, link) (void)rdma_rail_poll(r);

@@ -142,6 +142,7 @@ struct rdma_conn {
     struct control_conn   *control; /* NULL after it was lost */
     enum rdma_conn_state   state;
     bool                   greeted, silent; /* greeted: HELLO came; silent: no incidents any more */
+    bool                   unfenced;        /* a queue pair could neither be put into error nor destroyed: nobody knows what it still writes */
     bool                   failed;          /* to be ended by the next poll, for: */
     enum status            status;
     char                   text[120];
@@ -232,6 +233,8 @@ bool rdma_rail_is_up(const struct rdma_conn *c); /* any */
 
 /* Take what the device has to say: completion queues go to t->ready. */
 void rdma_events_take(struct rdma_device *d);
+/* The kernel has closed its descriptors: the device is gone, its rails are broken. */
+void rdma_events_end(struct rdma_device *d);
 
 /* ---- puts.c: posting and completing ---- */
 
