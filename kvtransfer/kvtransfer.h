@@ -56,6 +56,7 @@ struct kvt_event {
     const char         *transport;   /* name of the row that carried it; static */
     uint64_t            bytes;       /* RECEIVED, SENT: KV bytes moved */
     uint64_t            ns;          /* RECEIVED: first byte (or grant) to verified; SENT: first push to acknowledged */
+    uint64_t            busy_ns;     /* SENT: of ns, while bytes were under way; the rest waited for compute or for the acknowledgement */
     uint64_t            tail_ns;     /* SENT: kvt_send_finish to acknowledged: what did not overlap with compute */
     uint64_t            link_speed;  /* CONNECTED, SENT, RECEIVED: bytes per second of the link; 0: not known */
     char                text[160];   /* a sentence for failures */

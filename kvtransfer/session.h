@@ -103,6 +103,7 @@ struct kvt_send {
     bool                finish, note_waits, sums; /* sums: NOTEs carry checksums */
     struct kvt_message  note;                    /* to be sent when note_waits */
     uint64_t            bytes, t_first_ns, t_finish_ns, t_moved_ms, deadline_ms;
+    uint64_t            t_busy_ns, busy_ns;      /* since when a put is unfinished; the sum of such times that are over */
     enum status         status; /* STOPPING: why */
     char                text[160];
 };

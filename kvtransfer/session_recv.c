@@ -147,7 +147,7 @@ static void received(struct kvt_core *c, struct kvt_recv *r)
     struct kvt_event ev = { .kind = KVT_RECEIVED, .id = r->id, .transport = transport_of(r), .bytes = r->bytes,
                             .ns = clock_ns() - r->t_begin_ns, .link_speed = r->peer->ops->link_speed(r->peer->conn) };
     kvt_peer_tell(r->peer, KVT_MSG_DONE, r->session, r->generation, 0, OK);
-    kvt_stats_done(c->stats, ev.transport, KVT_TAKEN_IN, ev.bytes, ev.ns);
+    kvt_stats_done(c->stats, ev.transport, KVT_TAKEN_IN, ev.bytes, ev.ns, ev.ns);
     free_slot(c, r);
     for (uint64_t *old; (old = find_fenced(c, ev.id)) != NULL;) *old = UINT64_MAX; /* the caller used that id before */
     kvt_core_event(c, ev);

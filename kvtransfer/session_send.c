@@ -109,7 +109,7 @@ static void end(struct kvt_core *c, struct kvt_send *s, struct kvt_event ev)
     ev.id = s->id;
     ev.transport = s->peer ? s->peer->ops->name : "";
     if (s->peer && s->peer->conn) ev.link_speed = s->peer->ops->link_speed(s->peer->conn);
-    if (ev.kind == KVT_SENT) kvt_stats_done(c->stats, ev.transport, KVT_SENT_OUT, ev.bytes, ev.ns);
+    if (ev.kind == KVT_SENT) kvt_stats_done(c->stats, ev.transport, KVT_SENT_OUT, ev.bytes, ev.ns, ev.busy_ns);
     else kvt_stats_failed(c->stats, KVT_SENT_OUT, kvt_failure_of(ev.status));
     list_remove(&s->link);
     map_del(&c->sends, map_key_u64(&s->id));
@@ -340,9 +340,11 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
                                      .first = b.span.first, .n = b.span.n, .bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, b.span) } };
     put.n_copies = s->direct ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies)
                              : kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b.stage), &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies);
-    if (!s->t_first_ns) s->t_first_ns = clock_ns();
+    uint64_t now = clock_ns();
+    if (!s->t_first_ns) s->t_first_ns = now;
     if (s->peer->ops->put(s->peer->conn, &put) != OK) return false;
     s->puts[place] = b;
+    if (!s->unfinished) s->t_busy_ns = now;
     s->unfinished |= 1u << place;
     s->made.stage.n = 0; /* the put's now */
     account(c, s, b.span, ready, put.head.bytes);
@@ -379,6 +381,7 @@ void kvt_send_put_done(struct kvt_core *c, struct kvt_peer *p, uint64_t tag)
     uint32_t bit = 1u << tag % KVT_SEND_PUTS;
     if (!s || !(s->unfinished & bit)) return;
     s->unfinished &= ~bit;
+    if (!s->unfinished) s->busy_ns += clock_ns() - s->t_busy_ns;
     give_stage(c, s, &s->puts[tag % KVT_SEND_PUTS]);
     s->t_moved_ms = clock_ms();
     if (s->state == KVT_SEND_STOPPING && !s->unfinished) end_stopped(c, s);
@@ -396,7 +399,7 @@ static void on_done(struct kvt_core *c, struct kvt_send *s)
     }
     uint64_t now = clock_ns();
     end(c, s, (struct kvt_event){ .kind = KVT_SENT, .bytes = s->bytes, .ns = s->t_first_ns ? now - s->t_first_ns : now - s->t_finish_ns,
-                                  .tail_ns = now - s->t_finish_ns });
+                                  .busy_ns = s->busy_ns, .tail_ns = now - s->t_finish_ns });
 }
 
 static void on_stop(struct kvt_core *c, struct kvt_send *s, enum status st)

@@ -68,7 +68,7 @@ struct kvt_stats *kvt_stats_create(struct metrics *m)
                                                       "First byte to acknowledged (send) or verified (receive) of one transfer.",
                                                       METRICS_SECONDS, METRICS_SECONDS_N);
             s->rows[i].rate[d] = metrics_histogram(m, "baton_kv_transfer_rate_bytes_per_second", label(&b, name, d),
-                                                   "KV bytes of one transfer over its seconds.", RATES, COUNT_OF(RATES));
+                                                   "KV bytes of one transfer over the time they were under way (send) or over its seconds (receive).", RATES, COUNT_OF(RATES));
         }
         buf_clear(&b);
         buf_printf(&b, "transport=\"%s\"", name);
@@ -110,12 +110,12 @@ void kvt_stats_bytes(struct kvt_stats *s, const char *transport, enum kvt_direct
     if (i >= 0) counter_add(s->rows[i].bytes[d], bytes);
 }
 
-void kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d, uint64_t bytes, uint64_t ns)
+void kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d, uint64_t bytes, uint64_t ns, uint64_t busy_ns)
 {
     int i = row_of(s, transport);
     if (i < 0) return;
     histogram_observe(s->rows[i].seconds[d], (double)ns * 1e-9);
-    if (bytes && ns) histogram_observe(s->rows[i].rate[d], (double)bytes * 1e9 / (double)ns);
+    if (bytes && busy_ns) histogram_observe(s->rows[i].rate[d], (double)bytes * 1e9 / (double)busy_ns);
 }
 
 void kvt_stats_link(struct kvt_stats *s, const char *transport, uint64_t bytes_per_second)

@@ -2,7 +2,9 @@
  *
  *   baton_kv_transfer_bytes_total{transport,direction}             KV bytes moved
  *   baton_kv_transfer_seconds{transport,direction}                 first byte to acknowledged (send) or verified (receive)
- *   baton_kv_transfer_rate_bytes_per_second{transport,direction}   the rate each transfer reached over that time
+ *   baton_kv_transfer_rate_bytes_per_second{transport,direction}   the rate of each transfer: send: over the time in which bytes were under
+ *                                                                  way, the figure to hold against the link; receive: over its seconds, the
+ *                                                                  waiting for compute included
  *   baton_kv_link_speed_bytes_per_second{transport}                what the hardware says of the last connection's link(s); 0: not known
  *   baton_kv_transfer_failures_total{direction,reason}             transfers that failed; reason: kvt_failure_name below
  *   baton_kv_transfer_dropped_total{reason}                        messages and frames that named no live transfer of their connection:
@@ -43,7 +45,7 @@ void              kvt_stats_free(struct kvt_stats *s);
 const char       *kvt_failure_name(enum kvt_failure f); /* the label: "checksum", "stale", ... */
 enum kvt_failure    kvt_failure_of(enum status reason); /* for those that are known by status alone */
 void              kvt_stats_bytes(struct kvt_stats *s, const char *transport, enum kvt_direction d, uint64_t bytes);
-void              kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d, uint64_t bytes, uint64_t ns);
+void              kvt_stats_done(struct kvt_stats *s, const char *transport, enum kvt_direction d, uint64_t bytes, uint64_t ns, uint64_t busy_ns);
 void              kvt_stats_link(struct kvt_stats *s, const char *transport, uint64_t bytes_per_second);
 void              kvt_stats_failed(struct kvt_stats *s, enum kvt_direction d, enum kvt_failure f);
 void              kvt_stats_dropped(struct kvt_stats *s, bool foreign);

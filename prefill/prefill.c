@@ -382,6 +382,7 @@ static void send_report(struct prefill_worker *w, struct prompt *p, const struct
     r.n_cached = p->n_cached;
     r.kv_bytes = ev->bytes;
     r.kv_ns = ev->ns;
+    r.kv_busy_ns = ev->busy_ns;
     r.kv_tail_ns = ev->tail_ns;
     r.kv_link_speed = ev->link_speed;
     r.transport = (char *)(ev->transport ? ev->transport : "");

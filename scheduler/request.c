@@ -445,6 +445,7 @@ static void on_report(struct request *r, const struct cluster_message *m)
     r->trace.prefill_ns = p->prefill_ns;
     r->trace.kv_bytes = p->kv_bytes;
     r->trace.kv_ns = p->kv_ns;
+    r->trace.kv_busy_ns = p->kv_busy_ns;
     r->trace.kv_tail_ns = p->kv_tail_ns;
     r->trace.kv_link_speed = p->kv_link_speed;
     r->trace.n_cached = p->n_cached;

@@ -327,12 +327,12 @@ static void log_end(const struct request *r, const struct gen_end *end)
     const struct gen_trace *t = &end->trace;
     log_info("request end",
              "req=%s st=%s prompt=%u output=%u prefill=%s decode=%s transport=%s kv_bytes=%llu kv_rate=%.0f kv_link=%llu cached=%u decode_cached=%u recomputed=%u "
-             "moves=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f kv_ms=%.1f kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
+             "moves=%u place_ms=%.1f queue_ms=%.1f prefill_ms=%.1f kv_ms=%.1f kv_busy_ms=%.1f kv_tail_ms=%.1f ttft_ms=%.1f decode_ms=%.1f",
              r->name, status_name(end->status), r->n_prompt, end->n_output, t->prefill_node, t->decode_node,
              t->transport[0] ? t->transport : "none", (unsigned long long)t->kv_bytes,
-             t->kv_ns ? (double)t->kv_bytes / seconds(t->kv_ns) : 0.0, (unsigned long long)t->kv_link_speed, t->n_cached, t->n_decode_cached, t->n_recomputed,
+             gen_trace_kv_rate(t), (unsigned long long)t->kv_link_speed, t->n_cached, t->n_decode_cached, t->n_recomputed,
              t->n_moves, seconds(t->place_ns) * 1e3, seconds(t->queue_ns) * 1e3, seconds(t->prefill_ns) * 1e3, seconds(t->kv_ns) * 1e3,
-             seconds(t->kv_tail_ns) * 1e3, seconds(t->first_token_ns) * 1e3, seconds(t->decode_ns) * 1e3);
+             seconds(t->kv_busy_ns) * 1e3, seconds(t->kv_tail_ns) * 1e3, seconds(t->first_token_ns) * 1e3, seconds(t->decode_ns) * 1e3);
 }
 
 void scheduler_observe_end(struct scheduler *s, const struct request *r, const struct gen_end *end)

@@ -32,12 +32,20 @@ struct gen_trace {
     uint64_t decode_ns;      /* first to last token */
     uint64_t total_ns;
     uint64_t kv_bytes, kv_ns, kv_tail_ns;
+    uint64_t kv_busy_ns;     /* of kv_ns, while bytes were under way; kv_ns also has the waiting for compute, layer by layer. 0: not known */
     uint64_t kv_link_speed;  /* bytes per second of the link(s) that carried it, as their hardware says; 0: not known */
     uint32_t n_cached;       /* prompt tokens not computed (prefix cache of the computing node) */
     uint32_t n_decode_cached;/* prompt tokens the decode node had already: not transferred */
     uint32_t n_recomputed;   /* transferred prompt positions computed again */
     uint32_t n_moves;        /* attempts after the first */
 };
+
+/* Bytes per second of the KV transfer, to be held against kv_link_speed; 0: nothing was moved. */
+static inline double gen_trace_kv_rate(const struct gen_trace *t)
+{
+    uint64_t ns = t->kv_busy_ns ? t->kv_busy_ns : t->kv_ns;
+    return ns ? (double)t->kv_bytes * 1e9 / (double)ns : 0;
+}
 
 struct gen_end {
     enum status        status;      /* OK, or why it failed */

@@ -64,9 +64,10 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
     buf_add_c(out, ",\"transport\":");
     json_add_string(out, str_of(t->transport));
     buf_printf(out, ",\"kv_bytes\":%llu", (unsigned long long)t->kv_bytes);
-    buf_printf(out, ",\"kv_bytes_per_second\":%.0f,\"kv_link_bytes_per_second\":%llu", t->kv_ns ? (double)t->kv_bytes * 1e9 / (double)t->kv_ns : 0.0,
+    buf_printf(out, ",\"kv_bytes_per_second\":%.0f,\"kv_link_bytes_per_second\":%llu", gen_trace_kv_rate(t),
                (unsigned long long)t->kv_link_speed);
     add_ms(out, "kv_ms", t->kv_ns);
+    add_ms(out, "kv_busy_ms", t->kv_busy_ns);
     add_ms(out, "kv_tail_ms", t->kv_tail_ns);
     add_ms(out, "place_ms", t->place_ns);
     add_ms(out, "queue_ms", t->queue_ns);

@@ -32,7 +32,7 @@ def check_traces(bodies, answers, per_token, block=64):
         cached = t['decode_cached_tokens']
         assert cached % block == 0 and cached < len(b['prompt']), t
         assert t['kv_bytes'] == (len(b['prompt']) - cached) * per_token, (t, len(b['prompt']))
-        assert t['kv_bytes_per_second'] > 0 and t['kv_link_bytes_per_second'] >= 0, t
+        assert 0 <= t['kv_busy_ms'] <= t['kv_ms'] and t['kv_bytes_per_second'] > 0 and t['kv_link_bytes_per_second'] >= 0, t
 
 
 def split_equals_mixed(model, n, longest, vocab, per_token, max_tokens, variants):

@@ -20,6 +20,7 @@ TEST(request_split_goes_the_whole_way)
     rep.prefill_ns = 5;
     rep.kv_bytes = 4096;
     rep.kv_ns = 7;
+    rep.kv_busy_ns = 4;
     rep.kv_link_speed = 12500000000;
     rep.transport = "tcp";
     reply(a.prefill, &a, FRAME_PREFILL_REPORT, &rep.base);
@@ -30,6 +31,7 @@ TEST(request_split_goes_the_whole_way)
     CHECK_EQ_STR(c.end.trace.transport, "tcp");
     CHECK_EQ_INT(c.end.trace.kv_bytes, 4096);
     CHECK_EQ_INT(c.end.trace.kv_ns, 7);
+    CHECK_EQ_INT(c.end.trace.kv_busy_ns, 4);
     CHECK_EQ_INT(c.end.trace.kv_link_speed, 12500000000);
     CHECK_EQ_INT(c.end.trace.n_decode_cached, 16);
     CHECK_EQ_INT(c.end.trace.n_moves, 0);

@@ -63,7 +63,8 @@ static inline void fake_end(struct fake_backend *f, struct fake_seq *s, enum sta
     snprintf(end.trace.decode_node, sizeof end.trace.decode_node, "d0");
     snprintf(end.trace.transport, sizeof end.trace.transport, "mem");
     end.trace.kv_bytes = 4096;
-    end.trace.kv_ns = 2000;
+    end.trace.kv_ns = 9000;
+    end.trace.kv_busy_ns = 2000;
     end.trace.kv_link_speed = 50000000000;
     end.trace.n_cached = s->r.n_tokens > 1 ? 1 : 0;
     end.trace.total_ns = 1500000;

@@ -37,6 +37,7 @@ TEST(chat_answer)
     CHECK_NEAR(number_at(a.json, "baton.total_ms"), 1.5, 1e-9);
     CHECK_EQ_INT(number_at(a.json, "baton.kv_bytes"), 4096);
     CHECK_NEAR(number_at(a.json, "baton.kv_bytes_per_second"), 4096 / 2e-6, 1);
+    CHECK_NEAR(number_at(a.json, "baton.kv_busy_ms"), 0.002, 1e-9);
     CHECK_NEAR(number_at(a.json, "baton.kv_link_bytes_per_second"), 5e10, 1);
     CHECK(answer_has_header(&a, "x-request-id: t-1\r\n"));
     answer_free(&a);
