@@ -1,0 +1,271 @@
+/* test_rdma_offers.c - a receiver of the rdma row whose libibverbs is this file: every call can be made to fail, everything it gave out is
+ * counted. Senders are control connections driven by hand. What a sender's offer comes to must not touch the listener or other senders. */
+#include "tests/harness/test.h"
+
+#ifdef BATON_HAVE_RDMA
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "kvtransfer/rdma/rdma.h"
+#include "kvtransfer/rows.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+
+/* ---- the library ---- */
+
+static uint32_t calls, fail_at, n_live; /* calls that may fail; the one that does, 0: none; things given out and not taken back */
+static uint8_t init_port;
+static int n_domains, n_regions;
+
+static bool fails(void)
+{
+    errno = ENOMEM;
+    return ++calls == fail_at;
+}
+
+static void *give(size_t n)
+{
+    if (fails()) return NULL;
+    n_live++;
+    return calloc(1, n);
+}
+
+static int take_back(void *p)
+{
+    n_live--;
+    free(p);
+    return 0;
+}
+
+static int poll_nothing(struct ibv_cq *cq, int n, struct ibv_wc *wc) { return (void)cq, (void)n, (void)wc, 0; }
+static int arm(struct ibv_cq *cq, int solicited) { return (void)cq, (void)solicited, fails() ? ENOMEM : 0; }
+static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    (void)qp;
+    *bad = wr;
+    return fails() ? ENOMEM : 0;
+}
+static struct ibv_context context = { .ops = { .poll_cq = poll_nothing, .req_notify_cq = arm, .post_recv = post_recv } };
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *c)
+{
+    struct ibv_pd *pd = give(sizeof *pd);
+    if (pd) pd->context = c, n_domains++;
+    return pd;
+}
+int ibv_dealloc_pd(struct ibv_pd *pd) { return n_domains--, take_back(pd); }
+static struct ibv_mr *region(struct ibv_pd *pd)
+{
+    struct ibv_mr *mr = give(sizeof *mr);
+    if (mr) mr->pd = pd, mr->rkey = 100 + (uint32_t)++n_regions;
+    return mr;
+}
+#undef ibv_reg_mr
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *p, size_t n, int access) { return (void)p, (void)n, (void)access, region(pd); }
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *p, size_t n, uint64_t iova, unsigned access)
+{
+    return (void)p, (void)n, (void)iova, (void)access, region(pd);
+}
+int ibv_dereg_mr(struct ibv_mr *mr) { return n_regions--, take_back(mr); }
+struct ibv_cq *ibv_create_cq(struct ibv_context *c, int n, void *arg, struct ibv_comp_channel *channel, int vector)
+{
+    struct ibv_cq *cq = give(sizeof *cq);
+    (void)n, (void)channel, (void)vector;
+    if (cq) cq->context = c, cq->cq_context = arg;
+    return cq;
+}
+int ibv_destroy_cq(struct ibv_cq *cq) { return take_back(cq); }
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
+{
+    struct ibv_qp *qp = give(sizeof *qp);
+    if (qp) qp->context = pd->context, qp->pd = pd, qp->qp_context = a->qp_context, qp->qp_num = 17;
+    return qp;
+}
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
+{
+    (void)qp;
+    if (mask & IBV_QP_PORT) init_port = a->port_num;
+    return a->qp_state != IBV_QPS_ERR && fails() ? ENOMEM : 0;
+}
+int ibv_destroy_qp(struct ibv_qp *qp) { return take_back(qp); }
+int ibv_query_gid(struct ibv_context *c, uint8_t port, int index, union ibv_gid *gid)
+{
+    (void)c, (void)port, (void)index;
+    memset(gid, 7, sizeof *gid);
+    return 0;
+}
+#undef ibv_query_port
+int ibv_query_port(struct ibv_context *c, uint8_t port, struct _compat_ibv_port_attr *out)
+{
+    struct ibv_port_attr *a = (struct ibv_port_attr *)(void *)out;
+    (void)c, (void)port;
+    a->active_mtu = IBV_MTU_1024;
+    return 0;
+}
+
+/* ---- the receiver and its senders ---- */
+
+struct sender {
+    struct control_conn *conn;
+    uint32_t             n_accepted, n_refused, key;
+    bool                 greeted, lost;
+};
+
+struct world {
+    struct kvt_env         env, far;
+    struct dev_mem         mem;
+    struct rdma_transport *t;
+    struct control_hub    *hub; /* of the senders */
+    struct sender          senders[2];
+    uint32_t               n_up, n_down;
+    struct kvt_conn       *down;
+};
+
+static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { return (void)arg, (void)ticket, OK; }
+
+static struct world *world(void)
+{
+    struct world *w = MEM_NEW(struct world);
+    struct err err = { 0 };
+    w->mem = (struct dev_mem){ .ptr = mem_calloc(1, 4096), .bytes = 4096 };
+    w->far = (struct kvt_env){ .listen_host = "127.0.0.1", .max_peers = 4, .admit = admit };
+    w->env = (struct kvt_env){ .mem = &w->mem, .listen_host = "127.0.0.1", .max_peers = 4, .admit = admit };
+    w->t = MEM_NEW(struct rdma_transport);
+    w->t->base.ops = &kvt_rdma_ops;
+    w->t->env = &w->env;
+    list_init(&w->t->conns);
+    list_init(&w->t->ready);
+    w->t->ports = (struct rdma_devices){ .ports = MEM_NEW(struct rdma_port), .n = 1 };
+    w->t->ports.ports[0] = (struct rdma_port){ .device = "fake", .number = 2, .link = RDMA_LINK_ETHERNET, .active = true, .max_sge = 4, .max_qp_wr = 1024,
+                                               .max_cqe = 4096, .gids = MEM_NEW(struct rdma_gid), .n_gids = 1 };
+    w->t->devices[0] = (struct rdma_device){ .t = w->t, .port = w->t->ports.ports, .ctx = &context };
+    w->t->ends[0] = (struct rdma_end){ w->t->devices, w->t->ports.ports, true };
+    CHECK_OK(control_open(&w->env, "rdma", 0, NULL, &w->t->hub, &err));
+    CHECK_OK(control_open(&w->far, "senders", 0, NULL, &w->hub, &err));
+    w->t->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event e = { .events = EPOLLIN };
+    CHECK_OK(epoll_ctl(w->t->epoll_fd, EPOLL_CTL_ADD, control_wait_fd(w->t->hub), &e));
+    return w;
+}
+
+static void on_event(void *arg, const struct control_event *ev)
+{
+    struct sender *s = ev->conn->owner;
+    struct rdma_half m;
+    (void)arg;
+    if (ev->kind == CONTROL_LOST) s->lost = true;
+    if (ev->kind != CONTROL_FRAME) return;
+    s->greeted |= ev->frame == RDMA_FRAME_HELLO;
+    s->n_refused += ev->frame == RDMA_FRAME_REFUSE;
+    if (ev->frame != RDMA_FRAME_ACCEPT) return;
+    CHECK_OK(rdma_half_decode(ev->body, &m));
+    s->n_accepted++;
+    s->key = m.qps[0].key;
+}
+
+static void turn(struct world *w)
+{
+    struct kvt_incident in[8];
+    size_t n = kvt_rdma_ops.poll(&w->t->base, in, COUNT_OF(in));
+    for (size_t i = 0; i < n; i++) {
+        w->n_up += in[i].kind == KVT_UP;
+        w->n_down += in[i].kind == KVT_DOWN;
+        if (in[i].kind == KVT_DOWN) w->down = in[i].conn;
+    }
+    control_poll(w->hub, on_event, w);
+    usleep(200);
+}
+
+#define UNTIL(condition) for (uint64_t end_ = clock_ms() + 5000; !(condition); turn(w)) CHECK(clock_ms() < end_)
+
+static const struct rdma_place place = { .link = RDMA_LINK_ETHERNET, .gid_type = RDMA_GID_ROCE_V2, .mtu = 1024 };
+
+static void join(struct world *w, struct sender *s)
+{
+    struct err err = { 0 };
+    const uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
+    struct buf body = { 0 };
+    struct rdma_hello hello = { .n_ports = 1, .ports = { place } };
+    CHECK_OK(control_connect(w->hub, control_address(w->t->hub), ticket, s, &s->conn, &err));
+    UNTIL(s->greeted);
+    rdma_hello_encode(&hello, &body);
+    CHECK_OK(control_send(s->conn, RDMA_FRAME_HELLO, 0, body.data, body.len));
+    buf_release(&body);
+}
+
+static void offer(struct world *w, struct sender *s, uint32_t epoch)
+{
+    struct buf body = { 0 };
+    struct rdma_half m = { .epoch = epoch, .mtu = 1024, .place = place, .n_qps = 2, .qps = { { 1, 1, 0 }, { 2, 2, 0 } } };
+    uint32_t before = s->n_accepted + s->n_refused;
+    rdma_half_encode(&m, &body);
+    CHECK_OK(control_send(s->conn, RDMA_FRAME_OFFER, 0, body.data, body.len));
+    buf_release(&body);
+    UNTIL(s->n_accepted + s->n_refused > before || s->lost);
+    CHECK(!s->lost);
+}
+
+static void world_end(struct world *w)
+{
+    control_hub_free(w->hub);
+    kvt_rdma_ops.close(&w->t->base);
+    mem_free(w->mem.ptr);
+    mem_free(w);
+    CHECK_EQ_INT(n_live, 0);
+}
+
+/* Each call of the library fails once: the offer is refused, nothing is left behind, the connection lives, and an offer after it is taken. */
+TEST(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing)
+{
+    struct world *w = world();
+    struct sender *s = &w->senders[0];
+    join(w, s);
+    for (fail_at = 1; !s->n_accepted; fail_at++) {
+        calls = 0;
+        offer(w, s, fail_at);
+        if (s->n_accepted) break;
+        for (uint64_t end = clock_ms() + 2000; n_live && clock_ms() < end;) turn(w); /* a rail that is down is cleared by the next tick */
+        if (n_live) test_fail(__FILE__, __LINE__, "%u things are left after call %u failed", n_live, fail_at);
+    }
+    CHECK(fail_at > 10);
+    CHECK_EQ_INT(s->n_refused, fail_at - 1);
+    CHECK_EQ_INT(init_port, 2); /* the port's own number, not 1 */
+    UNTIL(w->n_up == 1);
+    CHECK_EQ_INT(w->n_down, 0);
+    fail_at = 0;
+    world_end(w);
+}
+
+/* A sender's key is its own region in its own domain; both go with it, and nobody else's do. */
+TEST(a_sender_that_leaves_takes_nothing_of_the_others)
+{
+    struct world *w = world();
+    struct sender *a = &w->senders[0], *b = &w->senders[1];
+    join(w, a);
+    join(w, b);
+    offer(w, a, 1);
+    uint32_t of_one = n_live;
+    offer(w, b, 1);
+    CHECK(a->n_accepted && b->n_accepted && a->key != b->key);
+    CHECK_EQ_INT(n_domains, 2);
+    CHECK_EQ_INT(n_regions, 2);
+    CHECK_EQ_INT(n_live, 2 * of_one);
+    control_close(a->conn);
+    UNTIL(w->n_down == 1);
+    CHECK_OK(kvt_rdma_ops.fence(w->down));
+    kvt_rdma_ops.disconnect(w->down);
+    CHECK_EQ_INT(n_live, of_one);
+    offer(w, b, 2); /* and goes on */
+    CHECK_EQ_INT(b->n_accepted, 2);
+    CHECK_EQ_INT(n_live, of_one);
+    world_end(w);
+}
+
+TEST_MAIN(CASE(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing), CASE(a_sender_that_leaves_takes_nothing_of_the_others))
+#else
+TEST(rdma) { SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested"); }
+TEST_MAIN(CASE(rdma))
+#endif
