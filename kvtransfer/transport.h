@@ -108,7 +108,9 @@ struct kvt_transport_ops {
     /* Append what a peer needs to reach this side (address, region, key); at most KVT_ADDRESS_MAX bytes. Any thread: constant. */
     void        (*export_address)(const struct kvt_transport *t, struct buf *out);
     bool        (*can_reach)(struct kvt_transport *t, struct str address); /* malformed: false */
-    /* Begin; UP or DOWN follows within KVT_CONNECT_MS exactly when OK. Errors: ERR_PEER_LOST, ERR_UNSUPPORTED, ERR_FULL, ERR_IO. */
+    /* Begin; UP or DOWN follows exactly when OK. No step (the control connection, then each answer that the row's own set-up waits for, at
+     * most two) takes longer than KVT_CONNECT_MS; a peer whose process ends is noticed at once.
+     * Errors: ERR_PEER_LOST, ERR_UNSUPPORTED, ERR_FULL, ERR_IO. */
     enum status (*connect)(struct kvt_transport *t, struct str address, const struct kv_layout *theirs,
                            const uint8_t ticket[KVT_TICKET_BYTES], struct kvt_conn **out, struct err *err);
     /* OK: PUT_DONE(tag) or DOWN follows. ERR_BUSY: nothing was taken, try again after the next poll. ERR_PEER_LOST: DOWN follows. */

@@ -24,6 +24,7 @@ static ucs_status_t on_mark(void *arg, const void *header, size_t header_bytes, 
     if (header_bytes != sizeof mark || bytes != 0) return UCS_OK;
     memcpy(&mark, header, sizeof mark);
     if (mark > c->landed) c->landed = mark;
+    c->moved = true;
     return UCS_OK;
 }
 
@@ -38,6 +39,7 @@ static void on_done(void *request, ucs_status_t st, void *arg)
 {
     struct ucx_put *p = arg;
     p->n_pending--;
+    p->c->moved = true;
     fail(p->c, st);
     ucp_request_free(request);
 }
@@ -46,6 +48,7 @@ static void on_mark_sent(void *request, ucs_status_t st, void *arg)
 {
     struct ucx_conn *c = arg;
     c->mark_busy = false;
+    c->moved = true;
     fail(c, st);
     ucp_request_free(request);
 }
@@ -59,13 +62,13 @@ static uint32_t pending(struct ucx_conn *c, ucs_status_ptr_t r)
 
 /* ---- setting up ---- */
 
-enum status ucx_conn_worker(struct ucx_conn *c, ucp_context_h context, struct err *err)
+enum status ucx_conn_worker(struct ucx_conn *c, struct err *err)
 {
     ucp_worker_params_t p = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS, .thread_mode = UCS_THREAD_MODE_SINGLE,
                               .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK };
     ucp_am_handler_param_t am = { .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
                                   .id = UCX_MARK_ID, .cb = on_mark, .arg = c };
-    ucs_status_t st = ucp_worker_create(context, &p, &c->worker);
+    ucs_status_t st = ucp_worker_create(c->rail->context, &p, &c->worker);
     if (st == UCS_OK) st = ucp_worker_set_am_recv_handler(c->worker, &am);
     else c->worker = NULL;
     if (st == UCS_OK) st = ucp_worker_get_efd(c->worker, &c->event_fd);
@@ -81,13 +84,13 @@ static enum status send_address(struct ucx_conn *c, const char *address, size_t 
     return OK;
 }
 
-enum status ucx_conn_offer(struct ucx_conn *c, const struct ucx_setup *s, const struct dev_mem *pool, struct err *err)
+enum status ucx_conn_offer(struct ucx_conn *c, const struct dev_mem *pool, struct err *err)
 {
     ucp_address_t *address;
     size_t n = 0;
     ucs_status_t got = ucp_worker_get_address(c->worker, &address, &n);
     if (got != UCS_OK) return err_set(err, ERR_IO, "no UCX address: %s", ucs_status_string(got));
-    struct ucx_region r = { .base = (uint64_t)(uintptr_t)pool->ptr, .bytes = pool->bytes, .address_bytes = (uint32_t)n, .key = { s->key, s->key_bytes } };
+    struct ucx_region r = { .base = (uint64_t)(uintptr_t)pool->ptr, .bytes = pool->bytes, .address_bytes = (uint32_t)n, .key = { c->rail->key, c->rail->key_bytes } };
     struct buf region = { 0 };
     ucx_region_encode(&r, &region);
     enum status st = n <= UCX_ADDRESS_MAX ? send_address(c, (const char *)address, n) : ERR_TOO_LONG;
@@ -142,8 +145,9 @@ enum status ucx_conn_wire(struct ucx_conn *c, const struct ucx_region *r, struct
 
 /* ---- moving ---- */
 
-void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct ucx_setup *s, const struct kvt_put *put)
+void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kvt_put *put)
 {
+    if (c->n_put == c->n_flushed) c->progress_ms = clock_ms(); /* nothing was to complete so far */
     struct ucx_put *p = &c->puts[++c->n_put % UCX_PUTS_MAX];
     *p = (struct ucx_put){ .c = c, .tag = put->tag };
     ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
@@ -151,7 +155,7 @@ void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct uc
                                   .cb.send = on_done, .user_data = p, .memory_type = UCS_MEMORY_TYPE_HOST };
     for (uint32_t i = 0; i < put->n_copies && c->failed == UCS_OK; i++) {
         const struct kvt_copy *k = &put->copies[i];
-        param.memh = k->local < KVT_STAGING ? s->pool : s->staging;
+        param.memh = k->local < KVT_STAGING ? c->rail->pool : c->rail->staging;
         p->n_pending += pending(c, ucp_put_nbx(c->ep, kvt_source(env, k->local), k->bytes, c->remote_base + k->remote, c->key, &param));
     }
     if (c->failed == UCS_OK) flush(c, p);
@@ -170,9 +174,23 @@ size_t ucx_conn_turn(struct ucx_conn *c, uint64_t done[UCX_PUTS_MAX])
     return n;
 }
 
+bool ucx_conn_is_stalled(struct ucx_conn *c, uint64_t now_ms)
+{
+    bool waits = c->base.incoming ? c->n_held > 0 : c->n_put != c->n_flushed || c->mark_busy;
+    if (c->moved || !waits) c->progress_ms = now_ms;
+    c->moved = false;
+    uint64_t rest = now_ms > c->progress_ms ? now_ms - c->progress_ms : 0;
+    if (rest > (c->base.incoming ? 2 * UCX_STALL_MS : UCX_STALL_MS)) return true;
+    return rest > UCX_PORT_DOWN_MS && !ucx_device_active(c->rail->device);
+}
+
 bool ucx_conn_arm(struct ucx_conn *c)
 {
-    if (!c->armed) c->armed = ucp_worker_arm(c->worker) == UCS_OK;
+    if (c->armed) return true;
+    if (ucp_worker_arm(c->worker) != UCS_OK) return false;
+    /* A completion that came between the last look at the queue and the request for an event makes no event (ibv_req_notify_cq(3); cards
+     * that compare indices make one all the same, Soft-RoCE does not). UCX does not look again, so this does. */
+    c->armed = ucp_worker_progress(c->worker) == 0 && c->failed == UCS_OK;
     return c->armed;
 }
 

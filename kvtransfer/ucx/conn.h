@@ -1,7 +1,12 @@
 /* conn.h - one connection of the ucx row: its worker, its endpoint, the puts under way, the messages that wait for them.
  *
- *   outgoing  DIALLING ── control OPENED ──▶ LEARNING ── ADDRESS.., REGION ──▶ WIRING ── mark 1 sent and flushed: READY ──▶ UP ──▶ DOWN
- *   incoming  OFFERED (control OPENED: ADDRESS.., REGION sent) ── READY and mark 1 came ──▶ UP ──▶ DOWN
+ *   outgoing  DIALLING ── control OPENED: RAIL ──▶ LEARNING ── ADDRESS.., REGION ──▶ WIRING ── mark 1 sent and flushed: READY ──▶ UP ──▶ DOWN
+ *   incoming  OFFERED ── RAIL came: ADDRESS.., REGION ── READY and mark 1 came ──▶ UP ──▶ DOWN
+ *
+ * One rail (setup.h), chosen by the dialler; one that fails is avoided by the next connection. The dialler makes its worker while the other
+ * side makes its own. Each of the steps may take KVT_CONNECT_MS. A connection whose puts all
+ * rest for UCX_STALL_MS, or which is told of puts whose mark does not come for twice as long, ends: transfers fail and are made again over
+ * the next one. Earlier, when this side's port is down, or when UCX itself gives up: where its transport counts retries (setup.c).
  *
  * Ordering (transport.h guarantee 2). A put is ucp_put_nbx per copy and one ucp_ep_flush_nbx behind them. When the flush is complete the
  * copies "are completed both at the origin and at the target" (ucp.h, ucp_ep_flush_nbx), their sources are not read any more (PUT_DONE),
@@ -26,14 +31,17 @@
 #include "shared/base/list.h"
 
 enum {
-    UCX_PUTS_MAX = 8,       /* per connection: 8 MiB under way keep a 100 Gbit/s link busy for 0.6 ms, longer than flush and mark take */
+    UCX_PUTS_MAX = 32,      /* per connection, what one session has at most */
+    UCX_STALL_MS = 2000,
+    UCX_PORT_DOWN_MS = 300, /* the same while this side's port is down; shorter breaks are for the queue pair's retries */
     UCX_HELD_MAX = 4096,    /* messages that wait for a mark; a sender has at most UCX_PUTS_MAX puts to wait for */
     UCX_MARK_ID = 0,        /* of the active message */
     UCX_TURN = 64           /* progress calls per connection and poll, so that connections share the thread */
 };
 
 enum ucx_state { UCX_DIALLING, UCX_LEARNING, UCX_WIRING, UCX_OFFERED, UCX_UP, UCX_DOWN };
-enum ucx_frame { UCX_FRAME_ADDRESS = 1, UCX_FRAME_REGION, UCX_FRAME_READY, UCX_FRAME_MESSAGE };
+/* RAIL has the number as four bytes, little-endian; READY has nothing. */
+enum ucx_frame { UCX_FRAME_ADDRESS = 1, UCX_FRAME_REGION, UCX_FRAME_READY, UCX_FRAME_MESSAGE, UCX_FRAME_RAIL };
 
 struct ucx_put {
     struct ucx_conn *c;
@@ -55,6 +63,7 @@ struct ucx_conn {
     bool                  ready;        /* OFFERED: READY came */
     bool                  armed;        /* the worker's descriptor tells when there is something to do */
     struct control_conn  *control;      /* NULL when closed */
+    struct ucx_rail      *rail;         /* NULL until one is chosen */
     uint64_t              deadline_ms, need_bytes;
     struct buf            address;      /* LEARNING: of the peer's worker, so far */
     ucp_worker_h          worker;
@@ -63,6 +72,8 @@ struct ucx_conn {
     ucp_rkey_h            key;
     uint64_t              remote_base;
     ucs_status_t          failed;       /* UCS_OK, or why the endpoint is of no use any more */
+    bool                  moved;        /* a request was completed, or a mark came, since progress_ms was set last */
+    uint64_t              progress_ms;
     /* sender */
     uint64_t              n_put, n_flushed; /* puts taken; puts landed. Number 1 is no put but the end of wiring */
     struct ucx_put        puts[UCX_PUTS_MAX]; /* number n at [n % UCX_PUTS_MAX] */
@@ -74,16 +85,18 @@ struct ucx_conn {
     uint32_t              held_head, n_held;
 };
 
-/* A worker with its descriptor and mark handler. ERR_IO. */
-enum status ucx_conn_worker(struct ucx_conn *c, ucp_context_h context, struct err *err) MUST_CHECK;
+/* A worker of c->rail with its descriptor and mark handler. ERR_IO. */
+enum status ucx_conn_worker(struct ucx_conn *c, struct err *err) MUST_CHECK;
 /* Send this side's worker address and region. ERR_IO, ERR_PEER_LOST. */
-enum status ucx_conn_offer(struct ucx_conn *c, const struct ucx_setup *s, const struct dev_mem *pool, struct err *err) MUST_CHECK;
+enum status ucx_conn_offer(struct ucx_conn *c, const struct dev_mem *pool, struct err *err) MUST_CHECK;
 /* Make the endpoint to the address learned and begin wiring. ERR_FORMAT, ERR_PEER_MISMATCH, ERR_IO. */
 enum status ucx_conn_wire(struct ucx_conn *c, const struct ucx_region *r, struct err *err) MUST_CHECK;
 /* Begin a put; the caller has checked for room and for UP. Failures show in c->failed. */
-void        ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct ucx_setup *s, const struct kvt_put *p);
+void        ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kvt_put *p);
 /* Progress; then puts that have landed are counted, their tags written to `done`, and a mark goes out. Returns how many tags. */
 size_t      ucx_conn_turn(struct ucx_conn *c, uint64_t done[UCX_PUTS_MAX]);
+/* To be asked every now and then: has UCX left puts and marks, or an incoming connection's messages, waiting for so long that it is of no use? */
+bool        ucx_conn_is_stalled(struct ucx_conn *c, uint64_t now_ms);
 /* Make the descriptor tell; false: there is more to do now. */
 bool        ucx_conn_arm(struct ucx_conn *c);
 /* Close the endpoint by force and destroy the worker: afterwards no source is read and no write of the peer lands. Not inside a callback. */

@@ -1,4 +1,4 @@
-/* setup.c - the UCP context and the registered pool of the ucx row; see setup.h. Thread: creator's. */
+/* setup.c - the UCP contexts and the registered pool of the ucx row; see setup.h. Thread: creator's. */
 #include "kvtransfer/ucx/setup.h"
 
 #include <assert.h>
@@ -11,6 +11,9 @@
 #include <ucs/debug/debug.h>
 #include <unistd.h>
 
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 /* ---- what UCX does to a process ---- */
@@ -71,16 +74,6 @@ enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err)
     return out->len > before ? OK : err_set(err, ERR_CONFIG, "ucx: the list of UCX transports is empty");
 }
 
-void ucx_net_devices(const char *nics, struct buf *out)
-{
-    struct str rest = str_of(nics), item;
-    while (str_split(&rest, ',', &item)) {
-        item = str_trim(item);
-        if (item.n == 0) continue;
-        buf_printf(out, "%s%.*s%s", out->len ? "," : "", STR_ARG(item), str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
-    }
-}
-
 /* Are all RDMA devices of this host Soft-RoCE? Their driver alone shows the network interface they sit on as `parent`. */
 static bool only_soft_roce(void)
 {
@@ -111,29 +104,44 @@ static void set_number(ucp_config_t *config, const char *name, unsigned value)
     set(config, name, text);
 }
 
-/* What this program knows and UCX does not; the operator's own UCX_* variables win, except over TLS. */
-static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, const char *tls)
+/* How long an unanswered packet takes to end a queue pair: 0.13 s, sent 8 times in all, is 1.1 s (UCX's own 1 s each is 8 s). */
+static void set_retries(ucp_config_t *config, const struct kvt_rdma_tuning *rdma)
 {
-    struct buf devices = { 0 };
+    enum { TIMEOUT = 15, RETRIES = 7 };
+    char text[32];
+    unsigned exponent = rdma->timeout ? rdma->timeout : TIMEOUT;
+    snprintf(text, sizeof text, "%.0fus", 4.096 * (double)(UINT64_C(1) << (exponent & 31))); /* IBA vol. 1, 9.7.6.1.3 */
+    set(config, "RC_TIMEOUT", text);
+    set_number(config, "RC_RETRY_COUNT", rdma->retries ? rdma->retries : RETRIES);
+}
+
+/* What this program knows and UCX does not; the operator's own UCX_* variables win, except over TLS and what one rail of a list is. */
+static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, const char *tls, const char *device)
+{
     (void)ucp_config_modify(config, "TLS", tls);
-    if (rdma->nics && !strstr(tls, "tcp")) {
-        ucx_net_devices(rdma->nics, &devices);
-        set(config, "NET_DEVICES", devices.data);
-    }
+    if (device[0]) (void)ucp_config_modify(config, "NET_DEVICES", device);
+    set_retries(config, rdma);
     /* A mark follows the bytes it vouches for: PCIe must not reorder them. */
     if (!getenv("UCX_IB_PCI_RELAXED_ORDERING")) set(config, "PCI_RELAXED_ORDERING", "off"); /* of a memory domain: named without its prefix */
     /* The control connection notices a peer's death. UCX's own keepalive adds a UD endpoint that it also wires up over, and
      * closing that half-way trips an assertion in UCX 1.13, which ends the process. */
     set(config, "KEEPALIVE_INTERVAL", "inf");
-    /* Workers get marks and wire-up messages only: default queues (4,096 buffers of 8 KiB per worker) would be mostly idle memory. */
+    /* Interfaces that UCX holds for unused wait for an event without looking again after asking for it (see ucx_conn_arm): a wire-up message
+     * may then lie there until it is sent again. A worker has two or three interfaces here; looking at all of them costs nothing. */
+    set(config, "ADAPTIVE_PROGRESS", "n");
+    /* Workers get marks and wire-up messages only: default queues (4,096 buffers of 8 KiB per worker) and pools (1,024 and more at once, 32 MiB
+     * of registered memory per worker) would be mostly idle, and registering them is most of what making a worker costs. */
     set(config, "RC_RX_QUEUE_LEN", "256");
     set(config, "UD_RX_QUEUE_LEN", "256");
+    set(config, "RC_RX_BUFS_GROW", "256");
+    set(config, "UD_RX_BUFS_GROW", "256");
+    set(config, "RC_TX_BUFS_GROW", "128");
+    set(config, "UD_TX_BUFS_GROW", "128");
     /* Options of a memory domain are named without their prefix here. UCX's wire-up over UD does not get through between IPv4 GIDs of
      * Soft-RoCE; its first GID is IPv6 (link-local, RoCE v2) and works. */
     if (!getenv("UCX_IB_GID_INDEX") && (rdma->gid_given || only_soft_roce())) set_number(config, "GID_INDEX", rdma->gid_given ? rdma->gid_index : 0);
     if (rdma->traffic_class_given) set_number(config, "IB_TRAFFIC_CLASS", rdma->traffic_class);
     if (rdma->service_level) set_number(config, "IB_SL", rdma->service_level);
-    buf_release(&devices);
 }
 
 /* ---- context and memory ---- */
@@ -146,12 +154,12 @@ static enum status map(ucp_context_h context, const struct dev_mem *m, ucp_mem_h
     return err_set(err, ERR_CONFIG, "ucx: %zu bytes of KV memory cannot be registered: %s (the locked-memory limit, ulimit -l, may be too low)", m->bytes, ucs_status_string(st));
 }
 
-static enum status open_context(const struct kvt_env *env, const char *tls, ucp_context_h *out, struct err *err)
+static enum status open_context(const struct kvt_env *env, const char *tls, const char *device, ucp_context_h *out, struct err *err)
 {
     ucp_config_t *config;
     ucs_status_t st = ucp_config_read(NULL, NULL, &config);
     if (st != UCS_OK) return err_set(err, ERR_CONFIG, "ucx: the UCX_* variables cannot be read: %s", ucs_status_string(st));
-    configure(config, &env->tuning.rdma, tls);
+    configure(config, &env->tuning.rdma, tls, device);
     ucp_params_t p = { .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME, .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
                        .name = "baton" };
     st = ucp_init(&p, config, out);
@@ -162,28 +170,83 @@ static enum status open_context(const struct kvt_env *env, const char *tls, ucp_
                    strstr(tls, "tcp") ? "" : "; without RDMA devices use the protocol tcp");
 }
 
+static enum status open_rail(const struct kvt_env *env, const char *tls, struct ucx_rail *r, struct err *err)
+{
+    TRY(open_context(env, tls, r->device, &r->context, err));
+    TRY(map(r->context, env->mem, &r->pool, err));
+    if (env->staging) TRY(map(r->context, env->staging, &r->staging, err));
+    ucs_status_t packed = ucp_rkey_pack(r->context, r->pool, &r->key, &r->key_bytes);
+    if (packed == UCS_OK && r->key_bytes <= UCX_KEY_MAX) return OK;
+    return err_set(err, ERR_CONFIG, "ucx: no key for the KV pool: %s", packed == UCS_OK ? "it is too long" : ucs_status_string(packed));
+}
+
+static enum status open_rails(const struct kvt_env *env, const char *tls, struct ucx_setup *s, struct err *err)
+{
+    struct ucx_devices devices;
+    enum status st = OK;
+    bool some = false;
+    ucx_devices_choose(env->tuning.rdma.nics, strstr(tls, "tcp") != NULL, &devices);
+    s->n_rails = devices.n;
+    for (uint32_t i = 0; i < devices.n && (st == OK || st == ERR_NODEV); i++) {
+        snprintf(s->rails[i].device, sizeof s->rails[i].device, "%s", devices.name[i]);
+        st = open_rail(env, tls, &s->rails[i], err);
+        some |= st == OK;
+        if (st == ERR_NODEV && devices.n > 1) log_warn("ucx device not used", "device=%s why=\"%s\"", devices.name[i], err ? err->text : "");
+    }
+    return some && st == ERR_NODEV ? OK : st;
+}
+
 enum status ucx_setup(const struct kvt_env *env, struct ucx_setup *s, struct err *err)
 {
     struct buf tls = { 0 };
     keep_quiet();
     enum status st = ucx_check_tls(env->tuning.ucx_tls ? env->tuning.ucx_tls : getenv("UCX_TLS"), &tls, err);
-    if (st == OK) st = open_context(env, tls.data, &s->context, err);
+    if (st == OK) st = open_rails(env, tls.data, s, err);
     buf_release(&tls);
-    if (st == OK) st = map(s->context, env->mem, &s->pool, err);
-    if (st == OK && env->staging) st = map(s->context, env->staging, &s->staging, err);
-    TRY(st);
-    ucs_status_t packed = ucp_rkey_pack(s->context, s->pool, &s->key, &s->key_bytes);
-    if (packed == UCS_OK && s->key_bytes <= UCX_KEY_MAX) return OK;
-    return err_set(err, ERR_CONFIG, "ucx: no key for the KV pool: %s", packed == UCS_OK ? "it is too long" : ucs_status_string(packed));
+    return st;
 }
 
 void ucx_release(struct ucx_setup *s)
 {
-    if (s->key) ucp_rkey_buffer_release(s->key);
-    if (s->pool) (void)ucp_mem_unmap(s->context, s->pool);
-    if (s->staging) (void)ucp_mem_unmap(s->context, s->staging);
-    if (s->context) ucp_cleanup(s->context);
+    for (uint32_t i = 0; i < s->n_rails; i++) {
+        struct ucx_rail *r = &s->rails[i];
+        if (r->key) ucp_rkey_buffer_release(r->key);
+        if (r->pool) (void)ucp_mem_unmap(r->context, r->pool);
+        if (r->staging) (void)ucp_mem_unmap(r->context, r->staging);
+        if (r->context) ucp_cleanup(r->context);
+    }
     *s = (struct ucx_setup){ 0 };
+}
+
+/* ---- which rail ---- */
+
+/* When a connection over it failed, unless that is forgiven: 0. */
+static uint64_t blame(const struct ucx_rail *r, uint64_t now) { return r->failed_ms && now - r->failed_ms < UCX_FORGIVE_MS ? r->failed_ms : 0; }
+
+static bool is_better(const struct ucx_rail *a, const struct ucx_rail *b, uint64_t now)
+{
+    bool up_a = ucx_device_active(a->device), up_b = ucx_device_active(b->device);
+    uint64_t bad_a = blame(a, now), bad_b = blame(b, now);
+    if (up_a != up_b) return up_a;
+    return bad_a != bad_b ? bad_a < bad_b : a->n_begun < b->n_begun;
+}
+
+struct ucx_rail *ucx_rail_choose(struct ucx_setup *s)
+{
+    struct ucx_rail *best = NULL;
+    uint64_t now = clock_ms();
+    for (uint32_t i = 0; i < s->n_rails; i++)
+        if (s->rails[i].context && (!best || is_better(&s->rails[i], best, now))) best = &s->rails[i];
+    ASSERT(best); /* ucx_setup has opened one */
+    best->n_begun++;
+    return best;
+}
+
+struct ucx_rail *ucx_rail_numbered(struct ucx_setup *s, uint32_t number)
+{
+    uint32_t i = number % s->n_rails;
+    for (uint32_t tried = 1; !s->rails[i].context; tried++, i = (i + 1) % s->n_rails) ASSERT(tried < s->n_rails);
+    return &s->rails[i];
 }
 
 /* ---- the region on the wire ---- */

@@ -1,4 +1,5 @@
-/* setup.h - what the ucx row needs once per transport: a UCP context over allowed transports, the registered pool, what peers are told of it.
+/* setup.h - what the ucx row needs once per transport: for every rail (a network device, devices.h) a UCP context over allowed transports,
+ * the registered pool, and what peers are told of it.
  *
  * Which UCX transports are allowed: a list of names from a fixed table. Shared memory (posix, sysv, xpmem, cma, knem) is never allowed: a
  * peer that has mapped or may copy into this process's memory can write after its connection has been torn down, so its writes could not be
@@ -12,14 +13,24 @@
 #include <ucp/api/ucp.h>
 
 #include "kvtransfer/transport.h"
+#include "kvtransfer/ucx/devices.h"
 
-enum { UCX_ADDRESS_MAX = 64 * 1024, UCX_KEY_MAX = 1024 };
+enum { UCX_ADDRESS_MAX = 64 * 1024, UCX_KEY_MAX = 1024, UCX_FORGIVE_MS = 10000 };
+
+/* One way to the peers. A rail that cannot be opened keeps its number, so that both ends mean the same one. */
+struct ucx_rail {
+    char          device[UCX_DEVICE_NAME_MAX]; /* "": whatever UCX finds */
+    ucp_context_h context;                     /* NULL: not available */
+    ucp_mem_h     pool, staging;               /* staging: NULL when there is none */
+    void         *key;                         /* packed rkey of the pool */
+    size_t        key_bytes;
+    uint32_t      n_begun;                     /* outgoing connections so far */
+    uint64_t      failed_ms;                   /* when the last one failed; 0: none did */
+};
 
 struct ucx_setup {
-    ucp_context_h context;
-    ucp_mem_h     pool, staging; /* staging: NULL when there is none */
-    void         *key;           /* packed rkey of the pool */
-    size_t        key_bytes;
+    struct ucx_rail rails[UCX_DEVICES_MAX];
+    uint32_t        n_rails;
 };
 
 /* What a receiver tells about its pool. */
@@ -31,12 +42,15 @@ struct ucx_region {
 
 /* The value for UCX_TLS: `tls`, or the default when NULL. ERR_CONFIG names the entry that is not allowed and why. */
 enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err) MUST_CHECK;
-/* UCX_NET_DEVICES from a list of NICs as KVCACHE_RDMA_NICS has it ("mlx5_0,mlx5_1:2"): a port where none is named. */
-void        ucx_net_devices(const char *nics, struct buf *out);
-/* ERR_NODEV: no device for the allowed transports; ERR_CONFIG: tuning, or the pool cannot be registered. `s` is zeroed by the caller and
- * released by ucx_release in any case. */
+/* Open every rail that can be. ERR_NODEV: none can with the allowed transports; ERR_CONFIG: tuning, or the pool cannot be registered. `s` is
+ * zeroed by the caller and released by ucx_release in any case. */
 enum status ucx_setup(const struct kvt_env *env, struct ucx_setup *s, struct err *err) MUST_CHECK;
 void        ucx_release(struct ucx_setup *s);
+/* The rail for a new outgoing connection: an active one rather than one that is down, then one over which none failed in the last
+ * UCX_FORGIVE_MS, then that which failed longest ago, then the least used. */
+struct ucx_rail *ucx_rail_choose(struct ucx_setup *s);
+/* What a peer means by that number: any number tells one that is available. */
+struct ucx_rail *ucx_rail_numbered(struct ucx_setup *s, uint32_t number);
 
 void        ucx_region_encode(const struct ucx_region *r, struct buf *out);
 enum status ucx_region_decode(struct str in, struct ucx_region *out) MUST_CHECK;

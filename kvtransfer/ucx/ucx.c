@@ -80,6 +80,9 @@ static void want_more(struct ucx_transport *t, bool more)
 
 /* ---- life of a connection ---- */
 
+/* The next step of setting up has begun. */
+static void allow_time(struct ucx_conn *c) { c->deadline_ms = clock_ms() + KVT_CONNECT_MS; }
+
 static struct ucx_conn *new_conn(struct ucx_transport *t, bool incoming, enum ucx_state state)
 {
     struct ucx_conn *c = MEM_NEW(struct ucx_conn);
@@ -87,7 +90,7 @@ static struct ucx_conn *new_conn(struct ucx_transport *t, bool incoming, enum uc
     c->t = t;
     c->state = state;
     c->event_fd = -1;
-    c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
+    allow_time(c);
     list_push(&t->conns, &c->link);
     return c;
 }
@@ -119,6 +122,7 @@ static void go_down(struct ucx_conn *c, enum status st, const char *text)
         free_conn(c);
         return;
     }
+    if (!c->base.incoming && c->rail) c->rail->failed_ms = clock_ms();
     if (!c->base.incoming) stop(c);
     c->state = UCX_DOWN;
     if (c->control) control_close(c->control);
@@ -131,7 +135,7 @@ static void go_down(struct ucx_conn *c, enum status st, const char *text)
 
 static enum status start_worker(struct ucx_conn *c, struct err *err)
 {
-    TRY(ucx_conn_worker(c, c->t->setup.context, err));
+    TRY(ucx_conn_worker(c, err));
     struct epoll_event e = { .events = EPOLLIN, .data.ptr = c };
     if (epoll_ctl(c->t->epoll_fd, EPOLL_CTL_ADD, c->event_fd, &e) != 0) return err_set(err, ERR_IO, "cannot wait for a UCX worker: %s", strerror(errno));
     want_more(c->t, true);
@@ -146,19 +150,43 @@ static void go_up(struct ucx_conn *c)
 
 /* ---- what comes over the control connection ---- */
 
+/* Outgoing: say which rail, then make a worker on it while the peer makes its own. */
+static void begin_rail(struct ucx_conn *c)
+{
+    struct err err = { 0 };
+    struct ucx_setup *s = &c->t->setup;
+    c->state = UCX_LEARNING;
+    c->rail = ucx_rail_choose(s);
+    uint32_t number = (uint32_t)(c->rail - s->rails);
+    enum status st = control_send(c->control, UCX_FRAME_RAIL, 0, &number, sizeof number);
+    if (st != OK) (void)err_set(&err, st, "the peer closed the connection");
+    else st = start_worker(c, &err);
+    allow_time(c);
+    if (st != OK) go_down(c, st, err.text);
+}
+
 static void on_opened(struct ucx_transport *t, struct control_conn *control)
 {
     struct ucx_conn *c = control->owner;
-    struct err err = { 0 };
     if (!control->incoming) {
-        c->state = UCX_LEARNING;
+        begin_rail(c);
         return;
     }
     c = new_conn(t, true, UCX_OFFERED);
     c->control = control;
     control->owner = c;
+}
+
+/* Incoming: the peer has said which rail. */
+static void offer(struct ucx_conn *c, struct str body)
+{
+    struct err err = { 0 };
+    uint32_t number;
+    memcpy(&number, body.p, sizeof number);
+    c->rail = ucx_rail_numbered(&c->t->setup, number);
     enum status st = start_worker(c, &err);
-    if (st == OK) st = ucx_conn_offer(c, &t->setup, t->env->mem, &err);
+    if (st == OK) st = ucx_conn_offer(c, c->t->env->mem, &err);
+    allow_time(c);
     if (st != OK) go_down(c, st, err.text);
 }
 
@@ -173,8 +201,8 @@ static void learn(struct ucx_conn *c, const struct control_event *ev)
     }
     snprintf(err.text, sizeof err.text, "malformed set-up");
     if (ev->frame == UCX_FRAME_REGION) st = ucx_region_decode(ev->body, &r);
-    if (st == OK) st = start_worker(c, &err);
     if (st == OK) st = ucx_conn_wire(c, &r, &err);
+    allow_time(c);
     if (st == OK) c->state = UCX_WIRING;
     else go_down(c, st, err.text);
 }
@@ -204,7 +232,8 @@ static void on_control(void *arg, const struct control_event *ev)
     if (ev->kind == CONTROL_OPENED) on_opened(arg, ev->conn);
     else if (ev->kind == CONTROL_LOST) go_down(c, ev->status, ev->text);
     else if (c->state == UCX_LEARNING) learn(c, ev);
-    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_READY && !c->ready && ev->body.n == 0) {
+    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_RAIL && !c->rail && ev->body.n == sizeof(uint32_t)) offer(c, ev->body);
+    else if (c->state == UCX_OFFERED && ev->frame == UCX_FRAME_READY && c->worker && !c->ready && ev->body.n == 0) {
         c->ready = true;
         if (c->landed) go_up(c);
     } else if ((c->state == UCX_UP || c->ready) && ev->frame == UCX_FRAME_MESSAGE) on_message(c, ev);
@@ -246,8 +275,11 @@ static void check_deadlines(struct ucx_transport *t)
     uint64_t now = clock_ms();
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
-    LIST_FOREACH(c, &t->conns, struct ucx_conn, link)
+    LIST_FOREACH(c, &t->conns, struct ucx_conn, link) {
         if (c->state < UCX_UP && now > c->deadline_ms) go_down(c, ERR_TIMEOUT, "the peer's UCX did not answer in time");
+        else if (c->state == UCX_UP && ucx_conn_is_stalled(c, now))
+            go_down(c, ERR_TIMEOUT, c->base.incoming ? "bytes that the peer has sent do not come" : "puts are under way and none of them ends");
+    }
 }
 
 static size_t ucx_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
@@ -276,7 +308,7 @@ static enum status ucx_put(struct kvt_conn *base, const struct kvt_put *p)
     struct ucx_conn *c = (struct ucx_conn *)base;
     if (c->state != UCX_UP || c->failed != UCS_OK) return ERR_PEER_LOST;
     if (c->n_put - c->n_flushed == UCX_PUTS_MAX) return ERR_BUSY;
-    ucx_conn_put(c, c->t->env, &c->t->setup, p);
+    ucx_conn_put(c, c->t->env, p);
     c->armed = false;
     want_more(c->t, true);
     return OK; /* a failure shows as DOWN */

@@ -43,12 +43,16 @@ struct peer {
     struct kvt_env       env;
     struct control_hub  *hub;
     struct control_conn *conn;
-    bool                 region, lost;
+    bool                 opened, region, lost, mute; /* mute: names no rail */
 };
 
 static void on_event(void *arg, const struct control_event *ev)
 {
     struct peer *p = arg;
+    if (ev->kind == CONTROL_OPENED) {
+        p->opened = true;
+        if (!p->mute) CHECK_OK(control_send(ev->conn, UCX_FRAME_RAIL, 0, "\7\0\0\xff", 4)); /* no such rail: any number means one */
+    }
     if (ev->kind == CONTROL_FRAME && ev->frame == UCX_FRAME_REGION) p->region = true;
     if (ev->kind == CONTROL_LOST) p->lost = true;
 }
@@ -101,7 +105,8 @@ TEST(no_message_of_a_connection_that_is_not_up)
 TEST(set_up_out_of_order_ends_the_connection)
 {
     static const struct { uint8_t frame; const char *body; uint32_t times; } bad[] = {
-        { UCX_FRAME_MESSAGE, "x", 1 }, { UCX_FRAME_READY, "x", 1 }, { UCX_FRAME_READY, "", 2 }, { UCX_FRAME_ADDRESS, "x", 1 }, { UCX_FRAME_REGION, "x", 1 }, { 9, "", 1 },
+        { UCX_FRAME_MESSAGE, "x", 1 }, { UCX_FRAME_READY, "x", 1 }, { UCX_FRAME_READY, "", 2 }, { UCX_FRAME_ADDRESS, "x", 1 }, { UCX_FRAME_REGION, "x", 1 }, { UCX_FRAME_RAIL, "abcd", 1 },
+        { 9, "", 1 },
     };
     static const bool never = false;
     struct row r;
@@ -114,6 +119,27 @@ TEST(set_up_out_of_order_ends_the_connection)
         for (uint32_t n = 0; n < bad[i].times; n++) CHECK_OK(control_send(p.conn, bad[i].frame, 0, bad[i].body, strlen(bad[i].body)));
         CHECK_EQ_INT(run(&r, &p, &never, 5000), 0);
         CHECK(p.lost);
+        control_hub_free(p.hub);
+    }
+    row_close(&r);
+}
+
+/* Before a rail is named there is no worker, and nothing else may come. */
+TEST(a_rail_is_named_first)
+{
+    static const struct { uint8_t frame; const char *body; } bad[] = { { UCX_FRAME_READY, "" }, { UCX_FRAME_RAIL, "" }, { UCX_FRAME_RAIL, "abc" }, { UCX_FRAME_RAIL, "abcde" }, { UCX_FRAME_MESSAGE, "x" } };
+    static const bool never = false;
+    struct row r;
+    row_open(&r);
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
+        struct peer p;
+        peer_open(&p, &r);
+        p.mute = true;
+        (void)run(&r, &p, &p.opened, 5000);
+        CHECK(p.opened);
+        CHECK_OK(control_send(p.conn, bad[i].frame, 0, bad[i].body, strlen(bad[i].body)));
+        CHECK_EQ_INT(run(&r, &p, &never, 5000), 0);
+        CHECK(p.lost && !p.region);
         control_hub_free(p.hub);
     }
     row_close(&r);
@@ -154,7 +180,7 @@ TEST(a_region_is_decoded_strictly)
     CHECK_STATUS(decode(&r, 0, 0), ERR_FORMAT);
 }
 
-TEST_MAIN(CASE(no_message_of_a_connection_that_is_not_up), CASE(set_up_out_of_order_ends_the_connection), CASE(a_region_is_decoded_strictly))
+TEST_MAIN(CASE(no_message_of_a_connection_that_is_not_up), CASE(set_up_out_of_order_ends_the_connection), CASE(a_rail_is_named_first), CASE(a_region_is_decoded_strictly))
 #else
 TEST(ucx) { SKIP("built without UCX: its row is NOT tested"); }
 TEST_MAIN(CASE(ucx))
