@@ -24,6 +24,9 @@ static enum status admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]) { re
 static void row_open(struct row *r)
 {
     struct err err = { 0 };
+#ifdef __SANITIZE_THREAD__
+    SKIP("ThreadSanitizer ends the process when a thread of UCX does (libucm calls into it then): the row ucx is NOT tested");
+#endif
     *r = (struct row){ 0 };
     CHECK_OK(device_open("cpu", &r->device, &err));
     CHECK_OK(device_mem_alloc(r->device, 1 << 16, DEVICE_MEM_SHARED, &r->mem, &err));
