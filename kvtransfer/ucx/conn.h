@@ -22,6 +22,9 @@
  * exist is dropped by the NIC (ibid. 10.2.4.4, 9.6), and software-placed puts need a worker that makes progress. The key of the pool is
  * shared by all connections; without a queue pair it opens nothing. LIMIT: UCX parses keys, addresses and packets of an admitted peer
  * without checks of ours, and its key also allows reading the pool: peers that hold a ticket are trusted not to attack.
+ * LIMIT: on Soft-RoCE, whose queue pairs fail when a packet cannot be routed, a port that goes down in the tenths of a second in which UCX
+ * wires up over its UD queue pair ends the process: UCX 1.13 takes that pair's flushed receives for fatal (uct_ud_verbs). No connection is
+ * begun over a port that is down; the queue pairs of cards survive it.
  * Thread: transfer. */
 #ifndef BATON_KVTRANSFER_UCX_CONN_H
 #define BATON_KVTRANSFER_UCX_CONN_H

@@ -133,8 +133,11 @@ static void go_down(struct ucx_conn *c, enum status st, const char *text)
     snprintf(i->text, sizeof i->text, "%s%s", strncmp(text, "ucx: ", 5) == 0 ? "" : "ucx: ", text);
 }
 
+/* Not over a port that is down: what UCX wires up over, a UD queue pair, goes into the error state when Soft-RoCE cannot route a packet, and
+ * UCX 1.13 ends the process then ("receive completion with error"). */
 static enum status start_worker(struct ucx_conn *c, struct err *err)
 {
+    if (!ucx_device_active(c->rail->device)) return err_set(err, ERR_PEER_LOST, "the port %s is down", c->rail->device);
     TRY(ucx_conn_worker(c, err));
     struct epoll_event e = { .events = EPOLLIN, .data.ptr = c };
     if (epoll_ctl(c->t->epoll_fd, EPOLL_CTL_ADD, c->event_fd, &e) != 0) return err_set(err, ERR_IO, "cannot wait for a UCX worker: %s", strerror(errno));
@@ -159,8 +162,7 @@ static void begin_rail(struct ucx_conn *c)
     c->rail = ucx_rail_choose(s);
     uint32_t number = (uint32_t)(c->rail - s->rails);
     enum status st = control_send(c->control, UCX_FRAME_RAIL, 0, &number, sizeof number);
-    if (st != OK) (void)err_set(&err, st, "the peer closed the connection");
-    else st = start_worker(c, &err);
+    st = st == OK ? start_worker(c, &err) : err_set(&err, st, "the peer closed the connection");
     allow_time(c);
     if (st != OK) go_down(c, st, err.text);
 }
@@ -201,6 +203,7 @@ static void learn(struct ucx_conn *c, const struct control_event *ev)
     }
     snprintf(err.text, sizeof err.text, "malformed set-up");
     if (ev->frame == UCX_FRAME_REGION) st = ucx_region_decode(ev->body, &r);
+    if (st == OK && !ucx_device_active(c->rail->device)) st = err_set(&err, ERR_PEER_LOST, "the port %s is down", c->rail->device); /* see start_worker */
     if (st == OK) st = ucx_conn_wire(c, &r, &err);
     allow_time(c);
     if (st == OK) c->state = UCX_WIRING;
