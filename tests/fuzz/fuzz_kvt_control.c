@@ -4,6 +4,7 @@
  * input is never accepted as something else than the whole input is. Odd: the rest is what a peer that holds a good ticket says to a hub,
  * in pieces whose sizes come from the first byte; the hub must tell exactly the decoder's frames, in order, and then LOST. */
 #include <arpa/inet.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +66,7 @@ static void send_some(int fd, const void *p, size_t n)
 {
     for (size_t at = 0; at < n;) {
         ssize_t sent = send(fd, (const char *)p + at, n - at, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
         if (sent <= 0) return; /* the hub has closed: it had enough */
         at += (size_t)sent;
     }
@@ -82,7 +84,10 @@ static void converse(struct str in, size_t piece)
     int late = 1;
     struct sockaddr_in from = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7f010000u | ((uint32_t)(clock_ns() >> 10) & 0xffffu)) };
     ASSERT(setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &late, sizeof late) == 0 && bind(fd, (struct sockaddr *)&from, sizeof from) == 0);
-    ASSERT(connect(fd, (struct sockaddr *)&a, sizeof a) == 0);
+    int st;
+    do st = connect(fd, (struct sockaddr *)&a, sizeof a);
+    while (st != 0 && (errno == EINTR || errno == EALREADY)); /* the fuzzer's alarm clock; the attempt goes on */
+    ASSERT(st == 0 || errno == EISCONN);
     uint8_t hello[KVT_PREAMBLE_BYTES];
     kvt_preamble_encode(&(struct kvt_preamble){ .kind = KVT_PREAMBLE_TICKET }, hello);
     send_some(fd, hello, sizeof hello);
