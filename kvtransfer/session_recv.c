@@ -361,7 +361,7 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
         if (s == KVT_RECV_FENCING) {
             n_quarantined++;
             stop_again(r, now_ms);
-            if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) && now_ms - r->t_fence_ms > KVT_FENCE_TEARDOWN_MS)
+            if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) && now_ms > r->t_fence_ms + KVT_FENCE_TEARDOWN_MS)
                 r->peer->condemned = true;
         } else if (s >= KVT_RECV_OPEN && (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {
             char text[128];

@@ -335,11 +335,12 @@ static void sweep(void *arg)
     uint32_t n_asked = 0;
     LIST_FOREACH(p, &w->live, struct prompt, link) {
         n_asked += p->state == PROMPT_ASKED;
-        if (p->state == PROMPT_CREDITED && now - p->t_credit_ms > CREDIT_EXPIRES_MS)
+        /* Not by a difference: the credit may be younger than `now`, given back by the prompt that has just failed. */
+        if (p->state == PROMPT_CREDITED && now > p->t_credit_ms + CREDIT_EXPIRES_MS)
             fail_prompt(w, p, ERR_TIMEOUT, "the start credit was not used in time");
     }
     LIST_FOREACH(route, &w->routes.all, struct route, link)
-        if (route->state != ROUTE_UP && now - route->since_ms > ROUTE_CONNECT_MS)
+        if (route->state != ROUTE_UP && now > route->since_ms + ROUTE_CONNECT_MS)
             fail_route(w, route, ERR_PEER_LOST, "no KV connection to the decode node within 5 s");
     gauge_set(w->asked_gauge, n_asked);
 }

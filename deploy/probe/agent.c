@@ -175,8 +175,8 @@ static void on_tick(void *arg)
     LIST_FOREACH(l, &a->links, struct link, link) {
         struct visitor *v = find_visitor(a, l);
         if (l->dead) continue;
-        if (l->state != LINK_UP && now - l->t_start_ms > LINK_HANDSHAKE_MS) link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
-        else if (v && !v->busy && now - v->t_asked_ms > AGENT_IDLE_MS) link_fail(l, "nothing asked for %d s", AGENT_IDLE_MS / 1000);
+        if (l->state != LINK_UP && now > l->t_start_ms + LINK_HANDSHAKE_MS) link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
+        else if (v && !v->busy && now > v->t_asked_ms + AGENT_IDLE_MS) link_fail(l, "nothing asked for %d s", AGENT_IDLE_MS / 1000);
     }
 }
 

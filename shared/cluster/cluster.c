@@ -278,10 +278,10 @@ static void send_ping(struct link *l, uint64_t progress, bool has_work)
 static void check_link(struct cluster *c, struct link *l, uint64_t now)
 {
     if (l->state != LINK_UP) {
-        if (now - l->t_start_ms > LINK_HANDSHAKE_MS) link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
-    } else if (now - l->t_heard_ms > c->o.lost_ms) {
+        if (now > l->t_start_ms + LINK_HANDSHAKE_MS) link_fail(l, "no handshake within %d ms", LINK_HANDSHAKE_MS);
+    } else if (now > l->t_heard_ms + c->o.lost_ms) {
         link_fail(l, "nothing heard for %u ms", c->o.lost_ms);
-    } else if (l->has_work && now - l->t_progress_ms > c->o.lost_ms) {
+    } else if (l->has_work && now > l->t_progress_ms + c->o.lost_ms) {
         link_fail(l, "its engine has work and made no progress for %u ms", c->o.lost_ms);
     }
 }

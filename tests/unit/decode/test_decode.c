@@ -130,7 +130,7 @@ TEST(decode_cancel_stops_the_prefill_node_too)
 TEST(decode_lost_entry_gives_all_back)
 {
     struct pair t;
-    pair_open(&t, (struct worker_options){ 0 }, (struct worker_options){ 0 });
+    pair_open(&t, (struct worker_options){ .step_tokens = 256 }, (struct worker_options){ 0 }); /* credits for both prompts at once */
     struct gen *g[5];
     for (uint64_t i = 0; i < 5; i++) g[i] = entry_add(&t.e, i + 1, 200, 60 + i, 120);
     entry_generate(&t.e, g[0], t.d, FRAME_RUN);
