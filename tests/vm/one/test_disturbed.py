@@ -26,7 +26,7 @@ def test_loss_rdma():
     under('rdma', RULES[1:2])
 
 
-def test_loss_ucx():
+def test_loss_ucx_long():
     under('ucx', RULES[1:2])
 
 
