@@ -17,6 +17,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "kvtransfer/accept.h"
 #include "kvtransfer/tcp_address.h"
 #include "shared/base/clock.h"
 #include "shared/base/list.h"
@@ -25,7 +26,6 @@
 enum {
     FRAME_MAGIC = 0x4346,   /* "FC" */
     ACCEPTS_PER_POLL = 16,
-    ACCEPT_PAUSE_MS = 100,  /* after EMFILE and its like: somebody has to close something first */
     LEAVE_MS = 1000,
     LEAVE_READS = 16,       /* per poll: a peer that goes on sending does not hold the thread */
     DEADLINE_CHECK_MS = 50,
@@ -305,21 +305,11 @@ static void on_connected(struct conn *c, control_handler *on_event, void *arg)
 
 /* ---- the hub ---- */
 
-static void listen_watch(struct control_hub *h, bool on)
-{
-    struct epoll_event e = { .events = on ? EPOLLIN : 0u };
-    (void)epoll_ctl(h->epoll_fd, EPOLL_CTL_MOD, h->listen_fd, &e);
-}
-
 static void accept_conns(struct control_hub *h)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
-        int fd = accept4(h->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
-            h->accept_again_ms = clock_ms() + ACCEPT_PAUSE_MS;
-            listen_watch(h, false);
-        }
-        if (fd < 0) return; /* others: the connection went before it was taken (accept(2)), or there is none */
+        int fd = kvt_accept(h->row, h->epoll_fd, h->listen_fd, &h->accept_again_ms);
+        if (fd < 0) return;
         if (h->n_conns >= h->env->max_peers) close(fd);
         else new_conn(h, fd, CONN_GREETING, NULL);
     }
@@ -336,10 +326,7 @@ static void check_deadlines(struct control_hub *h, uint64_t now_ms, control_hand
 void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
 {
     uint64_t now_ms = clock_ms();
-    if (h->accept_again_ms && now_ms >= h->accept_again_ms) {
-        h->accept_again_ms = 0;
-        listen_watch(h, true);
-    }
+    kvt_accept_resume(h->epoll_fd, h->listen_fd, &h->accept_again_ms, now_ms);
     LIST_FOREACH(c, &h->conns, struct conn, link)
         if (c->state == CONN_LEAVING) step_leaving(c, now_ms);
     struct epoll_event events[16];

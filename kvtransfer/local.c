@@ -13,16 +13,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "kvtransfer/accept.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
-#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5; older kernels answer ENOPROTOOPT */
 #endif
 
-enum { ACCEPTS_PER_POLL = 16, PACKETS_PER_POLL = 64, BYE_WAIT_MS = 50, DRAIN_MS = 1000, DEADLINE_CHECK_MS = 50, ACCEPT_PAUSE_MS = 100 };
+enum { ACCEPTS_PER_POLL = 16, PACKETS_PER_POLL = 64, BYE_WAIT_MS = 50, DRAIN_MS = 1000, DEADLINE_CHECK_MS = 50 };
 
 static struct local_transport *transport(struct kvt_transport *t) { return (struct local_transport *)t; }
 static struct local_conn *connection(struct kvt_conn *c) { return (struct local_conn *)c; }
@@ -321,16 +321,9 @@ enum status local_connect(struct kvt_transport *base, struct str address, const 
 static void accept_conns(struct local_transport *t)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
-        int fd = accept4(t->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), pidfd = -1;
+        int fd = kvt_accept(t->base.ops->name, t->epoll_fd, t->listen_fd, &t->accept_again_ms), pidfd = -1;
         int32_t pid = 0;
-        if (fd < 0) {
-            if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
-            /* The connection stays in the backlog and would wake this thread for ever. */
-            log_warn("kv connections wait", "transport=%s why=\"%s\" again_ms=%d", t->base.ops->name, strerror(errno), ACCEPT_PAUSE_MS);
-            local_watch(t, EPOLL_CTL_MOD, t->listen_fd, NULL, 0);
-            t->accept_again_ms = clock_ms() + ACCEPT_PAUSE_MS;
-            return;
-        }
+        if (fd < 0) return;
         if (t->n_conns >= t->env->max_peers || identify(t->kind, fd, &pid, &pidfd) != OK) {
             close(fd);
             continue;
@@ -511,10 +504,7 @@ static void end_broken(struct local_transport *t, struct incidents *in)
 static void check_deadlines(struct local_transport *t, struct incidents *in)
 {
     uint64_t now = clock_ms();
-    if (t->accept_again_ms && now >= t->accept_again_ms) {
-        t->accept_again_ms = 0;
-        local_watch(t, EPOLL_CTL_MOD, t->listen_fd, NULL, EPOLLIN);
-    }
+    kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
     LIST_FOREACH(c, &t->conns, struct local_conn, link) {

@@ -12,16 +12,15 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "kvtransfer/accept.h"
 #include "kvtransfer/rows.h"
 #include "kvtransfer/tcp_address.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
-#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 enum {
     ACCEPTS_PER_POLL = 16,
-    ACCEPT_PAUSE_MS = 100,     /* after a full descriptor table */
     DEADLINE_CHECK_MS = 50,
     USER_TIMEOUT_MS = 5000,    /* unacknowledged bytes older than this end the connection: a host that vanished says nothing */
     LINKS_REMOTE = 4           /* per peer on another host: what one core can push through one stream is below fast cards' speed */
@@ -301,38 +300,20 @@ static void on_connected(struct tcp_incidents *in, struct tcp_link *l)
     (void)tcp_write_out(l);
 }
 
-static void watch_listener(struct tcp_transport *t, bool yes)
-{
-    struct epoll_event e = { .events = yes ? EPOLLIN : 0u };
-    (void)epoll_ctl(t->epoll_fd, EPOLL_CTL_MOD, t->listen_fd, &e);
-}
-
 static void accept_links(struct tcp_transport *t)
 {
     for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
-        int fd = accept4(t->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0) {
-            if (t->n_conns + t->n_greeting >= t->env->max_peers) close(fd);
-            else new_link(t, NULL, 0, fd);
-            continue;
-        }
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            /* The connection stays in the backlog and would wake this thread for ever. */
-            log_warn("kv connections wait", "transport=tcp why=\"%s\" again_ms=%d", strerror(errno), ACCEPT_PAUSE_MS);
-            watch_listener(t, false);
-            t->accept_again_ms = clock_ms() + ACCEPT_PAUSE_MS;
-        }
-        if (errno != ECONNABORTED && errno != EINTR) return;
+        int fd = kvt_accept("tcp", t->epoll_fd, t->listen_fd, &t->accept_again_ms);
+        if (fd < 0) return;
+        if (t->n_conns + t->n_greeting >= t->env->max_peers) close(fd);
+        else new_link(t, NULL, 0, fd);
     }
 }
 
 static void check_deadlines(struct tcp_transport *t, struct tcp_incidents *in)
 {
     uint64_t now = clock_ms();
-    if (t->accept_again_ms && now >= t->accept_again_ms) {
-        t->accept_again_ms = 0;
-        watch_listener(t, true);
-    }
+    kvt_accept_resume(t->epoll_fd, t->listen_fd, &t->accept_again_ms, now);
     if (now < t->checked_ms + DEADLINE_CHECK_MS) return;
     t->checked_ms = now;
     LIST_FOREACH(l, &t->greeting, struct tcp_link, greeting)

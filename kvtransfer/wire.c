@@ -62,17 +62,6 @@ struct wire_message { /* then n checksums of a NOTE */
 };
 static_assert(sizeof(struct wire_message) == KVT_MESSAGE_BYTES, "wire size");
 
-/* ---- reading: a cursor that fails closed ---- */
-
-static bool take(struct str *in, void *out, size_t n)
-{
-    if (in->n < n) return false;
-    memcpy(out, in->p, n);
-    in->p += n;
-    in->n -= n;
-    return true;
-}
-
 static uint8_t flags_of(bool checksum, bool lossy) { return (uint8_t)((checksum ? FLAG_CHECKSUM : 0) | (lossy ? FLAG_LOSSY : 0)); }
 
 static enum status bad_version(struct err *err, const char *what, uint32_t version)
@@ -97,7 +86,7 @@ void kvt_hello_encode(const struct kvt_hello_msg *m, struct buf *out)
 enum status kvt_hello_decode(struct str in, struct kvt_hello_msg *out, struct err *err)
 {
     struct wire_hello w;
-    if (!take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return err_set(err, ERR_FORMAT, "not a KV transfer hello");
+    if (!str_take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return err_set(err, ERR_FORMAT, "not a KV transfer hello");
     if (w.version != KVT_VERSION) return bad_version(err, "sender", w.version);
     if ((w.flags & ~FLAGS) || in.n) return err_set(err, ERR_FORMAT, "malformed KV transfer hello");
     struct kvt_hello_msg m = { .checksum = w.flags & FLAG_CHECKSUM, .lossy = w.flags & FLAG_LOSSY };
@@ -131,9 +120,9 @@ void kvt_answer_encode(const struct kvt_answer_msg *m, struct buf *out)
 static bool take_row(struct str *in, struct kvt_answer_row *out)
 {
     struct wire_row r;
-    if (!take(in, &r, sizeof r) || r.zero || r.name_len == 0 || r.name_len > KVT_NAME_MAX || r.address_len > KVT_ADDRESS_MAX) return false;
+    if (!str_take(in, &r, sizeof r) || r.zero || r.name_len == 0 || r.name_len > KVT_NAME_MAX || r.address_len > KVT_ADDRESS_MAX) return false;
     memset(out->name, 0, sizeof out->name);
-    if (!take(in, out->name, r.name_len) || strlen(out->name) != r.name_len) return false;
+    if (!str_take(in, out->name, r.name_len) || strlen(out->name) != r.name_len) return false;
     if (in->n < r.address_len) return false;
     out->address = (struct str){ in->p, r.address_len };
     in->p += r.address_len;
@@ -144,7 +133,7 @@ static bool take_row(struct str *in, struct kvt_answer_row *out)
 enum status kvt_answer_decode(struct str in, struct kvt_answer_msg *out, struct err *err)
 {
     struct wire_answer w;
-    if (!take(&in, &w, sizeof w) || w.magic != ANSWER_MAGIC) return err_set(err, ERR_FORMAT, "not a KV transfer answer");
+    if (!str_take(&in, &w, sizeof w) || w.magic != ANSWER_MAGIC) return err_set(err, ERR_FORMAT, "not a KV transfer answer");
     if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
     struct kvt_answer_msg m = { .checksum = w.flags & FLAG_CHECKSUM, .lossy = w.flags & FLAG_LOSSY, .n_rows = w.n_rows };
     if ((w.flags & ~FLAGS) || m.n_rows == 0 || m.n_rows > KVT_ROWS_MAX)
@@ -173,7 +162,7 @@ void kvt_grant_encode(const struct kvt_grant_msg *m, const int32_t *blocks, stru
 enum status kvt_grant_decode(struct str in, struct kvt_grant_msg *out, struct err *err)
 {
     struct wire_grant w;
-    if (!take(&in, &w, sizeof w) || w.magic != GRANT_MAGIC) return err_set(err, ERR_FORMAT, "not a KV grant");
+    if (!str_take(&in, &w, sizeof w) || w.magic != GRANT_MAGIC) return err_set(err, ERR_FORMAT, "not a KV grant");
     if (w.version != KVT_VERSION) return bad_version(err, "receiver", w.version);
     if (w.zero || w.zero_too || w.n_blocks > KVT_GRANT_BLOCKS_MAX || w.n_skip > w.n_blocks || w.n_heads == 0 || w.block_tokens == 0 ||
         w.block_tokens > KVT_BLOCK_TOKENS_MAX)
@@ -207,7 +196,7 @@ enum status kvt_preamble_decode(const void *in, size_t n, struct kvt_preamble *o
     static const uint8_t no_ticket[KVT_TICKET_BYTES];
     struct wire_preamble w;
     struct str s = { in, n };
-    if (n != sizeof w || !take(&s, &w, sizeof w) || w.magic != PREAMBLE_MAGIC || w.version != KVT_VERSION) return ERR_FORMAT;
+    if (n != sizeof w || !str_take(&s, &w, sizeof w) || w.magic != PREAMBLE_MAGIC || w.version != KVT_VERSION) return ERR_FORMAT;
     if (w.kind < KVT_PREAMBLE_TICKET || w.kind > KVT_PREAMBLE_REFUSED) return ERR_FORMAT;
     if (w.kind != KVT_PREAMBLE_TICKET && memcmp(w.ticket, no_ticket, sizeof no_ticket) != 0) return ERR_FORMAT;
     if (w.kind != KVT_PREAMBLE_WELCOME && w.value) return ERR_FORMAT;

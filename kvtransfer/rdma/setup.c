@@ -48,15 +48,6 @@ struct wire_landed {
     uint64_t upto, bits[RDMA_WINDOW / 64];
 };
 
-static bool take(struct str *in, void *out, size_t n)
-{
-    if (in->n < n) return false;
-    memcpy(out, in->p, n);
-    in->p += n;
-    in->n -= n;
-    return true;
-}
-
 /* ---- places ---- */
 
 static void place_encode(const struct rdma_place *p, struct wire_place *w)
@@ -91,7 +82,7 @@ enum status rdma_hello_decode(struct str in, struct rdma_hello *out)
 {
     struct wire_hello w;
     struct rdma_hello m = { 0 };
-    if (!take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return ERR_FORMAT;
+    if (!str_take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return ERR_FORMAT;
     if (w.version != RDMA_SETUP_VERSION) return ERR_PEER_MISMATCH;
     if (w.zero || w.reads > 1 || w.n_ports < 1 || w.n_ports > RDMA_RAILS_MAX) return ERR_FORMAT;
     if (w.mtu_asked && !rdma_mtu_code(w.mtu_asked)) return ERR_FORMAT;
@@ -99,7 +90,7 @@ enum status rdma_hello_decode(struct str in, struct rdma_hello *out)
     m = (struct rdma_hello){ .pool_base = w.pool_base, .pool_bytes = w.pool_bytes, .mtu_asked = w.mtu_asked, .reads = w.reads, .n_ports = w.n_ports };
     for (uint32_t i = 0; i < m.n_ports; i++) {
         struct wire_place p;
-        if (!take(&in, &p, sizeof p) || !place_decode(&p, &m.ports[i])) return ERR_FORMAT;
+        if (!str_take(&in, &p, sizeof p) || !place_decode(&p, &m.ports[i])) return ERR_FORMAT;
     }
     if (in.n) return ERR_FORMAT;
     *out = m;
@@ -123,7 +114,7 @@ void rdma_half_encode(const struct rdma_half *m, struct buf *out)
 enum status rdma_half_decode(struct str in, struct rdma_half *out)
 {
     struct wire_half w;
-    if (!take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.sender_port >= RDMA_RAILS_MAX || w.receiver_port >= RDMA_RAILS_MAX) return ERR_FORMAT;
+    if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.sender_port >= RDMA_RAILS_MAX || w.receiver_port >= RDMA_RAILS_MAX) return ERR_FORMAT;
     if (w.n_qps < 1 || w.n_qps > RDMA_QPS_MAX || w.epoch == 0 || !rdma_mtu_code(w.mtu) || w.reads > 1) return ERR_FORMAT;
     if (w.zero[0] || w.zero[1] || w.zero[2]) return ERR_FORMAT;
     struct rdma_half m = { .rail = w.rail, .sender_port = w.sender_port, .receiver_port = w.receiver_port, .n_qps = w.n_qps, .epoch = w.epoch,
@@ -131,7 +122,7 @@ enum status rdma_half_decode(struct str in, struct rdma_half *out)
     if (!place_decode(&w.place, &m.place)) return ERR_FORMAT;
     for (uint32_t i = 0; i < m.n_qps; i++) {
         struct wire_qp q;
-        if (!take(&in, &q, sizeof q) || q.number >> 24 || q.psn >> 24) return ERR_FORMAT;
+        if (!str_take(&in, &q, sizeof q) || q.number >> 24 || q.psn >> 24) return ERR_FORMAT;
         m.qps[i] = (struct rdma_qp_name){ q.number, q.psn, q.key };
     }
     if (in.n) return ERR_FORMAT;
@@ -155,7 +146,7 @@ void rdma_verdict_encode(enum rdma_frame frame, const struct rdma_verdict *m, st
 enum status rdma_verdict_decode(enum rdma_frame frame, struct str in, struct rdma_verdict *out)
 {
     struct wire_verdict w;
-    if (!take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero[0] || w.zero[1]) return ERR_FORMAT;
+    if (!str_take(&in, &w, sizeof w) || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero[0] || w.zero[1]) return ERR_FORMAT;
     if (w.final > (frame == RDMA_FRAME_REFUSE)) return ERR_FORMAT;
     struct rdma_verdict m = { .rail = w.rail, .epoch = w.epoch, .final = w.final };
     if (frame == RDMA_FRAME_REFUSE) {
@@ -166,7 +157,7 @@ enum status rdma_verdict_decode(enum rdma_frame frame, struct str in, struct rdm
         in.n = 0;
     } else if (frame == RDMA_FRAME_FENCED) {
         struct wire_landed l;
-        if (!take(&in, &l, sizeof l)) return ERR_FORMAT;
+        if (!str_take(&in, &l, sizeof l)) return ERR_FORMAT;
         m.landed.upto = l.upto;
         memcpy(m.landed.bits, l.bits, sizeof l.bits);
         if (!rdma_landing_is_valid(&m.landed)) return ERR_FORMAT;

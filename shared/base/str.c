@@ -58,6 +58,15 @@ struct str str_trim(struct str s)
     return s;
 }
 
+bool str_take(struct str *in, void *out, size_t n)
+{
+    if (in->n < n) return false;
+    memcpy(out, in->p, n);
+    in->p += n;
+    in->n -= n;
+    return true;
+}
+
 bool str_split(struct str *rest, char sep, struct str *item)
 {
     if (!rest->p) return false;

@@ -30,6 +30,8 @@ struct str str_trim(struct str s);                       /* ASCII white space */
 /* Take the part before `sep` off the front of *s (all of it when there is none); false when *s was already used up
  * (p == NULL). Loop: while (str_split(&rest, ',', &item)). */
 bool       str_split(struct str *rest, char sep, struct str *item);
+/* Copy the first n bytes to `out` and leave the rest in *in; false, and nothing done, when there are fewer. */
+bool       str_take(struct str *in, void *out, size_t n);
 /* Whole-string numbers; ERR_FORMAT on anything else, out of range included. Outputs only on success. */
 enum status str_to_i64(struct str s, int64_t *out) MUST_CHECK;
 enum status str_to_f64(struct str s, double *out) MUST_CHECK;
