@@ -41,15 +41,6 @@ static bool has_device(const char *name)
     return st != ERR_UNSUPPORTED;
 }
 
-static bool has_nccl(void)
-{
-#ifdef BATON_HAVE_NCCL
-    return true;
-#else
-    return false;
-#endif
-}
-
 static const char *truth(bool v) { return v ? "true" : "false"; }
 
 static void print_json(const char *features, struct buf *out)
@@ -58,8 +49,7 @@ static void print_json(const char *features, struct buf *out)
     add_rows(out, "\"");
     buf_printf(out, "],\"cpu\":\"%s\",\"transports\":[", features);
     add_transports(out, "\"");
-    buf_printf(out, "],\"rdma\":%s,\"ucx\":%s,\"cuda\":%s,\"nccl\":%s}\n", truth(has_transport("rdma")), truth(has_transport("ucx")), truth(has_device("cuda")),
-               truth(has_nccl()));
+    buf_printf(out, "],\"rdma\":%s,\"ucx\":%s,\"cuda\":%s,\"nccl\":false}\n", truth(has_transport("rdma")), truth(has_transport("ucx")), truth(has_device("cuda")));
 }
 
 static void print_text(const char *features, struct buf *out)
