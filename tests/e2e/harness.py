@@ -22,20 +22,26 @@ def smollm2():
     return path
 
 
+HANDED_OUT = set()
+
+
 def free_ports(n):
-    """Ports below those that the kernel gives to whoever asks for any: nobody gets one of these between the choice and its use."""
+    """Ports below those that the kernel gives to whoever asks for any, none of them twice in a run: nobody gets one of these between the choice and its use."""
     with open('/proc/sys/net/ipv4/ip_local_port_range') as f:
         end = max(int(f.read().split()[0]), 20000)
-    ports = set()
+    ports = []
     while len(ports) < n:
         port = random.SystemRandom().randrange(10000, end)
+        if port in HANDED_OUT:
+            continue
         with socket.socket() as s:
             try:
                 s.bind(('', port))
             except OSError:
                 continue
-        ports.add(port)
-    return list(ports)
+        HANDED_OUT.add(port)
+        ports.append(port)
+    return ports
 
 
 class Process:
