@@ -172,6 +172,7 @@ enum status kvt_fault_open(const struct kvt_transport_ops *inner, const struct k
     r->ops = SLOT_TABLE;
     r->ops.name = inner->name;
     r->ops.caps = inner->caps;
+    r->ops.put_bytes = inner->put_bytes;
     r->base.ops = &r->ops;
     r->inner_ops = inner;
     r->outer = env;

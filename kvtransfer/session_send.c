@@ -303,11 +303,17 @@ static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
     return true;
 }
 
+/* Each put costs a message and wakes both sides: where this CPU does not touch the bytes, they are as large as the row likes. */
+static uint64_t put_bytes(const struct kvt_send *s)
+{
+    return s->peer->ops->put_bytes && s->direct && !s->sums ? s->peer->ops->put_bytes : KVT_PUT_BYTES;
+}
+
 /* The next batch of the first queued layer, its bytes where they are put from; false while there is no room to make it. */
 static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready, struct kvt_batch *out)
 {
     uint32_t layer = s->queue[s->q_head];
-    struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&s->dst, ready, KVT_PUT_BYTES) };
+    struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&s->dst, ready, put_bytes(s)) };
     *out = (struct kvt_batch){ .span = span };
     if (s->direct) return true;
     if (!make(c, s, span)) return false;

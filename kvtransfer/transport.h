@@ -100,6 +100,7 @@ struct kvt_env {
 struct kvt_transport_ops {
     const char *name; /* as in options.protocols, logs, metrics */
     unsigned    caps;
+    uint32_t    put_bytes; /* of one put whose bytes nobody on this side reads (no checksum, no conversion); 0: as any other, KVT_PUT_BYTES */
     /* ERR_NODEV: this host has no such hardware; ERR_CONFIG: port taken, memory of the wrong kind. Loop thread, at start. */
     enum status (*open)(const struct kvt_env *env, struct kvt_transport **out, struct err *err);
     void        (*close)(struct kvt_transport *t); /* disconnects what is left */

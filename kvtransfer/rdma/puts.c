@@ -16,8 +16,8 @@ enum { MESSAGE_BYTES_MAX = 8 << 20 }; /* of one work request: far below every de
 
 /* ---- posting ---- */
 
-/* The next work request of p: bytes for one stretch of remote memory, gathered from up to max_sge places. `back`: read it into the scratch. */
-static void next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_send_wr *wr, struct ibv_sge *sge, bool back)
+/* The next work request of p: bytes for one stretch of remote memory, gathered from up to max_sge places; how many. `back`: read into the scratch. */
+static uint32_t next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_send_wr *wr, struct ibv_sge *sge, bool back)
 {
     const struct rdma_rail *r = q->rail;
     struct rdma_transport *t = r->conn->t;
@@ -40,6 +40,7 @@ static void next_request(struct rdma_qp *q, struct rdma_put *p, struct ibv_send_
     } while (p->i_copy < p->n_copies && p->copy_at == 0 && n < r->max_sge && total < MESSAGE_BYTES_MAX && p->copies[p->i_copy].remote == remote + total);
     *wr = (struct ibv_send_wr){ .sg_list = sge, .num_sge = (int)n, .opcode = back ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
                                 .send_flags = !back && total <= r->max_inline ? IBV_SEND_INLINE : 0, .wr.rdma = { q->base + remote, q->key } };
+    return total;
 }
 
 static uint32_t slot_of(const struct rdma_put *p) { return (uint32_t)(p->number % RDMA_WINDOW); }
@@ -74,13 +75,14 @@ static bool post_some(struct rdma_qp *q, struct rdma_put *p)
     struct rdma_transport *t = r->conn->t;
     const struct kvt_rdma_tuning *tuning = &t->env->tuning.rdma;
     struct ibv_send_wr *bad;
-    uint32_t room = r->send_wrs - q->n_wrs, n = 0;
+    uint32_t room = r->send_wrs - q->n_wrs, n = 0, bytes = 0;
     if (room < 3 || p->waits) return false; /* 3: a write, a read, an immediate */
     uint32_t most = room - 2 < RDMA_CHAIN_MAX ? room - 2 : RDMA_CHAIN_MAX;
     bool back = p->phase == RDMA_PHASE_READ;
     if (p->abandoned) p->i_copy = p->n_copies;
     else if (p->phase != RDMA_PHASE_TELL)
-        for (; p->i_copy < p->n_copies && n < most; n++) next_request(q, p, &t->wrs[n], &t->sges[n * RDMA_SGE_MAX], back);
+        for (; p->i_copy < p->n_copies && n < most && bytes < RDMA_CHAIN_BYTES; n++)
+            bytes += next_request(q, p, &t->wrs[n], &t->sges[n * RDMA_SGE_MAX], back);
     if (p->i_copy == p->n_copies) {
         bool verify = tuning->verify_read && !p->abandoned && p->phase != RDMA_PHASE_TELL;
         if (!verify) n = add_immediate(q, p, n);

@@ -189,6 +189,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_incident *out, si
 const struct kvt_transport_ops kvt_rdma_ops = {
     .name = "rdma",
     .caps = KVT_CAP_FENCE_TEARDOWN,
+    .put_bytes = 8 << 20, /* two fill a lane */
     .open = rdma_open,
     .close = rdma_close,
     .wait_fd = rdma_wait_fd,

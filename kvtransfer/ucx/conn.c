@@ -149,7 +149,8 @@ void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kv
 {
     if (c->n_put == c->n_flushed) c->progress_ms = clock_ms(); /* nothing was to complete so far */
     struct ucx_put *p = &c->puts[++c->n_put % UCX_PUTS_MAX];
-    *p = (struct ucx_put){ .c = c, .tag = put->tag };
+    *p = (struct ucx_put){ .c = c, .tag = put->tag, .bytes = put->head.bytes };
+    c->in_flight += p->bytes;
     ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
                                                   UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FLAG_MULTI_SEND,
                                   .cb.send = on_done, .user_data = p, .memory_type = UCS_MEMORY_TYPE_HOST };
@@ -167,8 +168,9 @@ size_t ucx_conn_turn(struct ucx_conn *c, uint64_t done[UCX_PUTS_MAX])
     for (int i = 0; i < UCX_TURN && ucp_worker_progress(c->worker); i++) {}
     if (c->failed != UCS_OK) return 0;
     while (c->n_flushed < c->n_put && c->puts[(c->n_flushed + 1) % UCX_PUTS_MAX].n_pending == 0) {
-        uint64_t tag = c->puts[++c->n_flushed % UCX_PUTS_MAX].tag;
-        if (c->n_flushed > 1) done[n++] = tag;
+        const struct ucx_put *p = &c->puts[++c->n_flushed % UCX_PUTS_MAX];
+        c->in_flight -= p->bytes;
+        if (c->n_flushed > 1) done[n++] = p->tag;
     }
     if (c->n_flushed > c->mark && !c->mark_busy) send_mark(c, c->n_flushed);
     return n;

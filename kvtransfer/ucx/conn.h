@@ -35,6 +35,7 @@
 
 enum {
     UCX_PUTS_MAX = 32,      /* per connection, what one session has at most */
+    UCX_IN_FLIGHT_BYTES = 32 << 20, /* and these: an abandoned transfer waits for no more */
     UCX_STALL_MS = 2000,
     UCX_PORT_DOWN_MS = 300, /* the same while this side's port is down; shorter breaks are for the queue pair's retries */
     UCX_HELD_MAX = 4096,    /* messages that wait for a mark; a sender has at most UCX_PUTS_MAX puts to wait for */
@@ -48,7 +49,7 @@ enum ucx_frame { UCX_FRAME_ADDRESS = 1, UCX_FRAME_REGION, UCX_FRAME_READY, UCX_F
 
 struct ucx_put {
     struct ucx_conn *c;
-    uint64_t         tag;
+    uint64_t         tag, bytes;
     uint32_t         n_pending; /* requests of it that are not complete, its flush among them */
 };
 
@@ -79,6 +80,7 @@ struct ucx_conn {
     uint64_t              progress_ms;
     /* sender */
     uint64_t              n_put, n_flushed; /* puts taken; puts landed. Number 1 is no put but the end of wiring */
+    uint64_t              in_flight;        /* bytes of those between them */
     struct ucx_put        puts[UCX_PUTS_MAX]; /* number n at [n % UCX_PUTS_MAX] */
     uint64_t              mark, mark_out;   /* last one sent; the one being sent, stable until its request is complete */
     bool                  mark_busy;
