@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "deploy/probe/limits.h"
+#include "deploy/probe/tool_settings.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/json.h"
@@ -35,8 +36,6 @@ enum {
     START_MS = 3000,
     MIB = 1 << 20
 };
-
-extern char **environ;
 
 struct command {
     char  text[ARGS_MAX][ARG_MAX_CHARS];
@@ -226,44 +225,6 @@ static enum status make_command(struct command *c, const struct probe_request *r
 
 /* ---- processes ---- */
 
-/* What the ucx row tells UCX that bears on speed (kvtransfer/ucx/setup.c): transports, devices, no keepalive. */
-struct ucx_settings {
-    char text[3][192];
-    int  n;
-};
-
-static void add_setting(struct ucx_settings *u, const char *name, const char *value)
-{
-    if (!getenv(name)) snprintf(u->text[u->n++], sizeof u->text[0], "%s=%s", name, value);
-}
-
-static void ucx_settings_make(struct ucx_settings *u, const struct kvt_tuning *tuning)
-{
-    const char *given = tuning->ucx_tls ? tuning->ucx_tls : getenv("UCX_TLS"), *nics = tuning->rdma.nics;
-    char devices[160] = "";
-    struct str rest = str_of(nics), item;
-    *u = (struct ucx_settings){ .n = 1 };
-    snprintf(u->text[0], sizeof u->text[0], "UCX_TLS=%s", given ? given : "rc,dc,ud");
-    while (str_split(&rest, ',', &item)) {
-        size_t at = strlen(devices);
-        snprintf(devices + at, sizeof devices - at, "%s%.*s%s", at ? "," : "", STR_ARG(item), str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
-    }
-    if (nics && !strstr(u->text[0], "tcp")) add_setting(u, "UCX_NET_DEVICES", devices);
-    add_setting(u, "UCX_KEEPALIVE_INTERVAL", "inf");
-}
-
-/* The child's environment: ours with these settings. NULL-terminated; the array is the caller's, its strings are `u`'s and ours. */
-static char **make_environment(struct ucx_settings *u)
-{
-    size_t n = 0, kept = 0;
-    while (environ[n]) n++;
-    char **env = MEM_ARRAY(char *, n + COUNT_OF(u->text) + 1);
-    for (size_t i = 0; i < n; i++)
-        if (strncmp(environ[i], "UCX_TLS=", 8) != 0) env[kept++] = environ[i];
-    for (int i = 0; i < u->n; i++) env[kept++] = u->text[i];
-    return env;
-}
-
 /* The child's part, between fork and exec: system calls only. */
 static _Noreturn void become(const char *path, char *const *argv, char **env, int output, pid_t parent)
 {
@@ -280,10 +241,10 @@ static _Noreturn void become(const char *path, char *const *argv, char **env, in
 static enum status start(const struct command *c, const struct kvt_tuning *tuning, pid_t *pid, int *fd, struct err *err)
 {
     int pipe_fds[2];
-    struct ucx_settings ucx;
+    struct tool_settings settings;
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) return err_set(err, ERR_IO, "no pipe for %s: %s", c->argv[0], strerror(errno));
-    ucx_settings_make(&ucx, tuning);
-    char **env = make_environment(&ucx);
+    tool_settings_make(&settings, tuning);
+    char **env = tool_settings_environment(&settings);
     pid_t me = getpid();
     *pid = fork();
     int error = errno;

@@ -90,6 +90,12 @@ static bool only_soft_roce(void)
     return n && n == n_soft;
 }
 
+bool ucx_gid_index(const struct kvt_rdma_tuning *rdma, unsigned *out)
+{
+    *out = rdma->gid_given ? rdma->gid_index : 0;
+    return rdma->gid_given || only_soft_roce();
+}
+
 static void set(ucp_config_t *config, const char *name, const char *value)
 {
     char variable[64];
@@ -137,9 +143,8 @@ static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, 
     set(config, "UD_RX_BUFS_GROW", "256");
     set(config, "RC_TX_BUFS_GROW", "128");
     set(config, "UD_TX_BUFS_GROW", "128");
-    /* Options of a memory domain are named without their prefix here. UCX's wire-up over UD does not get through between IPv4 GIDs of
-     * Soft-RoCE; its first GID is IPv6 (link-local, RoCE v2) and works. */
-    if (!getenv("UCX_IB_GID_INDEX") && (rdma->gid_given || only_soft_roce())) set_number(config, "GID_INDEX", rdma->gid_given ? rdma->gid_index : 0);
+    unsigned gid;
+    if (!getenv("UCX_IB_GID_INDEX") && ucx_gid_index(rdma, &gid)) set_number(config, "GID_INDEX", gid); /* of a memory domain, as above */
     if (rdma->traffic_class_given) set_number(config, "IB_TRAFFIC_CLASS", rdma->traffic_class);
     if (rdma->service_level) set_number(config, "IB_SL", rdma->service_level);
 }

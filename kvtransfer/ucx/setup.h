@@ -42,6 +42,9 @@ struct ucx_region {
 
 /* The value for UCX_TLS: `tls`, or the default when NULL. ERR_CONFIG names the entry that is not allowed and why. */
 enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err) MUST_CHECK;
+/* The GID to speak from; false: UCX chooses. UCX's wire-up over UD does not get through between IPv4 GIDs of Soft-RoCE; its first GID is IPv6
+ * (link-local, RoCE v2) and works, so that is taken where all devices are Soft-RoCE. */
+bool        ucx_gid_index(const struct kvt_rdma_tuning *rdma, unsigned *out);
 /* Open every rail that can be. ERR_NODEV: none can with the allowed transports; ERR_CONFIG: tuning, or the pool cannot be registered. `s` is
  * zeroed by the caller and released by ucx_release in any case. */
 enum status ucx_setup(const struct kvt_env *env, struct ucx_setup *s, struct err *err) MUST_CHECK;

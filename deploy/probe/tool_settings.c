@@ -1,0 +1,82 @@
+/* tool_settings.c - see tool_settings.h. */
+#include "deploy/probe/tool_settings.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/buf.h"
+#include "shared/base/mem.h"
+#include "shared/base/str.h"
+#ifdef BATON_HAVE_UCX
+#include "kvtransfer/ucx/setup.h"
+#endif
+
+extern char **environ;
+
+#ifdef BATON_HAVE_UCX
+static void add(struct tool_settings *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void add(struct tool_settings *s, const char *fmt, ...)
+{
+    va_list ap;
+    ASSERT(s->n < TOOL_SETTINGS_MAX);
+    va_start(ap, fmt);
+    vsnprintf(s->text[s->n++], TOOL_SETTING_CHARS, fmt, ap);
+    va_end(ap);
+}
+
+static void add_devices(struct tool_settings *s, const char *nics)
+{
+    struct str rest = str_of(nics), item;
+    struct buf devices = { 0 };
+    while (str_split(&rest, ',', &item))
+        buf_printf(&devices, "%s%.*s%s", devices.len ? "," : "", STR_ARG(item), str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
+    add(s, "UCX_NET_DEVICES=%s", devices.data);
+    buf_release(&devices);
+}
+
+void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning)
+{
+    struct buf tls = { 0 };
+    struct err err = { 0 };
+    unsigned gid;
+    *s = (struct tool_settings){ 0 };
+    /* A list that is not allowed is refused by the row, which opens before any tool runs. */
+    if (ucx_check_tls(tuning->ucx_tls ? tuning->ucx_tls : getenv("UCX_TLS"), &tls, &err) == OK) {
+        add(s, "UCX_TLS=%s", tls.data);
+        if (tuning->rdma.nics && !strstr(tls.data, "tcp") && !getenv("UCX_NET_DEVICES")) add_devices(s, tuning->rdma.nics);
+    }
+    buf_release(&tls);
+    if (!getenv("UCX_KEEPALIVE_INTERVAL")) add(s, "UCX_KEEPALIVE_INTERVAL=inf");
+    if (!getenv("UCX_IB_GID_INDEX") && ucx_gid_index(&tuning->rdma, &gid)) add(s, "UCX_IB_GID_INDEX=%u", gid);
+}
+#else
+void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning)
+{
+    (void)tuning;
+    *s = (struct tool_settings){ 0 };
+}
+#endif
+
+/* Is `entry` (NAME=value) replaced by one of ours? */
+static bool is_replaced(const struct tool_settings *s, const char *entry)
+{
+    for (int i = 0; i < s->n; i++) {
+        size_t name = (size_t)(strchr(s->text[i], '=') - s->text[i]) + 1;
+        if (strncmp(entry, s->text[i], name) == 0) return true;
+    }
+    return false;
+}
+
+char **tool_settings_environment(const struct tool_settings *s)
+{
+    size_t n = 0, kept = 0;
+    while (environ[n]) n++;
+    char **env = MEM_ARRAY(char *, n + TOOL_SETTINGS_MAX + 1);
+    for (size_t i = 0; i < n; i++)
+        if (!is_replaced(s, environ[i])) env[kept++] = environ[i];
+    for (int i = 0; i < s->n; i++) env[kept++] = (char *)(uintptr_t)s->text[i];
+    return env;
+}
