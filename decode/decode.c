@@ -196,6 +196,12 @@ static void on_reserve(struct decode_worker *w, const struct cluster_message *m)
     if (body) baton__reserve__free_unpacked(body, NULL);
 }
 
+static const char *why_not_taken(enum status st)
+{
+    if (st == ERR_TOO_LONG) return "the request does not fit in this node's KV cache";
+    return st == ERR_FULL || st == ERR_BUSY ? "the engine's queue is full" : status_text(st);
+}
+
 static void on_run(struct decode_worker *w, const struct cluster_message *m)
 {
     if (find_request(w, m, m->from) || !has_room(w, m)) return;
@@ -208,7 +214,7 @@ static void on_run(struct decode_worker *w, const struct cluster_message *m)
         struct engine_request r = engine_request_of(&wire, g->id);
         enum status st = engine_submit(w->o.engine, &r);
         g->in_engine = st == OK;
-        if (st != OK) fail_generation(w, g, st, st == ERR_TOO_LONG ? "the request does not fit in this node's KV cache" : st == ERR_FULL || st == ERR_BUSY ? "the engine's queue is full" : status_text(st));
+        if (st != OK) fail_generation(w, g, st, why_not_taken(st));
     }
     arena_release(&arena);
     if (body) baton__run__free_unpacked(body, NULL);
@@ -399,7 +405,8 @@ void decode_on_kvt(struct decode_worker *w, const struct kvt_event *ev)
         break;
     case KVT_RECEIVE_FAILED:
         /* Whatever a transfer died of is no fault of the request. */
-        if (g->state != GENERATION_CLOSING) fail_generation(w, g, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status, ev->text[0] ? ev->text : "the KV transfer failed");
+        if (g->state != GENERATION_CLOSING)
+            fail_generation(w, g, status_class_of(ev->status) == CLASS_REQUEST ? ERR_IO : ev->status, ev->text[0] ? ev->text : "the KV transfer failed");
         break; /* FENCED follows */
     case KVT_FENCED: {
         g->in_transfer = false;
