@@ -545,6 +545,31 @@ TEST(session_bounds_its_puts)
     side_release(&s);
 }
 
+/* A row's own size of puts is for bytes that nobody here reads: with checksums it is every row's. */
+TEST(session_takes_the_size_of_puts_from_the_row)
+{
+    for (int sums = 0; sums < 2; sums++) {
+        struct side s;
+        struct buf grant = { 0 };
+        int32_t blocks[64];
+        side_init(&s);
+        s.core.checksum = sums;
+        ops.put_bytes = 4 * (uint32_t)kv_layout_piece_bytes(&s.core.layout);
+        for (int32_t i = 0; i < 64; i++) blocks[i] = i % 8;
+        CHECK_OK(kvt_recv_claim(&s.core, &(struct kvt_expectation){ 1, 0, 1, blocks, 64, 0, 1024 }, &grant));
+        struct kvt_send *send = open_send(&s, 9, &grant);
+        answer(&s, send, KVT_MSG_OPENED, OK);
+        n_puts = 0;
+        kvt_send_add(&s.core, 9, 0, 0, 1024, blocks);
+        while (kvt_send_pump(&s.core, &s.peer)) {}
+        CHECK_EQ_INT(n_puts, sums ? 1 : 16);
+        CHECK_EQ_INT(last_put.head.n, sums ? 64 : 4);
+        ops.put_bytes = 0;
+        buf_release(&grant);
+        side_release(&s);
+    }
+}
+
 /* OPEN and FINISH are round trips: a receiver that says nothing ends the transfer in seconds, however long a stall may be. Waiting for the
  * caller's next layer, and puts that still leave, have the whole of it. */
 TEST(session_waits_seconds_for_an_answer)
@@ -613,4 +638,5 @@ TEST_MAIN(CASE(session_receives_when_every_piece_is_verified), CASE(session_fail
           CASE(session_sends_nothing_before_opened_and_a_partial_block_last), CASE(session_send_failed_waits_for_unfinished_puts),
           CASE(session_cancelled_late_says_no_finish), CASE(session_send_refuses_gaps_and_an_early_done),
           CASE(session_counts_what_a_receiver_died_of), CASE(session_counts_what_a_sender_died_of), CASE(session_bounds_its_puts),
+          CASE(session_takes_the_size_of_puts_from_the_row),
           CASE(session_waits_seconds_for_an_answer), CASE(session_repeated_words_are_no_progress))
