@@ -24,7 +24,9 @@
  *  4 SENT and SEND_FAILED come only when no put of the session is unfinished.
  *  5 Generations are never repeated by one kvt and begin at a random number: those of an earlier process do not match.
  *  6 FINISH leaves only when no put of the session is unfinished, so that none of the bytes it vouches for can be abandoned behind it.
- *  7 A session has at most KVT_SEND_PUTS puts under way and a peer its share of the staging memory: whoever does not read holds up
+ *  7 A sender that gives up leaves out what its puts had not copied yet, and the NOTE behind them may be read before its STOPPED: so a wrong
+ *    checksum is a doubt first. FINISH, or KVT_DOUBT_MS, make it a failure; nothing is verified, and RECEIVED cannot come, from then on.
+ *  8 A session has at most KVT_SEND_PUTS puts under way and a peer its share of the staging memory: whoever does not read holds up
  *    itself alone.
  * Thread: transfer, except kvt_recv_claim (any). */
 #ifndef BATON_KVTRANSFER_SESSION_H
@@ -46,6 +48,7 @@ enum {
     KVT_ANSWER_MS = 5000,        /* OPEN and FINISH are round trips: a sender waits so long for OPENED and DONE, or stall_ms when that is less */
     KVT_FENCED_RING = 4096,      /* ids remembered, see kvt_core.fenced */
     KVT_STOP_AGAIN_MS = 1000,    /* a STOP without answer is repeated after so long, then after twice as long, and so on */
+    KVT_DOUBT_MS = 500,          /* a wrong checksum counts when nothing else has explained it by then */
     KVT_FENCE_TEARDOWN_MS = 1000 /* a writer that has not answered STOP by then loses its connection, where that is a fence */
 };
 
@@ -66,6 +69,8 @@ struct kvt_recv {
     struct list      link;                      /* in peer->recvs */
     uint64_t         bytes, t_begin_ns, t_moved_ms, t_fence_ms, deadline_ms;
     uint32_t         n_stops;                   /* FENCING: STOP was said so often */
+    uint64_t         t_doubt_ms;                /* BOUND: when the first wrong checksum was seen; 0: none was */
+    uint32_t         doubt_layer, doubt_position; /* where */
     bool             moved; /* t_begin_ns is that of the first byte, not of the grant */
     bool             sums;  /* every NOTE carries checksums, and they are verified */
 };

@@ -79,6 +79,7 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
     r->t_moved_ms = clock_ms();
     r->deadline_ms = r->t_moved_ms + c->deadline_ms;
     r->moved = r->sums = false;
+    r->t_doubt_ms = 0;
     write_grant(c, r, e, grant);
     set_state(r, KVT_RECV_OPEN);
     return OK;
@@ -206,7 +207,16 @@ static void note_movement(struct kvt_recv *r)
     r->t_moved_ms = clock_ms();
 }
 
-/* Compare the checksums of the pieces of a NOTE; false after failing the transfer. */
+/* What was in doubt is wrong: no giving up of the sender has explained it. */
+static void fail_in_doubt(struct kvt_core *c, struct kvt_recv *r)
+{
+    char text[128];
+    snprintf(text, sizeof text, "checksum mismatch in layer %u, block %u of the prompt, over %s", r->doubt_layer, r->doubt_position, transport_of(r));
+    kvt_stats_checksum_failed(c->stats);
+    fail(c, r, ERR_CHECKSUM, false, text);
+}
+
+/* Compare the checksums of the pieces of a NOTE; false when one is wrong, which is a doubt from now on. */
 static bool verify(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     for (uint32_t i = 0; r->sums && i < m->n; i++) {
@@ -215,10 +225,9 @@ static bool verify(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mess
         uint64_t sum = kvt_plan_checksum(&r->view, c->pool, m->layer, r->blocks[position], n_valid, c->scratch);
         kvt_stats_hashed(c->stats, KVT_TAKEN_IN, kvt_view_bytes(&r->view, n_valid));
         if (sum == m->sums[i]) continue;
-        char text[128];
-        snprintf(text, sizeof text, "checksum mismatch in layer %u, block %u of the prompt, over %s", m->layer, position, transport_of(r));
-        kvt_stats_checksum_failed(c->stats);
-        fail(c, r, ERR_CHECKSUM, false, text);
+        r->t_doubt_ms = clock_ms();
+        r->doubt_layer = m->layer;
+        r->doubt_position = position;
         return false;
     }
     return true;
@@ -242,6 +251,7 @@ static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
 static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
     const struct kvt_transport_ops *ops = r->peer->ops;
+    if (r->t_doubt_ms) return;
     if (!follows(c, r, m, r->verified)) return;
     if ((ops->caps & KVT_CAP_RECEIVER_PLACES) && m->first + m->n > r->landed[m->layer]) {
         fail_as(c, r, ERR_FORMAT, KVT_FAILED_TRUNCATED, false, "the sender announced pieces that did not arrive");
@@ -267,6 +277,10 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
 
 static void on_finish(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
 {
+    if (r->t_doubt_ms) {
+        fail_in_doubt(c, r);
+        return;
+    }
     if (r->n_left == 0 && m->bytes == r->bytes) {
         received(c, r);
         return;
@@ -363,6 +377,8 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
             stop_again(r, now_ms);
             if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) && now_ms > r->t_fence_ms + KVT_FENCE_TEARDOWN_MS)
                 r->peer->condemned = true;
+        } else if (s == KVT_RECV_BOUND && r->t_doubt_ms && now_ms > r->t_doubt_ms + KVT_DOUBT_MS) {
+            fail_in_doubt(c, r);
         } else if (s >= KVT_RECV_OPEN && (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {
             char text[128];
             if (now_ms > r->deadline_ms) snprintf(text, sizeof text, "the KV transfer was not over after %llu ms", (unsigned long long)c->deadline_ms);

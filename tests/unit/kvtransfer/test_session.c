@@ -131,6 +131,10 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     struct kvt_message bad = { .layer = 0, .first = 0, .n = 1, .bytes = 8, .sums = { 42 } };
     tell(&s, &g, KVT_MSG_NOTE, bad);
+    CHECK_EQ_INT(n_events, 0); /* the writer may be giving up */
+    note(&s, &g, 0, 0, 3);
+    note(&s, &g, 1, 0, 3);
+    tell(&s, &g, KVT_MSG_FINISH, (struct kvt_message){ .bytes = kvt_plan_total_bytes(&s.core.layout, TOKENS, 0) });
     CHECK_EQ_INT(n_events, 1);
     CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
@@ -145,6 +149,38 @@ TEST(session_fails_on_a_wrong_checksum_and_waits_for_the_writer)
     CHECK_EQ_INT(n_events, 2);
     buf_release(&grant);
     side_release(&s);
+}
+
+/* A wrong checksum is the writer's giving up when it says so, and a failure when it says nothing. */
+TEST(session_doubts_a_wrong_checksum_for_a_moment)
+{
+    struct side s;
+    struct buf grant = { 0 };
+    const struct kvt_message bad = { .layer = 1, .first = 0, .n = 1, .bytes = 8, .sums = { 42 } };
+    registry = metrics_create();
+    side_init(&s);
+    struct kvt_grant_msg g = claim(&s, 1, &grant);
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    tell(&s, &g, KVT_MSG_NOTE, bad);
+    kvt_recv_tick(&s.core, clock_ms() + KVT_DOUBT_MS / 2);
+    tell(&s, &g, KVT_MSG_STOPPED, (struct kvt_message){ .status = ERR_CANCELED });
+    CHECK_EQ_INT(n_events, 2);
+    CHECK_EQ_INT(events[0].kind, KVT_RECEIVE_FAILED);
+    CHECK_STATUS(events[0].status, ERR_CANCELED);
+    CHECK_EQ_INT(events[1].kind, KVT_FENCED);
+    CHECK_EQ_INT(counter_value(metrics_counter(registry, "baton_kv_transfer_checksum_failures_total", "", "")), 0);
+
+    g = claim(&s, 2, (buf_clear(&grant), &grant));
+    tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
+    tell(&s, &g, KVT_MSG_NOTE, bad);
+    kvt_recv_tick(&s.core, clock_ms() + KVT_DOUBT_MS + 100);
+    CHECK_EQ_INT(n_events, 3);
+    CHECK_STATUS(events[2].status, ERR_CHECKSUM);
+    CHECK(strstr(events[2].text, "layer 1, block 0"));
+    buf_release(&grant);
+    side_release(&s);
+    metrics_free(registry);
+    registry = NULL;
 }
 
 /* STOP, or the answer to it, got lost: the blocks must not stay in quarantine for as long as the writer lives. */
@@ -415,7 +451,11 @@ static void receive_fails(const char *reason, unsigned caps, void (*what)(struct
     side_release(&s);
 }
 
-static void wrong_sum(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 }); }
+static void wrong_sum(struct side *s, const struct kvt_grant_msg *g)
+{
+    tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1, .bytes = 8 });
+    tell(s, g, KVT_MSG_FINISH, (struct kvt_message){ 0 });
+}
 static void no_sums(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .n = 1 }); }
 static void no_such_piece(struct side *s, const struct kvt_grant_msg *g) { tell(s, g, KVT_MSG_NOTE, (struct kvt_message){ .layer = 2, .n = 1, .bytes = 8 }); }
 static void other_total(struct side *s, const struct kvt_grant_msg *g)
@@ -633,6 +673,7 @@ TEST(session_repeated_words_are_no_progress)
 }
 
 TEST_MAIN(CASE(session_receives_when_every_piece_is_verified), CASE(session_fails_on_a_wrong_checksum_and_waits_for_the_writer),
+          CASE(session_doubts_a_wrong_checksum_for_a_moment),
           CASE(session_repeats_a_stop_that_is_not_answered),
           CASE(session_refuses_pieces_out_of_order_missing_or_twice), CASE(session_place_follows_the_session), CASE(session_stalls_and_full),
           CASE(session_sends_nothing_before_opened_and_a_partial_block_last), CASE(session_send_failed_waits_for_unfinished_puts),
