@@ -51,6 +51,8 @@ struct row {
       "1 is refused: queue pairs are set up over the control connection, not with librdmacm")                                                            \
     X("BATON_RDMA_KEY", KEY, AT(rdma.key), 0, 0, 0, "auto, window or region",                                                                 \
       "how a peer's right to write is given: a memory window of its queue pair, or a region of its own")                                     \
+    X("BATON_RDMA_ODP", SWITCH, AT(rdma.odp), 0, 0, 0, AUTO_ON_OFF,                                                                           \
+      "register the KV cache for on-demand paging, without locking its memory; auto: where locking fails and the device can")                \
     X("BATON_UCX_TLS", WORDS, AT(ucx_tls), 0, 0, 0, "a comma list such as rc_verbs,tcp", "UCX transports that the ucx row may use")          \
     X("BATON_TCP_CONNECTIONS", U32, AT(tcp_connections), 0, 1, 16, "a number from 1 to 16", "TCP connections per peer")                       \
     X("BATON_TCP_ZEROCOPY", SWITCH, AT(zerocopy), 0, 0, 0, AUTO_ON_OFF, "MSG_ZEROCOPY; auto: where it was measured to win")                   \

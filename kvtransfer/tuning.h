@@ -36,6 +36,7 @@ struct kvt_rdma_tuning {
     bool              verify_read;      /* KVCACHE_VERIFY_READ: read every put back and compare (slow; for finding faults) */
     bool              rdma_cm;          /* librdmacm instead of the control connection's own exchange: refused at open */
     enum kvt_rdma_key key;
+    enum kvt_switch   odp;              /* on-demand paging instead of locked memory; auto: where locking fails */
 };
 
 struct kvt_tuning {

@@ -12,6 +12,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 /* ---- regions ---- */
@@ -32,6 +33,7 @@ static enum status register_region(struct rdma_device *d, struct ibv_pd *pd, con
 {
     /* An optional flag: providers that cannot order loosely ignore it. */
     if (d->t->env->tuning.rdma.relaxed_ordering) access |= IBV_ACCESS_RELAXED_ORDERING;
+    if (d->on_demand) access |= IBV_ACCESS_ON_DEMAND;
     struct ibv_mr *mr = ibv_reg_mr(pd, p, bytes, access);
     if (!mr) return no_region(d, what, bytes, errno, err);
     *out = mr;
@@ -51,9 +53,56 @@ static enum status watch(struct rdma_transport *t, int fd, struct rdma_device *d
     return OK;
 }
 
-static enum status open_device(struct rdma_transport *t, struct rdma_device *d, const struct rdma_port *p, struct err *err)
+/* What the row itself reads and writes of a device's memory. The pool is bound to windows, or else only read: a peer's region is its own. */
+static enum status register_all(struct rdma_transport *t, struct rdma_device *d, struct err *err)
 {
     const struct kvt_env *env = t->env;
+    int access = d->windows ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND : 0;
+    TRY(register_region(d, d->pd, "KV pool", env->mem->ptr, env->mem->bytes, access, &d->pool, err));
+    if (env->staging) TRY(register_region(d, d->pd, "staging memory", env->staging->ptr, env->staging->bytes, 0, &d->staging, err));
+    if (t->scratch) TRY(register_region(d, d->pd, "scratch memory", t->scratch, t->scratch_bytes, IBV_ACCESS_LOCAL_WRITE, &d->scratch, err));
+    return OK;
+}
+
+static void forget_all(struct rdma_device *d)
+{
+    struct ibv_mr **all[] = { &d->scratch, &d->staging, &d->pool };
+    for (size_t i = 0; i < COUNT_OF(all); i++) {
+        if (*all[i]) ibv_dereg_mr(*all[i]);
+        *all[i] = NULL;
+    }
+}
+
+/* Keys of memory that is paged on demand are regions: windows need memory that stays. */
+static enum status choose_keys(struct rdma_device *d, bool on_demand, struct err *err)
+{
+    const struct kvt_rdma_tuning *t = &d->t->env->tuning.rdma;
+    if (on_demand && !d->port->odp_write)
+        return err_set(err, ERR_CONFIG, "rdma: BATON_RDMA_ODP=on: %s cannot page on demand: leave it out, and let this process lock its KV memory", d->port->device);
+    if (on_demand && t->key == KVT_RDMA_KEY_WINDOW)
+        return err_set(err, ERR_CONFIG, "rdma: BATON_RDMA_KEY=window needs locked memory, BATON_RDMA_ODP=on does not lock it: leave one of them out");
+    if (t->key == KVT_RDMA_KEY_WINDOW && !d->port->windows)
+        return err_set(err, ERR_CONFIG, "rdma: %s has no type 2 memory windows: let each peer have a region of its own instead", d->port->device);
+    d->on_demand = on_demand;
+    d->windows = !on_demand && d->port->windows && t->key != KVT_RDMA_KEY_REGION;
+    return OK;
+}
+
+/* Locked memory is faster, so it is tried first unless paging was asked for. */
+static enum status register_somehow(struct rdma_transport *t, struct rdma_device *d, struct err *err)
+{
+    const struct kvt_rdma_tuning *tuning = &t->env->tuning.rdma;
+    TRY(choose_keys(d, tuning->odp == KVT_ON, err));
+    enum status st = register_all(t, d, err);
+    if (st == OK || d->on_demand || tuning->odp == KVT_OFF || !d->port->odp_write || tuning->key == KVT_RDMA_KEY_WINDOW) return st;
+    log_warn("rdma memory is not locked but paged on demand, which is slower at first touch", "why=\"%s\"", err ? err->text : "");
+    forget_all(d);
+    TRY(choose_keys(d, true, err));
+    return register_all(t, d, err);
+}
+
+static enum status open_device(struct rdma_transport *t, struct rdma_device *d, const struct rdma_port *p, struct err *err)
+{
     d->t = t;
     d->port = p;
     TRY(rdma_port_open(p, &d->ctx, err));
@@ -63,21 +112,12 @@ static enum status open_device(struct rdma_transport *t, struct rdma_device *d, 
         return err_set(err, ERR_IO, "rdma: %s gives no protection domain or completion channel: %s", p->device, strerror(errno));
     TRY(watch(t, d->channel->fd, d, err));
     TRY(watch(t, d->ctx->async_fd, d, err));
-    d->windows = p->windows && env->tuning.rdma.key != KVT_RDMA_KEY_REGION;
-    if (env->tuning.rdma.key == KVT_RDMA_KEY_WINDOW && !p->windows)
-        return err_set(err, ERR_CONFIG, "rdma: %s has no type 2 memory windows: let each peer have a region of its own instead", p->device);
-    int access = d->windows ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND : 0; /* without windows only puts read through it */
-    TRY(register_region(d, d->pd, "KV pool", env->mem->ptr, env->mem->bytes, access, &d->pool, err));
-    if (env->staging) TRY(register_region(d, d->pd, "staging memory", env->staging->ptr, env->staging->bytes, 0, &d->staging, err));
-    if (t->scratch) TRY(register_region(d, d->pd, "scratch memory", t->scratch, t->scratch_bytes, IBV_ACCESS_LOCAL_WRITE, &d->scratch, err));
-    return OK;
+    return register_somehow(t, d, err);
 }
 
 static void close_device(struct rdma_device *d)
 {
-    if (d->scratch) ibv_dereg_mr(d->scratch);
-    if (d->staging) ibv_dereg_mr(d->staging);
-    if (d->pool) ibv_dereg_mr(d->pool);
+    forget_all(d);
     if (d->channel) ibv_destroy_comp_channel(d->channel);
     if (d->pd) ibv_dealloc_pd(d->pd);
     if (d->ctx) ibv_close_device(d->ctx);

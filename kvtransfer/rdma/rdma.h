@@ -71,6 +71,7 @@ struct rdma_device {
     struct ibv_mr           *pool, *staging, *scratch; /* staging NULL when there is none; scratch only for reads */
     struct ibv_comp_channel *channel;
     bool                     windows, dead; /* dead: the kernel has taken it away */
+    bool                     on_demand;     /* memory is paged in as the device touches it, not locked; windows cannot be bound to it (mlx5) */
 };
 
 /* A port in use. */

@@ -58,6 +58,10 @@ def without_devices():
             command('rdma', 'link', 'add', name, 'type', 'rxe', 'netdev', f'near{name[3:]}' if name.startswith('rxe') else f'{name}n')
 
 
+def test_paging_that_the_device_cannot():
+    refused(RDMA, {'BATON_RDMA_ODP': 'on'}, 'BATON_RDMA_ODP=on', 'page on demand', 'rxe')
+
+
 def test_no_device():
     with without_devices():
         refused(RDMA, {}, 'no RDMA device', 'rdma')
