@@ -44,11 +44,11 @@
 
 enum {
     KVT_PUT_BYTES = 1 << 20,     /* of one put: large enough to forget per-put costs, small enough to stay in cache for its checksum */
-    KVT_SEND_PUTS = 32,          /* of one session without PUT_DONE: 32 MiB, more than any link holds (100 GB/s over 200 us is 20 MB) */
+    KVT_SEND_PUTS = 32,          /* of one session without PUT_DONE: 32 MiB or more, more than any link holds (100 GB/s over 200 us is 20 MB) */
     KVT_ANSWER_MS = 5000,        /* OPEN and FINISH are round trips: a sender waits so long for OPENED and DONE, or stall_ms when that is less */
     KVT_FENCED_RING = 4096,      /* ids remembered, see kvt_core.fenced */
     KVT_STOP_AGAIN_MS = 1000,    /* a STOP without answer is repeated after so long, then after twice as long, and so on */
-    KVT_DOUBT_MS = 500,          /* a wrong checksum counts when nothing else has explained it by then */
+    KVT_DOUBT_MS = 3000,         /* a wrong checksum counts when nothing else has explained it by then: STOPPED waits for the last put */
     KVT_FENCE_TEARDOWN_MS = 1000 /* a writer that has not answered STOP by then loses its connection, where that is a fence */
 };
 

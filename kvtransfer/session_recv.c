@@ -112,6 +112,9 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
     struct kvt_event ev = { .kind = KVT_RECEIVE_FAILED, .id = r->id, .status = st, .transport = transport_of(r) };
     snprintf(ev.text, sizeof ev.text, "%s", text);
     kvt_stats_failed(c->stats, KVT_TAKEN_IN, why);
+    if (r->t_doubt_ms && st != ERR_CHECKSUM)
+        log_info("kv transfer ended in doubt of a checksum", "id=%016llx transport=%s layer=%u block=%u why=\"%s\"", (unsigned long long)r->id, ev.transport,
+                 r->doubt_layer, r->doubt_position, text);
     if (st == ERR_CHECKSUM) log_error("kv checksum mismatch", "id=%016llx transport=%s why=\"%s\"", (unsigned long long)r->id, ev.transport, text);
     kvt_core_event(c, ev);
     if (!r->peer || stopped) {
@@ -377,7 +380,7 @@ void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms)
             stop_again(r, now_ms);
             if ((r->peer->ops->caps & KVT_CAP_FENCE_TEARDOWN) && now_ms > r->t_fence_ms + KVT_FENCE_TEARDOWN_MS)
                 r->peer->condemned = true;
-        } else if (s == KVT_RECV_BOUND && r->t_doubt_ms && now_ms > r->t_doubt_ms + KVT_DOUBT_MS) {
+        } else if (s == KVT_RECV_BOUND && r->t_doubt_ms && now_ms > r->t_doubt_ms + (KVT_DOUBT_MS < c->stall_ms ? KVT_DOUBT_MS : c->stall_ms)) {
             fail_in_doubt(c, r);
         } else if (s >= KVT_RECV_OPEN && (now_ms > r->t_moved_ms + c->stall_ms || now_ms > r->deadline_ms)) {
             char text[128];

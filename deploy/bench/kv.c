@@ -56,8 +56,8 @@ static void measure_limit(struct pair *p, struct bench_cell *cell, uint32_t i)
     if (rate > cell->best_limit) cell->best_limit = rate;
 }
 
-/* Rounds of limit and transfer in turn. Each transfer follows one that is not counted, as each tool warms up before it counts: the caches hold
- * what ran before. */
+/* Rounds of limit and transfer in turn. What ran before holds the caches, so each transfer follows one of an eighth that is not counted; of the
+ * limits memcpy and ucx_perftest warm up the same way, the other tools run for so long that their start does not count. */
 static enum status measure_bulk(const struct bench_kv *b, struct pair *p, struct bench_cell *cell, struct err *err)
 {
     struct pair_round *r = MEM_NEW(struct pair_round);

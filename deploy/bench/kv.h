@@ -1,6 +1,7 @@
 /* kv.h - `baton bench kv`: each transport at each piece size, beside its limit, in interleaved rounds; and the table of it.
  *
- * One cell is (transport, piece). Bulk: one transfer of n_blocks blocks in n_layers layers per round, each round after a round of the limit; the
+ * One cell is (transport, piece). Bulk: one transfer of n_blocks blocks in n_layers layers per round (and before it one of an eighth, not counted), each round after a round of
+ * the limit; the
  * best of the rounds on both sides is what is compared. Latency: `samples` transfers of one piece, one after the other.
  * Thread: main. */
 #ifndef BATON_DEPLOY_BENCH_KV_H

@@ -124,7 +124,8 @@ static void check_locked(struct doctor *d)
     } else {
         struct doctor_line *line = doctor_add(d, "locked memory", doctor_missing(asked), "%.1f MiB, but the KV cache, which registering locks, takes %.1f MiB",
                                               (double)r.rlim_cur / (1 << 20), kv / (1 << 20));
-        doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container)");
+        doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container); over rdma a card that pages on "
+                         "demand does without, slower at first touch");
     }
 }
 

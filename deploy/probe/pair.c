@@ -111,6 +111,8 @@ static enum status limit_copy(struct pair *p, uint64_t n_bytes, double *rate, st
 {
     struct probe_request r = base_request(p, PROBE_COPY);
     r.n_bytes = n_bytes < PROBE_POOL_MAX / 2 ? n_bytes : PROBE_POOL_MAX / 2;
+    TRY(probe_ask(p->sender, &r, reply, err)); /* to warm up */
+    probe_reply_release(reply);
     TRY(probe_ask(p->sender, &r, reply, err));
     *rate = reply->ns[0] ? (double)r.n_bytes * 1e9 / (double)reply->ns[0] : 0;
     return OK;

@@ -1,13 +1,10 @@
 /* tool_settings.c - see tool_settings.h. */
 #include "deploy/probe/tool_settings.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/buf.h"
 #include "shared/base/mem.h"
 #include "shared/base/str.h"
 #ifdef BATON_HAVE_UCX
@@ -17,24 +14,20 @@
 extern char **environ;
 
 #ifdef BATON_HAVE_UCX
-static void add(struct tool_settings *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void add(struct tool_settings *s, const char *fmt, ...)
+/* The next one's place. */
+static struct buf *add(struct tool_settings *s)
 {
-    va_list ap;
     ASSERT(s->n < TOOL_SETTINGS_MAX);
-    va_start(ap, fmt);
-    vsnprintf(s->text[s->n++], TOOL_SETTING_CHARS, fmt, ap);
-    va_end(ap);
+    return &s->text[s->n++];
 }
 
 static void add_devices(struct tool_settings *s, const char *nics)
 {
     struct str rest = str_of(nics), item;
-    struct buf devices = { 0 };
-    while (str_split(&rest, ',', &item))
-        buf_printf(&devices, "%s%.*s%s", devices.len ? "," : "", STR_ARG(item), str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
-    add(s, "UCX_NET_DEVICES=%s", devices.data);
-    buf_release(&devices);
+    struct buf *out = add(s);
+    buf_printf(out, "UCX_NET_DEVICES=");
+    for (const char *comma = ""; str_split(&rest, ',', &item); comma = ",")
+        buf_printf(out, "%s%.*s%s", comma, STR_ARG(item), str_find_char(item, ':') == SIZE_MAX ? ":1" : "");
 }
 
 void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning)
@@ -45,12 +38,12 @@ void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning
     *s = (struct tool_settings){ 0 };
     /* A list that is not allowed is refused by the row, which opens before any tool runs. */
     if (ucx_check_tls(tuning->ucx_tls ? tuning->ucx_tls : getenv("UCX_TLS"), &tls, &err) == OK) {
-        add(s, "UCX_TLS=%s", tls.data);
+        buf_printf(add(s), "UCX_TLS=%s", tls.data);
         if (tuning->rdma.nics && !strstr(tls.data, "tcp") && !getenv("UCX_NET_DEVICES")) add_devices(s, tuning->rdma.nics);
     }
     buf_release(&tls);
-    if (!getenv("UCX_KEEPALIVE_INTERVAL")) add(s, "UCX_KEEPALIVE_INTERVAL=inf");
-    if (!getenv("UCX_IB_GID_INDEX") && ucx_gid_index(&tuning->rdma, &gid)) add(s, "UCX_IB_GID_INDEX=%u", gid);
+    if (!getenv("UCX_KEEPALIVE_INTERVAL")) buf_printf(add(s), "UCX_KEEPALIVE_INTERVAL=inf");
+    if (!getenv("UCX_IB_GID_INDEX") && ucx_gid_index(&tuning->rdma, &gid)) buf_printf(add(s), "UCX_IB_GID_INDEX=%u", gid);
 }
 #else
 void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning)
@@ -60,12 +53,19 @@ void tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning
 }
 #endif
 
+void tool_settings_release(struct tool_settings *s)
+{
+    for (int i = 0; i < s->n; i++) buf_release(&s->text[i]);
+    s->n = 0;
+}
+
 /* Is `entry` (NAME=value) replaced by one of ours? */
 static bool is_replaced(const struct tool_settings *s, const char *entry)
 {
     for (int i = 0; i < s->n; i++) {
-        size_t name = (size_t)(strchr(s->text[i], '=') - s->text[i]) + 1;
-        if (strncmp(entry, s->text[i], name) == 0) return true;
+        const char *mine = s->text[i].data;
+        size_t name = (size_t)(strchr(mine, '=') - mine) + 1;
+        if (strncmp(entry, mine, name) == 0) return true;
     }
     return false;
 }
@@ -77,6 +77,6 @@ char **tool_settings_environment(const struct tool_settings *s)
     char **env = MEM_ARRAY(char *, n + TOOL_SETTINGS_MAX + 1);
     for (size_t i = 0; i < n; i++)
         if (!is_replaced(s, environ[i])) env[kept++] = environ[i];
-    for (int i = 0; i < s->n; i++) env[kept++] = (char *)(uintptr_t)s->text[i];
+    for (int i = 0; i < s->n; i++) env[kept++] = s->text[i].data;
     return env;
 }

@@ -7,15 +7,18 @@
 
 #include "kvtransfer/tuning.h"
 
-enum { TOOL_SETTINGS_MAX = 4, TOOL_SETTING_CHARS = 192 };
+#include "shared/base/buf.h"
+
+enum { TOOL_SETTINGS_MAX = 4 };
 
 struct tool_settings {
-    char text[TOOL_SETTINGS_MAX][TOOL_SETTING_CHARS]; /* NAME=value */
-    int  n;
+    struct buf text[TOOL_SETTINGS_MAX]; /* NAME=value */
+    int        n;
 };
 
-/* None in a build without UCX. */
+/* None in a build without UCX. Released by tool_settings_release. */
 void   tool_settings_make(struct tool_settings *s, const struct kvt_tuning *tuning);
+void   tool_settings_release(struct tool_settings *s);
 /* This process's environment with the settings in it, NULL-terminated. The array is the caller's (mem_free); its strings are `s`'s and ours. */
 char **tool_settings_environment(const struct tool_settings *s);
 

@@ -250,6 +250,7 @@ static enum status start(const struct command *c, const struct kvt_tuning *tunin
     int error = errno;
     if (*pid == 0) become(c->path, c->argv, env, pipe_fds[1], me);
     mem_free(env);
+    tool_settings_release(&settings);
     close(pipe_fds[1]);
     *fd = pipe_fds[0];
     if (*pid > 0) return OK;

@@ -59,7 +59,9 @@ static void read_abilities(struct ibv_context *ctx, struct rdma_port *p)
     p->max_rd_atomic = (uint32_t)a.orig_attr.max_qp_rd_atom;
     p->max_mr_bytes = a.orig_attr.max_mr_size;
     p->windows = (a.orig_attr.device_cap_flags & windows) != 0 && a.orig_attr.max_mw > 0;
-    p->odp_write = (a.odp_caps.general_caps & IBV_ODP_SUPPORT) && (a.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_WRITE);
+    uint32_t odp = a.odp_caps.general_caps & IBV_ODP_SUPPORT ? a.odp_caps.per_transport_caps.rc_odp_caps : 0;
+    p->odp_write = odp & IBV_ODP_SUPPORT_WRITE;
+    p->odp_read = odp & IBV_ODP_SUPPORT_READ;
 }
 
 /* Speeds that the eight bits of active_speed cannot hold (XDR and on) stand in sysfs: "800 Gb/sec (4X XDR)". */

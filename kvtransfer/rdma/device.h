@@ -54,7 +54,7 @@ struct rdma_port {
     uint32_t       max_sge, max_qp_wr, max_cqe, max_rd_atomic;
     uint64_t       max_mr_bytes;
     bool           windows;    /* type 2 memory windows (2A or 2B) */
-    bool           odp_write;  /* on-demand paging for sends of RDMA WRITE (no registration by pinning) */
+    bool           odp_write, odp_read; /* on-demand paging for RDMA WRITE, READ (no registration by locking) */
 };
 
 struct rdma_devices {

@@ -28,14 +28,32 @@ static enum status no_region(const struct rdma_device *d, const char *what, size
     return err_set(err, ERR_CONFIG, "rdma: %s cannot register the %s of %zu bytes: %s", d->port->device, what, bytes, strerror(code));
 }
 
+/* Can the device do what is asked of it with memory that is not locked? */
+static bool can_page(const struct rdma_device *d)
+{
+    const struct kvt_rdma_tuning *t = &d->t->env->tuning.rdma;
+    return d->port->odp_write && (d->port->odp_read || !(t->flush_read || t->verify_read));
+}
+
+/* May it where locking fails? */
+static bool may_page(const struct rdma_device *d)
+{
+    const struct kvt_rdma_tuning *t = &d->t->env->tuning.rdma;
+    return t->odp != KVT_OFF && t->key != KVT_RDMA_KEY_WINDOW && can_page(d);
+}
+
 static enum status register_region(struct rdma_device *d, struct ibv_pd *pd, const char *what, void *p, size_t bytes, int access, struct ibv_mr **out,
                                    struct err *err)
 {
     /* An optional flag: providers that cannot order loosely ignore it. */
     if (d->t->env->tuning.rdma.relaxed_ordering) access |= IBV_ACCESS_RELAXED_ORDERING;
-    if (d->on_demand) access |= IBV_ACCESS_ON_DEMAND;
-    struct ibv_mr *mr = ibv_reg_mr(pd, p, bytes, access);
-    if (!mr) return no_region(d, what, bytes, errno, err);
+    struct ibv_mr *mr = ibv_reg_mr(pd, p, bytes, access | (d->on_demand ? IBV_ACCESS_ON_DEMAND : 0));
+    int code = errno;
+    if (!mr && !d->on_demand && may_page(d) && !(access & IBV_ACCESS_MW_BIND)) {
+        mr = ibv_reg_mr(pd, p, bytes, access | IBV_ACCESS_ON_DEMAND);
+        if (mr) log_warn("rdma memory is not locked but paged on demand, slower at first touch", "device=%s what=\"%s\" bytes=%zu why=\"%s\"", d->port->device, what, bytes, strerror(code));
+    }
+    if (!mr) return no_region(d, what, bytes, code, err);
     *out = mr;
     return OK;
 }
@@ -74,10 +92,11 @@ static void forget_all(struct rdma_device *d)
 }
 
 /* Keys of memory that is paged on demand are regions: windows need memory that stays. */
-static enum status choose_keys(struct rdma_device *d, bool on_demand, struct err *err)
+static enum status choose_keys(struct rdma_device *d, struct err *err)
 {
     const struct kvt_rdma_tuning *t = &d->t->env->tuning.rdma;
-    if (on_demand && !d->port->odp_write)
+    bool on_demand = t->odp == KVT_ON;
+    if (on_demand && !can_page(d))
         return err_set(err, ERR_CONFIG, "rdma: BATON_RDMA_ODP=on: %s cannot page on demand: leave it out, and let this process lock its KV memory", d->port->device);
     if (on_demand && t->key == KVT_RDMA_KEY_WINDOW)
         return err_set(err, ERR_CONFIG, "rdma: BATON_RDMA_KEY=window needs locked memory, BATON_RDMA_ODP=on does not lock it: leave one of them out");
@@ -88,16 +107,14 @@ static enum status choose_keys(struct rdma_device *d, bool on_demand, struct err
     return OK;
 }
 
-/* Locked memory is faster, so it is tried first unless paging was asked for. */
+/* Locked memory is faster, so it is tried first unless paging was asked for: with windows, then without, where paging may step in. */
 static enum status register_somehow(struct rdma_transport *t, struct rdma_device *d, struct err *err)
 {
-    const struct kvt_rdma_tuning *tuning = &t->env->tuning.rdma;
-    TRY(choose_keys(d, tuning->odp == KVT_ON, err));
+    TRY(choose_keys(d, err));
     enum status st = register_all(t, d, err);
-    if (st == OK || d->on_demand || tuning->odp == KVT_OFF || !d->port->odp_write || tuning->key == KVT_RDMA_KEY_WINDOW) return st;
-    log_warn("rdma memory is not locked but paged on demand, which is slower at first touch", "why=\"%s\"", err ? err->text : "");
+    if (st == OK || !d->windows || !may_page(d)) return st;
     forget_all(d);
-    TRY(choose_keys(d, true, err));
+    d->windows = false;
     return register_all(t, d, err);
 }
 

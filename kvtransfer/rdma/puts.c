@@ -12,7 +12,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 
-enum { MESSAGE_BYTES_MAX = 8 << 20 }; /* of one work request: far below every device's limit (2^31 by IBA), and Soft-RoCE's exactly */
+enum { MESSAGE_BYTES_MAX = RDMA_CHAIN_BYTES }; /* of one work request: far below every device's limit (2^31 by IBA; Soft-RoCE has 8 MiB) */
 
 /* ---- posting ---- */
 
@@ -123,7 +123,7 @@ static struct rdma_qp *choose(struct rdma_conn *c, uint64_t bytes)
         if (r->state != RDMA_RAIL_UP) continue;
         for (uint32_t j = 0; j < r->n_qps; j++, n++) {
             struct rdma_qp *q = of[n] = &r->qps[j];
-            lanes[n] = (struct rdma_lane){ q->in_flight, r->bytes_per_s / r->n_qps, q->in_flight == 0 || q->in_flight + bytes <= RDMA_LANE_BYTES };
+            lanes[n] = (struct rdma_lane){ q->in_flight, r->bytes_per_s / r->n_qps, q->in_flight < RDMA_LANE_BYTES };
         }
     }
     if (!n) return NULL;
@@ -147,12 +147,20 @@ static void assign(struct rdma_put *p, struct rdma_qp *q)
     pump_qp(q);
 }
 
+/* verify_read: the scratch is the transport's, so one put of all its connections is under way at a time. */
+static bool scratch_is_free(const struct rdma_transport *t)
+{
+    LIST_FOREACH(c, &t->conns, struct rdma_conn, link)
+        if (!c->base.incoming && c->issued != c->acked) return false;
+    return true;
+}
+
 enum status rdma_puts_add(struct rdma_conn *c, const struct kvt_put *p)
 {
     uint64_t oldest = c->acked < c->reported ? c->acked : c->reported;
     if (c->state != RDMA_CONN_UP) return ERR_PEER_LOST;
     if (c->issued - oldest >= RDMA_WINDOW || !list_empty(&c->homeless)) return ERR_BUSY;
-    if (c->t->env->tuning.rdma.verify_read && (c->issued != c->acked || p->head.bytes > c->t->scratch_bytes)) return ERR_BUSY;
+    if (c->t->env->tuning.rdma.verify_read && (!scratch_is_free(c->t) || p->head.bytes > c->t->scratch_bytes)) return ERR_BUSY;
     struct rdma_qp *q = choose(c, p->head.bytes);
     if (!q) return ERR_BUSY;
     struct rdma_put *s = &c->puts[c->issued % RDMA_WINDOW];

@@ -45,7 +45,8 @@ static enum status open_all(struct rdma_transport *t, struct err *err)
     for (size_t i = 0; i < t->ports.n && tuning->rdma.gid_given; i++) /* an index that is not there is not found out by the first peer */
         TRY(rdma_gid_choose(&t->ports.ports[i], NULL, &tuning->rdma, &gid, err));
     if (tuning->rdma.flush_read || tuning->rdma.verify_read) {
-        t->scratch_bytes = tuning->rdma.verify_read ? RDMA_LANE_BYTES : 4096;
+        uint64_t piece = 4 * (uint64_t)kv_layout_piece_bytes(&t->env->layout); /* a peer's elements are four times as wide at most */
+        t->scratch_bytes = !tuning->rdma.verify_read ? 4096 : piece > RDMA_LANE_BYTES ? piece : RDMA_LANE_BYTES;
         t->scratch = mem_aligned(4096, t->scratch_bytes);
     }
     TRY(rdma_memory_open(t, err));
@@ -189,7 +190,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_incident *out, si
 const struct kvt_transport_ops kvt_rdma_ops = {
     .name = "rdma",
     .caps = KVT_CAP_FENCE_TEARDOWN,
-    .put_bytes = 8 << 20, /* two fill a lane */
+    .put_bytes = 8 << 20, /* two fill a lane: one is on its way while the next is posted */
     .open = rdma_open,
     .close = rdma_close,
     .wait_fd = rdma_wait_fd,

@@ -45,11 +45,12 @@
 
 enum {
     RDMA_SGE_MAX = 8,          /* pieces of one work request; more make every entry of the send queue larger */
-    RDMA_SEND_WRS = 1024,      /* depth of a send queue: 16 puts of KVT_BATCH_PIECES copies */
+    RDMA_SEND_WRS = 1024,      /* depth of a send queue: four puts of KVT_BATCH_PIECES copies that do not join */
     RDMA_CHAIN_MAX = 64,       /* work requests per doorbell, */
-    RDMA_CHAIN_BYTES = 2 << 20,/* and bytes: the end of each chain shows that the queue pair moves, on a slow link too */
+    RDMA_CHAIN_BYTES = 2 << 20,/* and bytes, at which it ends: the end of each chain shows that the queue pair moves, on a slow link too */
     RDMA_INLINE_BYTES = 64,    /* writes up to this are copied into the work request: one read of host memory less */
-    RDMA_LANE_BYTES = 16 << 20,/* in flight per queue pair: what 3 GB/s times 5 ms needs; an abandoned transfer waits for no more than this */
+    RDMA_LANE_BYTES = 16 << 20,/* in flight per queue pair, from which on it takes no put: what 3 GB/s times 5 ms needs. Not a put more than
+                                * fits: large ones would wait for ever behind small ones. An abandoned transfer waits for this and one put */
     RDMA_REPORT_EVERY = RDMA_WINDOW / 8,
     RDMA_QPS_DEFAULT = 2,
     RDMA_TIMEOUT_DEFAULT = 14, /* 67 ms */

@@ -154,10 +154,13 @@ void ucx_conn_put(struct ucx_conn *c, const struct kvt_env *env, const struct kv
     ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
                                                   UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FLAG_MULTI_SEND,
                                   .cb.send = on_done, .user_data = p, .memory_type = UCS_MEMORY_TYPE_HOST };
-    for (uint32_t i = 0; i < put->n_copies && c->failed == UCS_OK; i++) {
+    for (uint32_t i = 0; i < put->n_copies; i++) {
         const struct kvt_copy *k = &put->copies[i];
         param.memh = k->local < KVT_STAGING ? c->rail->pool : c->rail->staging;
-        p->n_pending += pending(c, ucp_put_nbx(c->ep, kvt_source(env, k->local), k->bytes, c->remote_base + k->remote, c->key, &param));
+        for (uint64_t at = 0; at < k->bytes && c->failed == UCS_OK; at += UCX_COPY_BYTES) {
+            uint64_t bytes = k->bytes - at < UCX_COPY_BYTES ? k->bytes - at : UCX_COPY_BYTES;
+            p->n_pending += pending(c, ucp_put_nbx(c->ep, kvt_source(env, k->local) + at, bytes, c->remote_base + k->remote + at, c->key, &param));
+        }
     }
     if (c->failed == UCS_OK) flush(c, p);
 }

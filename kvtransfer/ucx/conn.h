@@ -35,7 +35,8 @@
 
 enum {
     UCX_PUTS_MAX = 32,      /* per connection, what one session has at most */
-    UCX_IN_FLIGHT_BYTES = 32 << 20, /* and these: an abandoned transfer waits for no more */
+    UCX_IN_FLIGHT_BYTES = 32 << 20, /* from which on no put is taken: an abandoned transfer waits for these and one put */
+    UCX_COPY_BYTES = 2 << 20, /* of one request: its end shows that the connection moves, on a slow link too */
     UCX_STALL_MS = 2000,
     UCX_PORT_DOWN_MS = 300, /* the same while this side's port is down; shorter breaks are for the queue pair's retries */
     UCX_HELD_MAX = 4096,    /* messages that wait for a mark; a sender has at most UCX_PUTS_MAX puts to wait for */

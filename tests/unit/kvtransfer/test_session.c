@@ -159,6 +159,7 @@ TEST(session_doubts_a_wrong_checksum_for_a_moment)
     const struct kvt_message bad = { .layer = 1, .first = 0, .n = 1, .bytes = 8, .sums = { 42 } };
     registry = metrics_create();
     side_init(&s);
+    s.core.stall_ms = 60000;
     struct kvt_grant_msg g = claim(&s, 1, &grant);
     tell(&s, &g, KVT_MSG_OPEN, (struct kvt_message){ .bytes = KVT_OPEN_SUMS });
     tell(&s, &g, KVT_MSG_NOTE, bad);
