@@ -129,7 +129,7 @@ cat <<END
 
 Both nodes take requests; an OpenAI client uses base_url $prefill_url/v1 or $decode_url/v1:
   curl $prefill_url/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{"messages":[{"role":"user","content":"$question"}]}'
+    -d '{"messages":[{"role":"user","content":"$question"}],"temperature":0}'
   build/baton status --url $prefill_url       the cluster; each node has $prefill_url/metrics
 Ctrl-C stops them.
 END

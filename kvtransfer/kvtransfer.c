@@ -29,16 +29,16 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
 }
 
 /* ERR_NODEV is not an error yet: another allowed row may do. `why` collects such sentences. */
-static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, struct metrics *m, struct buf *why, struct err *err)
+static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, const struct kvt_options *o, struct buf *why, struct err *err)
 {
     struct kvt_row row = { .ops = ops };
     if (k->n_rows == KVT_ROWS_MAX) return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
     const char *fault = k->env.tuning.fault;
     struct err reason = { 0 };
-    enum status st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, m, &row.t, &reason) : ops->open(&k->env, &row.t, &reason);
+    enum status st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, o->metrics, &row.t, &reason) : ops->open(&k->env, &row.t, &reason);
     if (st == ERR_NODEV) {
         buf_printf(why, "%s%s", why->len ? "; " : ": ", reason.text);
-        log_info("kv transport not available", "transport=%s why=\"%s\"", ops->name, reason.text);
+        log_line(o->named ? LOG_WARN : LOG_INFO, "kv transport not available", "transport=%s why=\"%s\"", ops->name, reason.text);
         return OK;
     }
     if (st != OK && err) *err = reason;
@@ -58,18 +58,18 @@ static bool names_row(const char *protocols, const struct kvt_transport_ops *ops
 }
 
 /* The named rows in the order of the table: which one is best does not depend on how the list was written. */
-static enum status open_rows(struct kvt *k, const char *protocols, struct metrics *m, struct err *err)
+static enum status open_rows(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
-    struct str rest = str_of(protocols), item;
+    struct str rest = str_of(o->protocols), item;
     struct buf why = { 0 };
     const struct kvt_transport_ops *ops;
     while (str_split(&rest, ',', &item))
         if (str_trim(item).n) TRY(kvt_transport_find(str_trim(item), &ops, err));
     enum status st = OK;
     for (size_t i = 0; kvt_transports[i] && st == OK; i++)
-        if (names_row(protocols, kvt_transports[i])) st = open_row(k, kvt_transports[i], m, &why, err);
+        if (names_row(o->protocols, kvt_transports[i])) st = open_row(k, kvt_transports[i], o, &why, err);
     if (st == OK && k->n_rows == 0)
-        st = err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host (ipc and tcp need no device)%s", protocols ? protocols : "",
+        st = err_set(err, ERR_CONFIG, "no KV transfer protocol of '%s' is available on this host (ipc and tcp need no device)%s", o->protocols ? o->protocols : "",
                      why.len ? why.data : "");
     buf_release(&why);
     return st;
@@ -97,7 +97,7 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
                                .port = o->port, .max_copies = kvt_plan_max_copies(&o->layout), .max_peers = KVT_PEERS_MAX, .arg = k,
                                .staging = k->core.staging ? kvt_staging_mem(k->core.staging) : NULL,
                                .admit = kvt_progress_admit, .place = kvt_progress_place, .placed = kvt_progress_placed };
-    if (st == OK) st = open_rows(k, o->protocols, o->metrics, err);
+    if (st == OK) st = open_rows(k, o, err);
     if (st == OK) st = kvt_progress_start(k, err);
     if (st != OK) {
         kvt_free(k);

@@ -66,6 +66,7 @@ struct kvt_options {
     struct kv_layout      layout;
     const struct dev_mem *mem;          /* the pool, DEVICE_MEM_SHARED; borrowed until kvt_free */
     const char           *protocols;    /* allowed, comma list: "ipc,tcp" ("mem" for tests); the order does not matter */
+    bool                  named;        /* the operator listed them: one that this host lacks is a warning */
     const char           *listen_host;  /* for transports that listen */
     uint16_t              port;         /* tcp listener; 0: any free one */
     const char           *advertise_host; /* address peers should use; NULL: listen_host */

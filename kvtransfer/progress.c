@@ -87,8 +87,8 @@ static void on_up(struct kvt *k, struct kvt_conn *c)
         list_push(&k->peers, &p->link);
     }
     p->up = true;
-    log_info("kv peer connected", "peer=%016llx transport=%s direction=%s", (unsigned long long)p->handle, p->ops->name,
-             c->incoming ? "receive" : "send");
+    if (c->incoming) log_info("kv peer connected", "direction=receive transport=%s", p->ops->name);
+    else log_info("kv peer connected", "direction=send transport=%s peer=%016llx", p->ops->name, (unsigned long long)p->handle);
     uint64_t speed = p->ops->link_speed(c);
     kvt_stats_link(k->core.stats, p->ops->name, speed);
     if (c->incoming) return;
@@ -108,10 +108,10 @@ static void on_down(struct kvt *k, struct kvt_incident *i)
 {
     struct kvt_peer *p = i->conn->peer;
     if (i->conn->incoming) {
-        log_info("kv peer lost", "direction=receive st=%s why=\"%s\"", status_name(i->status), i->text);
+        log_info("kv peer lost", "direction=receive transport=%s st=%s why=\"%s\"", p->ops->name, status_name(i->status), i->text);
         lose_incoming(k, p, i->status, i->text);
     } else if (p->up) {
-        log_info("kv peer lost", "peer=%016llx direction=send st=%s why=\"%s\"", (unsigned long long)p->handle, status_name(i->status), i->text);
+        log_info("kv peer lost", "direction=send peer=%016llx st=%s why=\"%s\"", (unsigned long long)p->handle, status_name(i->status), i->text);
         end_outgoing(k, p, i->status, i->text);
     } else {
         p->ops->disconnect(p->conn);

@@ -157,7 +157,7 @@ enum status tcp_address_of_interface(const char *ifname, struct buf *out, struct
     struct if_nameindex *all = if_nameindex();
     for (struct if_nameindex *i = all; i && i->if_index; i++) buf_printf(&names, "%s%s", names.len ? ", " : "", i->if_name);
     if (all) if_freenameindex(all);
-    enum status st = err_set(err, ERR_CONFIG, "the network interface '%s' (KVCACHE_SOCKET_IFNAME) does not exist or has no address; there are: %s", ifname,
+    enum status st = err_set(err, ERR_CONFIG, "the network interface '%s' (KV_CACHE_SOCKET_IFNAME or KVCACHE_SOCKET_IFNAME) does not exist or has no address; there are: %s", ifname,
                              names.len ? names.data : "none");
     buf_release(&names);
     return st;
@@ -197,7 +197,7 @@ enum status tcp_address_leave_from(int fd, const char *ifname, int family, struc
     socklen_t n;
     if (!ifname || !*ifname) return OK;
     if (!interface_address(ifname, family, &a, &n))
-        return err_set(err, ERR_CONFIG, "the network interface '%s' (KVCACHE_SOCKET_IFNAME) has no %s address", ifname, family == AF_INET6 ? "IPv6" : "IPv4");
+        return err_set(err, ERR_CONFIG, "the network interface '%s' (KV_CACHE_SOCKET_IFNAME or KVCACHE_SOCKET_IFNAME) has no %s address", ifname, family == AF_INET6 ? "IPv6" : "IPv4");
     if (a.ss_family == AF_INET6) ((struct sockaddr_in6 *)&a)->sin6_port = 0;
     else ((struct sockaddr_in *)&a)->sin_port = 0;
     if (bind(fd, (struct sockaddr *)&a, n) != 0) return err_set(err, ERR_PEER_LOST, "cannot leave from interface '%s': %s", ifname, strerror(errno));

@@ -218,8 +218,8 @@ void request_loss(struct scheduler *s, struct request *r, enum request_loss loss
         request_end(s, r, OK, r->ends, r->ends == FINISH_STOP ? r->tokens[r->n_tokens - 1] : -1, "");
         return;
     }
-    log_info("request loss", "req=%s state=%s st=%s attempt=%u action=%d why=\"%s\"", r->name, request_state_name(r->state),
-             status_name(st), r->attempt, action, text);
+    log_info("request loss", "req=%s state=%s st=%s attempt=%u action=%s why=\"%s\"", r->name, request_state_name(r->state),
+             status_name(st), r->attempt, retry_action_name(action), text);
     if (action == ACTION_MOVE && r->n_moves >= REQUEST_MOVES_MAX) action = ACTION_FAIL;
     switch (action) {
     case ACTION_WAIT:

@@ -38,6 +38,12 @@ enum request_action retry_action(enum request_state state, enum request_loss los
     return TABLE[state][loss];
 }
 
+const char *retry_action_name(enum request_action action)
+{
+    static const char *const names[] = { [ACTION_IGNORE] = "ignore", [ACTION_WAIT] = "wait", [ACTION_MOVE] = "move", [ACTION_FAIL] = "fail" };
+    return names[action];
+}
+
 enum request_loss retry_loss_of(enum status st)
 {
     switch (status_class_of(st)) {

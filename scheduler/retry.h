@@ -42,6 +42,7 @@ enum {
 
 const char         *request_state_name(enum request_state s);
 enum request_action retry_action(enum request_state state, enum request_loss loss);
+const char         *retry_action_name(enum request_action action); /* for logs */
 /* The loss that a FAILED message with this status stands for. */
 enum request_loss   retry_loss_of(enum status st);
 

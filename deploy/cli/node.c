@@ -291,6 +291,7 @@ static enum status start_kvt(struct node *n, struct err *err)
         .layout = *engine_kv_layout(n->engine),
         .mem = engine_kv_memory(n->engine),
         .protocols = n->o.protocols,
+        .named = n->o.protocols_named,
         .listen_host = n->o.cluster_host,
         .port = n->o.kv_port,
         .advertise_host = n->o.advertise_host,

@@ -224,6 +224,7 @@ static enum status read_protocols(const struct config *c, struct node_options *o
     }
     bool none = kept.len == 0;
     o->protocols = dup_in(o, none ? "" : kept.data);
+    o->protocols_named = config_is_set(c, "cache-transfer-protocol");
     buf_release(&kept);
     if (none)
         return err_field(err, ERR_CONFIG, "cache-transfer-protocol",

@@ -45,6 +45,7 @@ struct node_options {
     uint16_t       cluster_port;       /* --pd-comm-port, 0: any */
     uint16_t       kv_port;            /* --cache-queue-port, 0: any */
     const char    *protocols;          /* --cache-transfer-protocol, rows that are built */
+    bool           protocols_named;    /* it was given */
     bool           kv_checksum;
     struct kvt_tuning tuning;          /* --rdma-comm-ports, KVCACHE_* and BATON_* variables of kvt_tuning_names */
     /* directory */

@@ -38,7 +38,7 @@ const struct option OPTIONS[] = {
     { .name = "max-waiting", .env = "BATON_MAX_WAITING", .type = OPT_INT, .min = 1, .max = 1048576, .def = "1024", .group = "Engine", .commands = NODE,
       .help = "Most sequences waiting in a node's engine; more are placed elsewhere or refused with 429." },
     { .name = "block-size", .aliases = "page-size", .env = "BATON_BLOCK_SIZE", .type = OPT_INT, .min = 1, .max = 256, .def = "64", .group = "Engine",
-      .commands = NODE, .help = "Tokens per KV block. Nodes that exchange KV need the same." },
+      .commands = NODE, .help = "Tokens per KV block. Nodes that exchange KV may differ; equal sizes save a copy." },
     { .name = "num-gpu-blocks-override", .aliases = "num-kv-blocks", .env = "BATON_KV_BLOCKS", .type = OPT_INT, .min = 1, .max = 1073741824,
       .group = "Engine", .commands = NODE, .help = "Number of KV blocks; default: what fits in --kv-cache-memory." },
     { .name = "kv-cache-memory", .env = "BATON_KV_CACHE_MEMORY", .type = OPT_FLOAT, .min = 0.001, .max = 1048576, .group = "Engine", .commands = NODE,

@@ -32,7 +32,7 @@ struct mesh_cell {
     double          rate;        /* bytes per second, best of the rounds */
     double          p50_us;      /* one small transfer, opened to acknowledged */
     uint64_t        link_speed;
-    char            text[200];
+    char            text[PROBE_TEXT_MAX];
 };
 
 struct mesh {
