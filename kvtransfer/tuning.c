@@ -48,7 +48,7 @@ struct row {
       "traffic class of the packets (RoCE v2: DSCP * 4), by which switches put them on a lossless queue")                                    \
     X("BATON_RDMA_SERVICE_LEVEL", U8, AT(rdma.service_level), 0, 0, 15, "a number from 0 to 15", "service level (RoCE: the VLAN priority)")  \
     X("BATON_RDMA_CM", BOOL, AT(rdma.rdma_cm), 0, 0, 0, ON_OFF,                                                                               \
-      "1 is refused: queue pairs are set up over the control connection, not with librdmacm")                                                            \
+      "1: queue pairs are connected by librdmacm, which asks the fabric for addresses and routes; set it alike on all nodes")                \
     X("BATON_RDMA_KEY", KEY, AT(rdma.key), 0, 0, 0, "auto, window or region",                                                                 \
       "how a peer's right to write is given: a memory window of its queue pair, or a region of its own")                                     \
     X("BATON_RDMA_ODP", SWITCH, AT(rdma.odp), 0, 0, 0, AUTO_ON_OFF,                                                                           \

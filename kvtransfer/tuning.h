@@ -34,7 +34,7 @@ struct kvt_rdma_tuning {
     bool              relaxed_ordering; /* KVCACHE_RELAX_ORDERING */
     bool              flush_read;       /* KVCACHE_GDRCOPY_FLUSH_ENABLE: an RDMA READ after the last write of a put */
     bool              verify_read;      /* KVCACHE_VERIFY_READ: read every put back and compare (slow; for finding faults) */
-    bool              rdma_cm;          /* librdmacm instead of the control connection's own exchange: refused at open */
+    bool              rdma_cm;          /* librdmacm connects queue pairs; the same on both sides */
     enum kvt_rdma_key key;
     enum kvt_switch   odp;              /* on-demand paging instead of locked memory; auto: where locking fails */
 };

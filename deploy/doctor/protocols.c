@@ -1,4 +1,5 @@
 /* protocols.c - which ways of --cache-transfer-protocol were asked for, what was tuned by environment variables, and what is built in. */
+#include <errno.h>
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +43,15 @@ static void check_interface(struct doctor *d, const char *name)
     if (down) doctor_fix(line, "ip link set %s up, or name another", name);
 }
 
+static void check_rdma_cm(struct doctor *d)
+{
+    static const char path[] = "/dev/infiniband/rdma_cm";
+    if (access(path, R_OK | W_OK) == 0) doctor_add(d, "environment", DOCTOR_OK, "BATON_RDMA_CM=1: %s is there; every node needs it", path);
+    else if (errno == ENOENT)
+        doctor_fix(doctor_add(d, "environment", DOCTOR_FAIL, "BATON_RDMA_CM=1: %s is not there", path), "modprobe rdma_ucm, or unset BATON_RDMA_CM");
+    else doctor_fix(doctor_add(d, "environment", DOCTOR_FAIL, "BATON_RDMA_CM=1: %s cannot be opened: %s", path, strerror(errno)), "let this user read and write it");
+}
+
 void doctor_check_tuning(struct doctor *d)
 {
     struct buf idle = { 0 };
@@ -58,7 +68,7 @@ void doctor_check_tuning(struct doctor *d)
     }
     if (idle.len) doctor_add(d, "environment", DOCTOR_OK, "set, without effect here: %s", idle.data);
     if (d->tuning.rdma.rdma_cm && doctor_asked_for(d->c, "rdma") != DOCTOR_NOT_ALLOWED)
-        doctor_fix(doctor_add(d, "environment", DOCTOR_FAIL, "BATON_RDMA_CM=1: queue pairs are set up over the control connection only"), "unset BATON_RDMA_CM");
+        check_rdma_cm(d);
     if (d->tuning.socket_ifname) check_interface(d, d->tuning.socket_ifname);
     buf_release(&idle);
 }

@@ -158,7 +158,7 @@ static void say_hello(struct rdma_conn *c)
     const struct kvt_env *env = c->t->env;
     const struct kvt_rdma_tuning *t = &env->tuning.rdma;
     struct rdma_hello m = { .pool_base = (uintptr_t)env->mem->ptr, .pool_bytes = env->mem->bytes, .mtu_asked = t->mtu,
-                            .reads = t->flush_read || t->verify_read, .n_ports = (uint32_t)c->t->ports.n };
+                            .reads = t->flush_read || t->verify_read, .cm = c->t->cm != NULL, .n_ports = (uint32_t)c->t->ports.n };
     struct buf body = { 0 };
     if (!places(c, m.ports)) return;
     rdma_hello_encode(&m, &body);
@@ -241,6 +241,11 @@ static void on_hello(struct rdma_conn *c, struct str body)
         return;
     }
     c->greeted = true;
+    if (c->theirs.cm != (c->t->cm != NULL)) {
+        rdma_conn_fail(c, ERR_PEER_MISMATCH, c->t->cm ? "BATON_RDMA_CM is 1 here and 0 at the peer: set it alike on both nodes"
+                                                      : "BATON_RDMA_CM is 0 here and 1 at the peer: set it alike on both nodes");
+        return;
+    }
     if (c->base.incoming) return;
     if (c->theirs.pool_bytes < c->need_bytes) {
         rdma_conn_fail(c, ERR_PEER_MISMATCH, "the receiver's pool is smaller than its layout says");
@@ -280,6 +285,14 @@ static void on_half(struct rdma_conn *c, enum rdma_frame frame, struct str body)
     else rdma_rail_on_accept(&c->rails[m.rail], &m);
 }
 
+static void on_invite(struct rdma_conn *c, struct str body)
+{
+    struct rdma_invite m;
+    if (c->base.incoming || !c->t->cm || rdma_invite_decode(body, &m) != OK || m.rail >= c->n_rails)
+        rdma_conn_fail(c, ERR_FORMAT, "malformed invitation of queue pairs");
+    else rdma_rail_on_invite(&c->rails[m.rail], &m);
+}
+
 static void on_verdict(struct rdma_conn *c, enum rdma_frame frame, struct str body)
 {
     struct rdma_verdict m;
@@ -313,6 +326,7 @@ static void on_frame(struct rdma_conn *c, enum rdma_frame frame, uint64_t after,
         on_retry(c);
         return;
     case RDMA_FRAME_MESSAGE: on_message(c, after, body); return;
+    case RDMA_FRAME_INVITE: on_invite(c, body); return;
     case RDMA_FRAME_END: break;
     }
     rdma_conn_fail(c, ERR_FORMAT, "a frame of no known kind");

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtransfer/rdma/cm.h"
 #include "shared/base/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -16,7 +17,7 @@ static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static enum status fail(struct rdma_rail *r, const char *what)
 {
-    snprintf(r->why, sizeof r->why, "%s: %s: %s", rdma_rail_end(r)->port->device, what, strerror(errno));
+    snprintf(r->why, sizeof r->why, "%.24s: %s: %s", rdma_rail_end(r)->port->device, what, strerror(errno));
     return ERR_IO;
 }
 
@@ -40,6 +41,19 @@ enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_pla
     if (!out->mtu) out->mtu = 256;
     memcpy(out->gid, raw.raw, sizeof out->gid);
     if (gid_index) *gid_index = (uint8_t)g->index;
+    return OK;
+}
+
+enum status rdma_queue_settle(struct rdma_rail *r, struct rdma_place *out, uint8_t *gid_index)
+{
+    struct err err = { 0 };
+    enum status st = rdma_queue_place(r->conn, r->my_port, out, gid_index, &err);
+    if (st != OK) {
+        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
+        return st;
+    }
+    memcpy(r->gid, out->gid, sizeof r->gid);
+    r->lid = out->lid;
     return OK;
 }
 
@@ -131,23 +145,40 @@ static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const str
                               .retry_cnt = t->retries ? t->retries : RDMA_RETRIES_DEFAULT, .rnr_retry = 7, .max_rd_atomic = 1 };
     if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) != 0)
         return fail(r, "queue pair not to RTS");
+    q->connected = true;
     return OK;
 }
 
 enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_half *theirs)
 {
     struct rdma_place mine;
-    struct err err = { 0 };
     uint8_t gid_index;
-    enum status st = rdma_queue_place(r->conn, r->my_port, &mine, &gid_index, &err);
-    if (st != OK) {
-        snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
-        return st;
-    }
-    memcpy(r->gid, mine.gid, sizeof r->gid);
-    r->lid = mine.lid;
+    TRY(rdma_queue_settle(r, &mine, &gid_index));
     for (uint32_t i = 0; i < r->n_qps; i++) TRY(connect_one(r, &r->qps[i], theirs, &theirs->qps[i], gid_index));
     return OK;
+}
+
+enum status rdma_queue_transit(struct rdma_qp *q, struct ibv_qp_attr *a, int mask)
+{
+    struct rdma_rail *r = q->rail;
+    const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
+    if (mask & IBV_QP_AV) {
+        if (t->service_level) a->ah_attr.sl = t->service_level;
+        if (t->traffic_class_given) a->ah_attr.grh.traffic_class = t->traffic_class;
+        if (t->gid_given) a->ah_attr.grh.sgid_index = t->gid_index;
+    }
+    if (mask & IBV_QP_PATH_MTU) {
+        if (rdma_mtu_bytes(a->path_mtu) > r->mtu) a->path_mtu = (enum ibv_mtu)rdma_mtu_code(r->mtu);
+        else r->mtu = rdma_mtu_bytes(a->path_mtu);
+    }
+    a->max_dest_rd_atomic = a->max_rd_atomic = 1; /* from here as connect_one has them */
+    a->min_rnr_timer = 12;
+    a->timeout = t->timeout ? t->timeout : RDMA_TIMEOUT_DEFAULT;
+    a->retry_cnt = t->retries ? t->retries : RDMA_RETRIES_DEFAULT;
+    a->rnr_retry = 7;
+    if (ibv_modify_qp(q->qp, a, mask) == 0) return OK;
+    if (a->qp_state == IBV_QPS_INIT) return fail(r, "queue pair not to another partition");
+    return a->qp_state == IBV_QPS_RTR ? fail(r, "queue pair not to RTR") : fail(r, "queue pair not to RTS");
 }
 
 /* ---- ended ---- */
@@ -176,7 +207,8 @@ void rdma_queue_destroy(struct rdma_rail *r)
             r->conn->unfenced = true;
         }
         q->qp = NULL;
-        q->ready = false;
+        if (q->id) rdma_cm_forget(q); /* after its queue pair: rdma_destroy_id(3) */
+        q->ready = q->connected = false;
         q->n_recvs = q->n_wrs = 0;
     }
     list_remove(&r->link);

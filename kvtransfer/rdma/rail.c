@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kvtransfer/rdma/cm.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 
@@ -75,6 +76,7 @@ void rdma_rail_offer(struct rdma_rail *r)
     struct err err = { 0 };
     r->deadline_ms = clock_ms() + RDMA_SETUP_MS;
     r->state = RDMA_RAIL_OFFERED;
+    r->accepted = false;
     rdma_queue_destroy(r);
     enum status st = rdma_queue_place(c, r->my_port, &m.place, NULL, &err);
     if (st != OK) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
@@ -105,6 +107,25 @@ static enum status probe(struct rdma_qp *q)
     return OK;
 }
 
+/* ACCEPT came (with the keys), and every queue pair is connected. */
+static void probe_when_connected(struct rdma_rail *r)
+{
+    enum status st = OK;
+    if (!r->accepted) return;
+    for (uint32_t i = 0; i < r->n_qps; i++)
+        if (!r->qps[i].connected) return;
+    for (uint32_t i = 0; i < r->n_qps && st == OK; i++) {
+        st = probe(&r->qps[i]);
+        if (st != OK) snprintf(r->why, sizeof r->why, "%s takes no work request: %s", port_name(r), strerror(errno));
+    }
+    if (st != OK) {
+        attempt_failed(r);
+        return;
+    }
+    r->state = RDMA_RAIL_PROBING;
+    snprintf(r->why, sizeof r->why, "%.24s: the peer's queue pair does not acknowledge", port_name(r));
+}
+
 void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m)
 {
     struct rdma_conn *c = r->conn;
@@ -114,18 +135,24 @@ void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m)
         return;
     }
     r->mtu = m->mtu;
-    enum status st = rdma_queue_connect(r, m);
-    for (uint32_t i = 0; i < r->n_qps && st == OK; i++) {
+    r->accepted = true;
+    for (uint32_t i = 0; i < r->n_qps; i++) {
         r->qps[i].key = m->qps[i].key;
         r->qps[i].base = c->theirs.pool_base;
-        st = probe(&r->qps[i]);
-        if (st != OK) snprintf(r->why, sizeof r->why, "%s takes no work request: %s", port_name(r), strerror(errno));
     }
-    if (st != OK) attempt_failed(r);
-    else {
-        r->state = RDMA_RAIL_PROBING;
-        snprintf(r->why, sizeof r->why, "%.24s: the peer's queue pair does not acknowledge", port_name(r));
+    if (c->t->cm || rdma_queue_connect(r, m) == OK) probe_when_connected(r);
+    else attempt_failed(r);
+}
+
+void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m)
+{
+    if (r->state != RDMA_RAIL_OFFERED || m->epoch != r->epoch) return; /* of an attempt given up */
+    if (r->qps[0].id) {
+        rdma_conn_fail(r->conn, ERR_FORMAT, "it invited the same queue pairs twice");
+        return;
     }
+    r->mtu = m->mtu;
+    if (rdma_cm_call(r, m) != OK) attempt_failed(r);
 }
 
 static void on_fenced(struct rdma_rail *r, const struct rdma_landing *landed)
@@ -193,6 +220,29 @@ static void accept_when_ready(struct rdma_rail *r)
     if (r->state == RDMA_RAIL_BINDING) accept_offer(r);
 }
 
+static enum status grant(struct rdma_qp *q)
+{
+    struct rdma_rail *r = q->rail;
+    enum status st = rdma_memory_grant(q, r->reads);
+    q->ready = st == OK;
+    if (st == OK || st == ERR_BUSY) return OK;
+    snprintf(r->why, sizeof r->why, "%s binds no memory window: %s", port_name(r), strerror(errno));
+    return st;
+}
+
+/* The sender's queue pairs are to call here. */
+static enum status invite(struct rdma_rail *r, const struct rdma_half *offer)
+{
+    struct rdma_invite m = { .rail = r->index, .epoch = r->epoch, .mtu = r->mtu };
+    struct buf body = { 0 };
+    for (uint32_t i = 0; i < r->n_qps; i++) r->qps[i].peer = offer->qps[i].number;
+    TRY(rdma_cm_listen(r, &m));
+    rdma_invite_encode(&m, &body);
+    rdma_conn_send(r->conn, RDMA_FRAME_INVITE, &body);
+    buf_release(&body);
+    return OK;
+}
+
 void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m)
 {
     struct rdma_rail *r = &c->rails[m->rail];
@@ -219,16 +269,11 @@ void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m)
     }
     uint32_t limit = c->t->env->tuning.rdma.mtu ? c->t->env->tuning.rdma.mtu : mine.mtu;
     r->mtu = m->mtu < limit ? m->mtu : limit;
+    r->reads = m->reads;
     enum status st = rdma_queue_create(r, m->n_qps, m->reads);
-    if (st == OK) st = rdma_queue_connect(r, m);
-    for (uint32_t i = 0; i < r->n_qps && st == OK; i++) {
-        enum status grant = rdma_memory_grant(&r->qps[i], m->reads);
-        r->qps[i].ready = grant == OK;
-        if (grant != OK && grant != ERR_BUSY) {
-            st = grant;
-            snprintf(r->why, sizeof r->why, "%s binds no memory window: %s", port_name(r), strerror(errno));
-        }
-    }
+    if (st == OK && c->t->cm) st = invite(r, m);
+    else if (st == OK) st = rdma_queue_connect(r, m);
+    for (uint32_t i = 0; i < r->n_qps && st == OK && !c->t->cm; i++) st = grant(&r->qps[i]);
     if (st != OK) rdma_rail_break(r, r->why);
     else accept_when_ready(r);
 }
@@ -251,6 +296,17 @@ static void end_draining(struct rdma_rail *r, bool now)
 }
 
 /* ---- both ---- */
+
+void rdma_rail_connected(struct rdma_qp *q)
+{
+    struct rdma_rail *r = q->rail;
+    if (q->connected) return;
+    q->connected = true;
+    if (r->state == RDMA_RAIL_OFFERED) probe_when_connected(r);
+    if (r->state != RDMA_RAIL_BINDING) return;
+    if (grant(q) != OK) rdma_rail_break(r, r->why);
+    else accept_when_ready(r);
+}
 
 void rdma_rail_break(struct rdma_rail *r, const char *why)
 {
@@ -399,13 +455,13 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
         if (!r->conn->base.incoming && late && rdma_rail_end(r)->active && !rdma_rail_end(r)->device->dead) rdma_rail_offer(r);
         break;
     case RDMA_RAIL_OFFERED:
-        if (late) rdma_rail_break(r, "the peer did not answer an offer of queue pairs");
+        if (late) rdma_rail_break(r, r->qps[0].id ? "the connection manager did not connect the queue pairs in time" : "the peer did not answer an offer of queue pairs");
         break;
     case RDMA_RAIL_PROBING:
         if (late) rdma_rail_break(r, r->why);
         break;
     case RDMA_RAIL_BINDING:
-        if (late) rdma_rail_break(r, "memory windows were not bound in time");
+        if (late) rdma_rail_break(r, r->conn->t->cm ? "the queue pairs were not connected and their windows bound in time" : "memory windows were not bound in time");
         break;
     case RDMA_RAIL_UP:
         if (!r->conn->base.incoming) check_progress(r, now_ms);

@@ -8,6 +8,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "kvtransfer/rdma/cm.h"
 #include "kvtransfer/rows.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
@@ -19,6 +20,7 @@ static void rdma_close(struct kvt_transport *base)
 {
     struct rdma_transport *t = (struct rdma_transport *)base;
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link) rdma_conn_free(c);
+    rdma_cm_close(t);
     if (t->hub) control_hub_free(t->hub);
     rdma_memory_close(t);
     rdma_devices_release(&t->ports);
@@ -31,8 +33,6 @@ static void rdma_close(struct kvt_transport *base)
 static enum status open_all(struct rdma_transport *t, struct err *err)
 {
     const struct kvt_tuning *tuning = &t->env->tuning;
-    if (tuning->rdma.rdma_cm)
-        return err_set(err, ERR_UNSUPPORTED, "BATON_RDMA_CM=1: this build sets queue pairs up over the control connection only, not with librdmacm; leave it out");
     TRY(rdma_devices_find(&tuning->rdma, rdma_numa_node_of(t->env->mem->ptr, t->env->mem->bytes), &t->ports, err));
     if (t->ports.n_left_out)
         log_warn("rdma ports not used", "limit=%d left_out=%zu%s%s", RDMA_RAILS_MAX, t->ports.n_left_out, tuning->rdma.nics ? " KVCACHE_RDMA_NICS=" : "",
@@ -50,6 +50,7 @@ static enum status open_all(struct rdma_transport *t, struct err *err)
         t->scratch = mem_aligned(4096, t->scratch_bytes);
     }
     TRY(rdma_memory_open(t, err));
+    if (tuning->rdma.rdma_cm) TRY(rdma_cm_open(t, err));
     TRY(control_open(t->env, "rdma", tuning->rdma.port, tuning->socket_ifname, &t->hub, err));
     struct epoll_event e = { .events = EPOLLIN, .data.ptr = NULL };
     if (epoll_ctl(t->epoll_fd, EPOLL_CTL_ADD, control_wait_fd(t->hub), &e) != 0)
@@ -165,16 +166,18 @@ static void tick(struct rdma_transport *t)
 static size_t rdma_poll(struct kvt_transport *base, struct kvt_incident *out, size_t cap)
 {
     struct rdma_transport *t = (struct rdma_transport *)base;
-    struct epoll_event events[2 * RDMA_RAILS_MAX + 1];
+    struct epoll_event events[2 * RDMA_RAILS_MAX + 2];
     int n = epoll_wait(t->epoll_fd, events, COUNT_OF(events), 0);
-    bool control = false;
+    bool control = false, cm = false;
     for (int i = 0; i < n; i++) {
         if (!events[i].data.ptr) control = true;
+        else if (events[i].data.ptr == t->cm) cm = true;
         else if (events[i].events & (EPOLLERR | EPOLLHUP)) rdma_events_end(events[i].data.ptr);
         else rdma_events_take(events[i].data.ptr);
     }
     /* Completions before frames: a message usually finds its puts landed. */
     LIST_FOREACH(r, &t->ready, struct rdma_rail, link) (void)rdma_rail_poll(r);
+    if (cm) rdma_cm_take(t);
     if (control) control_poll(t->hub, rdma_conn_on_control, t);
     tick(t);
     end_failed(t);

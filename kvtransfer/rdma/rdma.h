@@ -24,6 +24,8 @@
  *   UP ── error, port lost, no progress: BROKEN ──▶ FENCING     DRAINING ── flushed: FENCED ──▶ DOWN
  *   FENCING ── FENCED: puts that had not landed go elsewhere ──▶ DOWN
  *   OFFERED, PROBING ── REFUSE, error, too long ──▶ DOWN        BINDING ── error: REFUSE ──▶ DOWN
+ * With BATON_RDMA_CM (cm.h) a receiver in BINDING answers INVITE first; the sender, still OFFERED, has librdmacm connect each queue pair, and the
+ * receiver asks for a queue pair's window when it has accepted it. ACCEPT and all of them connected, in either order: the probe.
  *
  * Invariants
  *  1 A completion with an error status never counts as done: it ends its queue pair, and with it the rail.
@@ -62,6 +64,9 @@ enum {
     RDMA_TICK_MS = 20,
     RDMA_HELD_BYTES = 4 << 20  /* messages that wait for puts; a peer that sends more is dropped */
 };
+
+struct rdma_cm;
+struct rdma_cm_id;
 
 /* A device in use: one context, shared by its ports. */
 struct rdma_device {
@@ -106,6 +111,8 @@ struct rdma_qp {
     struct rdma_rail *rail;
     struct ibv_qp    *qp;       /* NULL: none */
     struct ibv_mw    *window;
+    struct rdma_cm_id *id;      /* BATON_RDMA_CM: what connected it; NULL: nothing did */
+    uint32_t          peer;     /* number of its other half */
     uint32_t          psn, key; /* key: sender: the peer's; receiver: the one it gave */
     uint64_t          base;     /* sender: address of the receiver's pool */
     struct list       puts;     /* assigned and not acknowledged, oldest first */
@@ -114,6 +121,7 @@ struct rdma_qp {
     uint32_t          n_wrs;    /* of the send queue, not known to be complete */
     uint32_t          n_recvs;  /* receives posted */
     uint64_t          moved_ms; /* last progress while there was something to do */
+    bool              connected;/* ready to receive and to send */
     bool              ready;    /* probe acknowledged; window bound */
 };
 
@@ -129,6 +137,9 @@ struct rdma_rail {
     struct list          link;     /* t->ready while completions may wait */
     struct rdma_qp       qps[RDMA_QPS_MAX];
     uint32_t             n_qps, n_failed, mtu, send_wrs, max_inline, max_sge;
+    bool                 reads;     /* receiver: the sender may read */
+    bool                 accepted;  /* sender: ACCEPT came, of this epoch */
+    uint8_t              token[RDMA_TOKEN_BYTES]; /* receiver, BATON_RDMA_CM: who shows it may connect, while BINDING */
     uint64_t             deadline_ms; /* OFFERED, PROBING, BINDING, DRAINING; DOWN of a sender: when to try again */
     uint64_t             bytes_per_s;
     uint8_t              gid[16]; /* it speaks from */
@@ -176,6 +187,7 @@ struct rdma_transport {
     struct kvt_transport  base;
     const struct kvt_env *env;
     struct control_hub   *hub;
+    struct rdma_cm       *cm; /* NULL: queue pairs are connected with what control connections carry */
     int                   epoll_fd;
     struct rdma_devices   ports;
     struct rdma_device    devices[RDMA_RAILS_MAX];
@@ -212,18 +224,25 @@ uint32_t    rdma_memory_key(const struct rdma_device *d, uint64_t local);
 enum status rdma_queue_create(struct rdma_rail *r, uint32_t n, bool reads) MUST_CHECK;
 /* To ready-to-receive and ready-to-send, towards the peer's half. */
 enum status rdma_queue_connect(struct rdma_rail *r, const struct rdma_half *theirs) MUST_CHECK;
+/* One transition with the connection manager's attributes, in which what the operator set holds. r->mtu is what it came to. */
+enum status rdma_queue_transit(struct rdma_qp *q, struct ibv_qp_attr *a, int mask) MUST_CHECK;
 void        rdma_queue_error(struct rdma_rail *r); /* nothing lands and nothing is read of new requests; what is posted is flushed */
 void        rdma_queue_destroy(struct rdma_rail *r); /* nothing lands and nothing is read any more */
 enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n) MUST_CHECK;
 struct rdma_end *rdma_rail_end(const struct rdma_rail *r);
 /* How the port is spoken to now: its GID may have changed. */
 enum status rdma_queue_place(struct rdma_conn *c, uint32_t port, struct rdma_place *out, uint8_t *gid_index, struct err *err) MUST_CHECK;
+/* The same for r, which speaks from there now; r->why. */
+enum status rdma_queue_settle(struct rdma_rail *r, struct rdma_place *out, uint8_t *gid_index) MUST_CHECK;
 
 /* ---- rail.c: the states above ---- */
 
 void rdma_rail_offer(struct rdma_rail *r);
 void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m);
 void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m);
+void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m);
+/* The connection manager has connected q. */
+void rdma_rail_connected(struct rdma_qp *q);
 void rdma_rail_on_verdict(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_verdict *m);
 /* Something of the rail is broken: the transition of its state for that. */
 void rdma_rail_break(struct rdma_rail *r, const char *why);

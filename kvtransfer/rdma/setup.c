@@ -7,6 +7,7 @@
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs go over the wire as they lie in memory");
 
 static const uint32_t HELLO_MAGIC = 0x41445248; /* "HRDA" */
+static const uint32_t CALL_MAGIC = 0x43445248;  /* "HRDC" */
 
 struct wire_place {
     uint8_t  gid[16];
@@ -22,7 +23,8 @@ struct wire_hello { /* then n_ports places */
     uint16_t version;
     uint8_t  n_ports, reads;
     uint64_t pool_base, pool_bytes;
-    uint32_t mtu_asked, zero;
+    uint32_t mtu_asked;
+    uint8_t  cm, zero[3];
 };
 static_assert(sizeof(struct wire_hello) == 32, "wire size");
 
@@ -48,6 +50,22 @@ struct wire_landed {
     uint64_t upto, bits[RDMA_WINDOW / 64];
 };
 
+struct wire_invite {
+    uint8_t  rail, family; /* 4 or 6 */
+    uint16_t port;
+    uint32_t epoch, mtu, zero;
+    uint8_t  address[16], token[RDMA_TOKEN_BYTES];
+};
+static_assert(sizeof(struct wire_invite) == 48, "wire size");
+
+struct wire_call {
+    uint32_t magic;
+    uint8_t  rail, i_qp, zero[2];
+    uint32_t epoch;
+    uint8_t  token[RDMA_TOKEN_BYTES];
+};
+static_assert(sizeof(struct wire_call) == RDMA_CALL_BYTES, "wire size");
+
 /* ---- places ---- */
 
 static void place_encode(const struct rdma_place *p, struct wire_place *w)
@@ -69,7 +87,7 @@ static bool place_decode(const struct wire_place *w, struct rdma_place *p)
 void rdma_hello_encode(const struct rdma_hello *m, struct buf *out)
 {
     struct wire_hello w = { .magic = HELLO_MAGIC, .version = RDMA_SETUP_VERSION, .n_ports = (uint8_t)m->n_ports, .reads = m->reads,
-                            .pool_base = m->pool_base, .pool_bytes = m->pool_bytes, .mtu_asked = m->mtu_asked };
+                            .pool_base = m->pool_base, .pool_bytes = m->pool_bytes, .mtu_asked = m->mtu_asked, .cm = m->cm };
     buf_add(out, &w, sizeof w);
     for (uint32_t i = 0; i < m->n_ports; i++) {
         struct wire_place p;
@@ -84,10 +102,11 @@ enum status rdma_hello_decode(struct str in, struct rdma_hello *out)
     struct rdma_hello m = { 0 };
     if (!str_take(&in, &w, sizeof w) || w.magic != HELLO_MAGIC) return ERR_FORMAT;
     if (w.version != RDMA_SETUP_VERSION) return ERR_PEER_MISMATCH;
-    if (w.zero || w.reads > 1 || w.n_ports < 1 || w.n_ports > RDMA_RAILS_MAX) return ERR_FORMAT;
+    if (w.zero[0] || w.zero[1] || w.zero[2] || w.cm > 1 || w.reads > 1 || w.n_ports < 1 || w.n_ports > RDMA_RAILS_MAX) return ERR_FORMAT;
     if (w.mtu_asked && !rdma_mtu_code(w.mtu_asked)) return ERR_FORMAT;
     if (w.pool_bytes > UINT64_MAX - w.pool_base) return ERR_FORMAT;
-    m = (struct rdma_hello){ .pool_base = w.pool_base, .pool_bytes = w.pool_bytes, .mtu_asked = w.mtu_asked, .reads = w.reads, .n_ports = w.n_ports };
+    m = (struct rdma_hello){ .pool_base = w.pool_base, .pool_bytes = w.pool_bytes, .mtu_asked = w.mtu_asked, .reads = w.reads, .cm = w.cm,
+                             .n_ports = w.n_ports };
     for (uint32_t i = 0; i < m.n_ports; i++) {
         struct wire_place p;
         if (!str_take(&in, &p, sizeof p) || !place_decode(&p, &m.ports[i])) return ERR_FORMAT;
@@ -164,5 +183,44 @@ enum status rdma_verdict_decode(enum rdma_frame frame, struct str in, struct rdm
     }
     if (in.n) return ERR_FORMAT;
     *out = m;
+    return OK;
+}
+
+/* ---- INVITE, CALL ---- */
+
+void rdma_invite_encode(const struct rdma_invite *m, struct buf *out)
+{
+    struct wire_invite w = { .rail = (uint8_t)m->rail, .family = m->ipv6 ? 6 : 4, .port = m->port, .epoch = m->epoch, .mtu = m->mtu };
+    memcpy(w.address, m->address, sizeof w.address);
+    memcpy(w.token, m->token, sizeof w.token);
+    buf_add(out, &w, sizeof w);
+}
+
+enum status rdma_invite_decode(struct str in, struct rdma_invite *out)
+{
+    static const uint8_t none[12];
+    struct wire_invite w;
+    if (!str_take(&in, &w, sizeof w) || in.n || w.rail >= RDMA_RAILS_MAX || w.epoch == 0 || w.zero || w.port == 0 || !rdma_mtu_code(w.mtu)) return ERR_FORMAT;
+    if ((w.family != 4 && w.family != 6) || (w.family == 4 && memcmp(w.address + 4, none, sizeof none) != 0)) return ERR_FORMAT;
+    *out = (struct rdma_invite){ .rail = w.rail, .epoch = w.epoch, .mtu = w.mtu, .ipv6 = w.family == 6, .port = w.port };
+    memcpy(out->address, w.address, sizeof out->address);
+    memcpy(out->token, w.token, sizeof out->token);
+    return OK;
+}
+
+void rdma_call_encode(const struct rdma_call *m, uint8_t out[RDMA_CALL_BYTES])
+{
+    struct wire_call w = { .magic = CALL_MAGIC, .rail = (uint8_t)m->rail, .i_qp = (uint8_t)m->i_qp, .epoch = m->epoch };
+    memcpy(w.token, m->token, sizeof w.token);
+    memcpy(out, &w, sizeof w);
+}
+
+enum status rdma_call_decode(struct str in, struct rdma_call *out)
+{
+    struct wire_call w;
+    if (!str_take(&in, &w, sizeof w) || w.magic != CALL_MAGIC || w.rail >= RDMA_RAILS_MAX || w.i_qp >= RDMA_QPS_MAX || w.epoch == 0) return ERR_FORMAT;
+    if (w.zero[0] || w.zero[1]) return ERR_FORMAT;
+    *out = (struct rdma_call){ .rail = w.rail, .epoch = w.epoch, .i_qp = w.i_qp };
+    memcpy(out->token, w.token, sizeof out->token);
     return OK;
 }
