@@ -309,7 +309,6 @@ static const char *what_ended(enum rdma_cm_event_type type)
     case RDMA_CM_EVENT_UNREACHABLE: return "the peer cannot be reached, or does not answer";
     case RDMA_CM_EVENT_REJECTED: return "the peer rejected the connection";
     case RDMA_CM_EVENT_CONNECT_ERROR: return "the connection was not established";
-    case RDMA_CM_EVENT_DISCONNECTED: return "the peer has disconnected a queue pair";
     case RDMA_CM_EVENT_DEVICE_REMOVAL: return "its device is being removed";
     case RDMA_CM_EVENT_ADDR_CHANGE: return "its address has moved to another interface";
     default: return NULL; /* nothing of a rail's has ended (TIMEWAIT_EXIT, multicast) */
@@ -335,6 +334,7 @@ static void on_event(struct rdma_transport *t, const struct event *e)
     else if (e->type == RDMA_CM_EVENT_ROUTE_RESOLVED && wanted) st = on_route(q);
     else if (e->type == RDMA_CM_EVENT_CONNECT_RESPONSE && wanted) st = on_response(q);
     else if (e->type == RDMA_CM_EVENT_ESTABLISHED) rdma_rail_connected(q);
+    else if (e->type == RDMA_CM_EVENT_DISCONNECTED) rdma_rail_hung_up(q->rail);
     if (st != OK) rdma_rail_break(q->rail, q->rail->why);
     if (!what) return;
     char why[RDMA_REASON_MAX];

@@ -13,6 +13,8 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 
+static const char HUNG_UP[] = "the peer has disconnected a queue pair";
+
 static const char *port_name(const struct rdma_rail *r) { return rdma_rail_end(r)->port->device; }
 
 bool rdma_rail_is_up(const struct rdma_conn *c)
@@ -77,6 +79,7 @@ void rdma_rail_offer(struct rdma_rail *r)
     r->deadline_ms = clock_ms() + RDMA_SETUP_MS;
     r->state = RDMA_RAIL_OFFERED;
     r->accepted = false;
+    r->hung_up_ms = 0;
     rdma_queue_destroy(r);
     enum status st = rdma_queue_place(c, r->my_port, &m.place, NULL, &err);
     if (st != OK) snprintf(r->why, sizeof r->why, "%.*s", RDMA_REASON_MAX, err.text);
@@ -258,6 +261,7 @@ void rdma_rail_on_offer(struct rdma_conn *c, const struct rdma_half *m)
     r->my_port = m->receiver_port;
     r->their_port = m->sender_port;
     r->deadline_ms = clock_ms() + RDMA_SETUP_MS;
+    r->hung_up_ms = 0;
     r->why[0] = 0;
     struct rdma_place mine;
     bool final;
@@ -333,6 +337,12 @@ void rdma_rail_break(struct rdma_rail *r, const char *why)
         r->state = RDMA_RAIL_FENCING;
         say(r, RDMA_FRAME_BROKEN, NULL, false);
     }
+}
+
+void rdma_rail_hung_up(struct rdma_rail *r)
+{
+    if (r->state != RDMA_RAIL_UP) rdma_rail_break(r, HUNG_UP);
+    else if (!r->hung_up_ms) r->hung_up_ms = clock_ms();
 }
 
 void rdma_rail_on_verdict(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_verdict *m)
@@ -464,7 +474,8 @@ void rdma_rail_tick(struct rdma_rail *r, uint64_t now_ms)
         if (late) rdma_rail_break(r, r->conn->t->cm ? "the queue pairs were not connected and their windows bound in time" : "memory windows were not bound in time");
         break;
     case RDMA_RAIL_UP:
-        if (!r->conn->base.incoming) check_progress(r, now_ms);
+        if (r->hung_up_ms && now_ms > r->hung_up_ms + RDMA_HANGUP_MS) rdma_rail_break(r, HUNG_UP);
+        else if (!r->conn->base.incoming) check_progress(r, now_ms);
         break;
     case RDMA_RAIL_DRAINING:
         if (late) (void)rdma_rail_poll(r); /* the last look at what has landed; may find it drained */

@@ -61,6 +61,7 @@ enum {
     RDMA_STALL_MS = 2000,      /* a queue pair whose oldest put is not acknowledged for this long is broken, whatever the device thinks */
     RDMA_ALONE_MS = 3000,      /* a connection without any rail lives this long */
     RDMA_DRAIN_MS = 1000,
+    RDMA_HANGUP_MS = 100,      /* BATON_RDMA_CM: a peer that leaves hangs up first, and then ends its control connection: that is no broken rail */
     RDMA_TICK_MS = 20,
     RDMA_HELD_BYTES = 4 << 20  /* messages that wait for puts; a peer that sends more is dropped */
 };
@@ -141,6 +142,7 @@ struct rdma_rail {
     bool                 accepted;  /* sender: ACCEPT came, of this epoch */
     uint8_t              token[RDMA_TOKEN_BYTES]; /* receiver, BATON_RDMA_CM: who shows it may connect, while BINDING */
     uint64_t             deadline_ms; /* OFFERED, PROBING, BINDING, DRAINING; DOWN of a sender: when to try again */
+    uint64_t             hung_up_ms;  /* UP: the connection manager says that the peer has disconnected; 0: it has not */
     uint64_t             bytes_per_s;
     uint8_t              gid[16]; /* it speaks from */
     uint16_t             lid;
@@ -243,6 +245,8 @@ void rdma_rail_on_accept(struct rdma_rail *r, const struct rdma_half *m);
 void rdma_rail_on_invite(struct rdma_rail *r, const struct rdma_invite *m);
 /* The connection manager has connected q. */
 void rdma_rail_connected(struct rdma_qp *q);
+/* It says that the peer has disconnected one of r's queue pairs. */
+void rdma_rail_hung_up(struct rdma_rail *r);
 void rdma_rail_on_verdict(struct rdma_rail *r, enum rdma_frame frame, const struct rdma_verdict *m);
 /* Something of the rail is broken: the transition of its state for that. */
 void rdma_rail_break(struct rdma_rail *r, const char *why);

@@ -1,4 +1,4 @@
-/* fuzz_kvt_rdma_setup.c - hostile set-up frames of the rdma row: the first byte chooses the frame. What is accepted must encode to the very
+/* fuzz_kvt_rdma_setup.c - hostile set-up frames of the rdma row: the first byte chooses the frame, 0 a call. What is accepted must encode to the very
  * same bytes, and a report of landed puts must be one that marking can go on from. */
 #include <stdint.h>
 #include <string.h>
@@ -22,6 +22,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct rdma_hello hello;
     struct rdma_half half;
     struct rdma_verdict verdict;
+    struct rdma_invite invite;
+    struct rdma_call call;
     enum rdma_frame frame = (enum rdma_frame)(data[0] % RDMA_FRAME_END);
     if (frame == RDMA_FRAME_HELLO && rdma_hello_decode(in, &hello) == OK) {
         rdma_hello_encode(&hello, &again);
@@ -38,6 +40,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (memchr(verdict.reason, 0, sizeof verdict.reason) == NULL) ASSERT(false);
         rdma_verdict_encode(frame, &verdict, &again);
         same(&again, in);
+    } else if (frame == RDMA_FRAME_INVITE && rdma_invite_decode(in, &invite) == OK) {
+        rdma_invite_encode(&invite, &again);
+        same(&again, in);
+    } else if (frame == 0 && rdma_call_decode(in, &call) == OK) {
+        uint8_t bytes[RDMA_CALL_BYTES];
+        rdma_call_encode(&call, bytes);
+        ASSERT(in.n >= sizeof bytes && memcmp(bytes, in.p, sizeof bytes) == 0);
     }
     return 0;
 }

@@ -2,6 +2,7 @@
  * something is done to the links, or to a process, between them.
  *
  *     bench_flow PROTOCOL SECONDS [sender's devices] [receiver's devices]      as KVCACHE_RDMA_NICS, or for ucx as UCX_NET_DEVICES
+ * BATON_RDMA_CM=1 holds here too.
  *
  * Two transfers of 1 MiB are always under way. The sender writes a pattern of (transfer, block, position) into its blocks and the receiver
  * compares every byte of what it is told was received. A transfer that fails is counted and its blocks are used again once they are fenced;
@@ -65,7 +66,7 @@ static void side_open(struct side *s, const char *nics)
 {
     struct err err = { 0 };
     struct kvt_options o = { .protocols = s->protocol, .listen_host = "127.0.0.1", .checksum = true, .n_transfers = SLOTS * 2, .stall_ms = STALL_MS,
-                             .tuning = { .rdma = { .nics = nics } }, .on_event = on_event, .arg = s };
+                             .tuning = { .rdma = { .nics = nics, .rdma_cm = getenv("BATON_RDMA_CM") != NULL } }, .on_event = on_event, .arg = s };
     if (nics && strcmp(s->protocol, "ucx") == 0) setenv("UCX_NET_DEVICES", nics, 1);
     s->layout = flow_layout();
     need(pipe(s->events) == 0, "no pipe");

@@ -3,13 +3,16 @@
 #include "tests/harness/test.h"
 
 #ifdef BATON_HAVE_RDMA
+#include <arpa/inet.h>
 #include <errno.h>
+#include <rdma/rdma_cma.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "kvtransfer/rdma/rdma.h"
+#include "kvtransfer/rdma/cm.h"
 #include "kvtransfer/rows.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
@@ -106,12 +109,59 @@ int ibv_query_port(struct ibv_context *c, uint8_t port, struct _compat_ibv_port_
     return 0;
 }
 
+/* ---- the connection manager: its requests are made by hand ---- */
+
+static struct ibv_device cm_device = { .name = "fake" };
+static struct ibv_context cm_context = { .device = &cm_device };
+static struct rdma_event_channel channel;
+static struct rdma_cm_event *request; /* the next event */
+static uint32_t n_taken, n_rejected;
+
+int access(const char *path, int mode) { return (void)mode, strcmp(path, "/dev/infiniband/rdma_cm") == 0 ? 0 : -1; }
+struct rdma_event_channel *rdma_create_event_channel(void)
+{
+    channel.fd = eventfd(0, EFD_NONBLOCK);
+    return &channel;
+}
+void rdma_destroy_event_channel(struct rdma_event_channel *c) { close(c->fd); }
+int rdma_create_id(struct rdma_event_channel *c, struct rdma_cm_id **out, void *arg, enum rdma_port_space space)
+{
+    (void)c, (void)space;
+    if (!(*out = give(sizeof **out))) return -1;
+    **out = (struct rdma_cm_id){ .verbs = &cm_context, .port_num = 2, .context = arg };
+    return 0;
+}
+int rdma_destroy_id(struct rdma_cm_id *id) { return take_back(id); }
+int rdma_bind_addr(struct rdma_cm_id *id, struct sockaddr *a) { return (void)id, (void)a, fails() ? -1 : 0; }
+int rdma_listen(struct rdma_cm_id *id, int backlog) { return (void)id, (void)backlog, fails() ? -1 : 0; }
+__be16 rdma_get_src_port(struct rdma_cm_id *id) { return (void)id, htons(7471); }
+int rdma_get_cm_event(struct rdma_event_channel *c, struct rdma_cm_event **out)
+{
+    uint64_t n;
+    *out = request;
+    request = NULL;
+    if (!*out && read(c->fd, &n, sizeof n) < 0) errno = EAGAIN;
+    return *out ? 0 : -1;
+}
+int rdma_ack_cm_event(struct rdma_cm_event *e) { return memset(e, 0x5a, sizeof *e), 0; }
+int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *a, int *mask)
+{
+    (void)id;
+    a->path_mtu = IBV_MTU_512;
+    *mask = IBV_QP_STATE | (a->qp_state == IBV_QPS_RTR ? IBV_QP_AV | IBV_QP_PATH_MTU : 0);
+    return 0;
+}
+int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *p) { return (void)id, (void)p, n_taken++, 0; }
+int rdma_reject(struct rdma_cm_id *id, const void *p, uint8_t n) { return (void)id, (void)p, (void)n, n_rejected++, 0; }
+
 /* ---- the receiver and its senders ---- */
 
 struct sender {
     struct control_conn *conn;
     uint32_t             n_accepted, n_refused, key;
-    bool                 greeted, lost;
+    bool                 cm, greeted, lost, invited;
+    struct rdma_invite   invite;
+    uint32_t             mtu;
 };
 
 struct world {
@@ -141,6 +191,7 @@ static struct world *world(void)
     w->t->ports = (struct rdma_devices){ .ports = MEM_NEW(struct rdma_port), .n = 1 };
     w->t->ports.ports[0] = (struct rdma_port){ .device = "fake", .number = 2, .link = RDMA_LINK_ETHERNET, .active = true, .max_sge = 4, .max_qp_wr = 1024,
                                                .max_cqe = 4096, .gids = MEM_NEW(struct rdma_gid), .n_gids = 1 };
+    w->t->ports.ports[0].gids->type = RDMA_GID_ROCE_V2;
     w->t->devices[0] = (struct rdma_device){ .t = w->t, .port = w->t->ports.ports, .ctx = &context };
     w->t->ends[0] = (struct rdma_end){ w->t->devices, w->t->ports.ports, true };
     CHECK_OK(control_open(&w->env, "rdma", 0, NULL, &w->t->hub, &err));
@@ -160,10 +211,15 @@ static void on_event(void *arg, const struct control_event *ev)
     if (ev->kind != CONTROL_FRAME) return;
     s->greeted |= ev->frame == RDMA_FRAME_HELLO;
     s->n_refused += ev->frame == RDMA_FRAME_REFUSE;
+    if (ev->frame == RDMA_FRAME_INVITE) {
+        CHECK_OK(rdma_invite_decode(ev->body, &s->invite));
+        s->invited = true;
+    }
     if (ev->frame != RDMA_FRAME_ACCEPT) return;
     CHECK_OK(rdma_half_decode(ev->body, &m));
     s->n_accepted++;
     s->key = m.qps[0].key;
+    s->mtu = m.mtu;
 }
 
 static void turn(struct world *w)
@@ -188,7 +244,7 @@ static void join(struct world *w, struct sender *s)
     struct err err = { 0 };
     const uint8_t ticket[KVT_TICKET_BYTES] = { 1 };
     struct buf body = { 0 };
-    struct rdma_hello hello = { .n_ports = 1, .ports = { place } };
+    struct rdma_hello hello = { .n_ports = 1, .ports = { place }, .cm = s->cm };
     CHECK_OK(control_connect(w->hub, control_address(w->t->hub), ticket, s, &s->conn, &err));
     UNTIL(s->greeted);
     rdma_hello_encode(&hello, &body);
@@ -204,7 +260,7 @@ static void offer(struct world *w, struct sender *s, uint32_t epoch)
     rdma_half_encode(&m, &body);
     CHECK_OK(control_send(s->conn, RDMA_FRAME_OFFER, 0, body.data, body.len));
     buf_release(&body);
-    UNTIL(s->n_accepted + s->n_refused > before || s->lost);
+    UNTIL(s->n_accepted + s->n_refused > before || s->invited || s->lost);
     CHECK(!s->lost);
 }
 
@@ -215,6 +271,81 @@ static void world_end(struct world *w)
     mem_free(w->mem.ptr);
     mem_free(w);
     CHECK_EQ_INT(n_live, 0);
+}
+
+/* A request arrives: true when it was accepted, and not rejected. */
+static bool ask(struct world *w, const struct rdma_call *call, uint32_t number, uint8_t port, size_t cut)
+{
+    uint8_t data[56] = { 0 };
+    struct rdma_cm_event ev = { .event = RDMA_CM_EVENT_CONNECT_REQUEST };
+    uint32_t taken = n_taken, rejected = n_rejected;
+    uint64_t one = 1;
+    CHECK_OK(rdma_create_id(NULL, &ev.id, NULL, RDMA_PS_TCP));
+    ev.id->port_num = port;
+    rdma_call_encode(call, data);
+    ev.param.conn.private_data = data;
+    ev.param.conn.private_data_len = (uint8_t)(cut ? cut : sizeof data);
+    ev.param.conn.qp_num = number;
+    request = &ev;
+    CHECK(write(channel.fd, &one, sizeof one) == sizeof one);
+    UNTIL(n_taken + n_rejected > taken + rejected);
+    CHECK_EQ_INT(n_taken + n_rejected, taken + rejected + 1);
+    return n_taken > taken;
+}
+
+/* With BATON_RDMA_CM: whoever lacks the token, or is not what was offered, is rejected; so is a second one, and one after the rail is up. */
+TEST(only_who_was_invited_may_connect)
+{
+    struct world *w = world();
+    struct sender *s = &w->senders[0];
+    struct err err = { 0 };
+    CHECK_OK(rdma_cm_open(w->t, &err));
+    s->cm = true;
+    join(w, s);
+    offer(w, s, 1);
+    CHECK(s->invited && s->invite.port == 7471 && s->invite.ipv6 && s->invite.epoch == 1);
+    struct rdma_call call = { .rail = 0, .epoch = 1, .i_qp = 0 }, bad;
+    CHECK(!ask(w, &call, 1, 2, 0)); /* a token of zeros */
+    memcpy(call.token, s->invite.token, sizeof call.token);
+    bad = call;
+    bad.token[15] ^= 1;
+    CHECK(!ask(w, &bad, 1, 2, 0));
+    bad = call;
+    bad.rail = 1;
+    CHECK(!ask(w, &bad, 1, 2, 0));
+    bad = call;
+    bad.epoch = 2;
+    CHECK(!ask(w, &bad, 1, 2, 0));
+    bad = call;
+    bad.i_qp = 2;
+    CHECK(!ask(w, &bad, 1, 2, 0));
+    CHECK(!ask(w, &call, 2, 2, 0)); /* the number of the other queue pair */
+    CHECK(!ask(w, &call, 1, 1, 0)); /* over another port */
+    CHECK(!ask(w, &call, 1, 2, RDMA_CALL_BYTES - 1));
+    CHECK(ask(w, &call, 1, 2, 0));
+    CHECK(!ask(w, &call, 1, 2, 0)); /* it is connected */
+    CHECK_EQ_INT(s->n_accepted, 0);
+    call.i_qp = 1;
+    CHECK(ask(w, &call, 2, 2, RDMA_CALL_BYTES));
+    UNTIL(s->n_accepted == 1);
+    CHECK_EQ_INT(s->mtu, 512); /* what the connection manager said */
+    UNTIL(w->n_up == 1);
+    CHECK(!ask(w, &call, 2, 2, 0)); /* the rail is up */
+    CHECK_EQ_INT(w->n_down, 0);
+    world_end(w);
+}
+
+/* Both sides must agree. */
+TEST(a_peer_that_sets_up_otherwise_is_refused)
+{
+    struct world *w = world();
+    struct sender *s = &w->senders[0];
+    struct err err = { 0 };
+    CHECK_OK(rdma_cm_open(w->t, &err));
+    join(w, s);
+    UNTIL(s->lost);
+    CHECK(list_empty(&w->t->conns));
+    world_end(w);
 }
 
 /* Each call of the library fails once: the offer is refused, nothing is left behind, the connection lives, and an offer after it is taken. */
@@ -264,7 +395,8 @@ TEST(a_sender_that_leaves_takes_nothing_of_the_others)
     world_end(w);
 }
 
-TEST_MAIN(CASE(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing), CASE(a_sender_that_leaves_takes_nothing_of_the_others))
+TEST_MAIN(CASE(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing), CASE(a_sender_that_leaves_takes_nothing_of_the_others),
+          CASE(only_who_was_invited_may_connect), CASE(a_peer_that_sets_up_otherwise_is_refused))
 #else
 TEST(rdma) { SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested"); }
 TEST_MAIN(CASE(rdma))

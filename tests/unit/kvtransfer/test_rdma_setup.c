@@ -34,7 +34,7 @@ static struct rdma_place place(uint8_t id)
 
 TEST(hello_round_trip)
 {
-    struct rdma_hello m = { .pool_base = 0x7f0000000000, .pool_bytes = 1 << 30, .mtu_asked = 2048, .reads = true, .n_ports = 2, .ports = { place(1), place(2) } }, back;
+    struct rdma_hello m = { .pool_base = 0x7f0000000000, .pool_bytes = 1 << 30, .mtu_asked = 2048, .reads = true, .cm = true, .n_ports = 2, .ports = { place(1), place(2) } }, back;
     struct buf b = { 0 };
     rdma_hello_encode(&m, &b);
     CHECK_OK(rdma_hello_decode(buf_str(&b), &back));
@@ -109,7 +109,50 @@ TEST(verdict_round_trip)
     buf_release(&b);
 }
 
-TEST_MAIN(CASE(hello_round_trip), CASE(half_round_trip), CASE(verdict_round_trip))
+TEST(invite_round_trip)
+{
+    struct rdma_invite m = { .rail = 3, .epoch = 9, .mtu = 4096, .ipv6 = true, .address = { 0xfd, [15] = 1 }, .port = 4791, .token = { 1, 2, [15] = 3 } }, back;
+    struct buf b = { 0 };
+    rdma_invite_encode(&m, &b);
+    CHECK_OK(rdma_invite_decode(buf_str(&b), &back));
+    CHECK(back.rail == 3 && back.epoch == 9 && back.mtu == 4096 && back.ipv6 && back.port == 4791);
+    CHECK(memcmp(back.address, m.address, 16) == 0 && memcmp(back.token, m.token, sizeof m.token) == 0);
+    CHECK_STRICT(rdma_invite_decode, rdma_invite_encode, b, struct rdma_invite);
+    buf_release(&b);
+    struct rdma_invite bad[] = { m, m, m, m, m };
+    bad[0].rail = RDMA_RAILS_MAX;
+    bad[1].epoch = 0;
+    bad[2].mtu = 1500;
+    bad[3].port = 0;
+    bad[4].ipv6 = false; /* with more than four bytes of an address */
+    for (size_t i = 0; i < 5; i++) {
+        b = (struct buf){ 0 };
+        rdma_invite_encode(&bad[i], &b);
+        CHECK_STATUS(rdma_invite_decode(buf_str(&b), &back), ERR_FORMAT);
+        buf_release(&b);
+    }
+}
+
+TEST(call_round_trip)
+{
+    struct rdma_call m = { .rail = 2, .epoch = 5, .i_qp = 15, .token = { 7, [15] = 8 } }, back;
+    uint8_t bytes[56] = { 0 }; /* as the connection manager hands it on: longer */
+    rdma_call_encode(&m, bytes);
+    CHECK_OK(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back));
+    CHECK(back.rail == 2 && back.epoch == 5 && back.i_qp == 15 && memcmp(back.token, m.token, sizeof m.token) == 0);
+    for (size_t n = 0; n < RDMA_CALL_BYTES; n++) CHECK(rdma_call_decode((struct str){ (char *)bytes, n }, &back) == ERR_FORMAT);
+    for (size_t i = 0; i < 8; i++) { /* magic, rail, queue pair, zeros */
+        uint8_t old = bytes[i];
+        bytes[i] = 0xff;
+        CHECK_STATUS(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back), ERR_FORMAT);
+        bytes[i] = old;
+    }
+    m.epoch = 0;
+    rdma_call_encode(&m, bytes);
+    CHECK_STATUS(rdma_call_decode((struct str){ (char *)bytes, sizeof bytes }, &back), ERR_FORMAT);
+}
+
+TEST_MAIN(CASE(hello_round_trip), CASE(half_round_trip), CASE(verdict_round_trip), CASE(invite_round_trip), CASE(call_round_trip))
 
 #else
 

@@ -16,9 +16,9 @@ def check_wire(protocol, moved, traffic):
         assert t['far'] < moved / 4 + SLACK, t                         # acknowledgements
 
 
-def equal(name, protocol, concurrency, args=()):
+def equal(name, protocol, concurrency, args=(), env=None):
     model, prompts, want, per_token = load(name)
-    with split(model, protocol, args) as nodes:
+    with split(model, protocol, args, env=env) as nodes:
         traffic = Traffic()
         answers = ask([n.port for n in nodes], prompts, concurrency)
         moved = check(want, prompts, answers, per_token, protocol)
@@ -31,6 +31,10 @@ def equal(name, protocol, concurrency, args=()):
 
 def test_tiny_rdma():
     equal('tiny', 'rdma', 8)
+
+
+def test_tiny_rdma_cm():
+    equal('tiny', 'rdma', 8, env={'BATON_RDMA_CM': '1'})
 
 
 def test_tiny_ucx():

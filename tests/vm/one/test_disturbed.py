@@ -41,12 +41,12 @@ def test_requests_ucx_long():
 class Flow:
     """bench_flow at the two ends of the rails: (second, bytes, failed) samples of a tenth of a second."""
 
-    def __init__(self, protocol, seconds, rails=2):
+    def __init__(self, protocol, seconds, rails=2, env=None):
         program = os.path.join(os.environ['BATON_TEST_PROGRAMS'], 'bench_flow')
         if not os.path.exists(program):
             raise Skip(f'{program} is not built')
         ends = [nics(x, rails) if protocol == 'rdma' else ','.join(x.format(i) + ':1' for i in range(rails)) for x in (NEAR, FAR)]
-        env = {**os.environ, **({'UCX_TLS': 'rc_verbs'} if protocol == 'ucx' else {})}
+        env = {**os.environ, **({'UCX_TLS': 'rc_verbs'} if protocol == 'ucx' else {}), **(env or {})}
         self.p = subprocess.Popen([program, protocol, str(seconds), *ends], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         self.samples, self.other = [], []
 
@@ -97,9 +97,9 @@ def test_transfers_ucx_long():
     flow_under('ucx', RULES)
 
 
-def rail_down(protocol, which, down=4, up=9, end=16):
+def rail_down(protocol, which, down=4, up=9, end=16, env=None):
     """One of two rails goes down for some seconds: what arrives in each tenth of a second, and when it is back to 80 % of before."""
-    with Flow(protocol, end) as flow:
+    with Flow(protocol, end, env=env) as flow:
         flow.read(down)
         rail(which, False)
         at_down = flow.samples[-1][0]
@@ -121,6 +121,10 @@ def rail_down(protocol, which, down=4, up=9, end=16):
 
 def test_rail_down_transfers_rdma():
     rail_down('rdma', 1)
+
+
+def test_rail_down_transfers_rdma_cm():
+    rail_down('rdma', 1, env={'BATON_RDMA_CM': '1'})
 
 
 def test_rail_down_transfers_ucx():

@@ -14,9 +14,9 @@ def program(*path):
     return full
 
 
-def run_for(limit_s, argv):
+def run_for(limit_s, argv, **env):
     """(status, output); the output is printed as it comes."""
-    p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace')
+    p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace', env={**os.environ, **env})
     timer = threading.Timer(limit_s, p.kill)
     timer.start()
     lines = []
@@ -29,11 +29,11 @@ def run_for(limit_s, argv):
     return p.returncode, ''.join(lines)
 
 
-def conformance(row):
+def conformance(row, **env):
     test = program('test_transports')
     cases = [c for c in subprocess.run([test, '--list'], capture_output=True, text=True).stdout.split() if c.endswith('_' + row)]
     assert cases, f'no case of test_transports ends in _{row}'
-    status, output = run_for(400, [test, *cases])
+    status, output = run_for(400, [test, *cases], **env)
     found, lines = COUNTS.findall(output), output.splitlines()
     for i in [i for i, line in enumerate(lines) if line.startswith('FAIL')]:
         print('    ' + '\n    '.join(line for line in lines[max(0, i - 30):i + 1] if 'info' not in line), flush=True)
@@ -42,6 +42,10 @@ def conformance(row):
 
 def test_conformance_rdma():
     conformance('rdma')
+
+
+def test_conformance_rdma_cm():
+    conformance('rdma', BATON_RDMA_CM='1')
 
 
 def test_conformance_ucx():

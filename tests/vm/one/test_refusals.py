@@ -119,6 +119,21 @@ def test_mtu_of_no_device():
     refused(RDMA, {'BATON_RDMA_MTU': '1500'}, 'BATON_RDMA_MTU', '1500', '1024')
 
 
+CM = {'BATON_RDMA_CM': '1'}
+
+
+def test_rdma_cm_on_one_side_only():
+    refused_pair(TINY, CM, 'BATON_RDMA_CM is 1 here and 0 at the peer')
+
+
+def test_rdma_cm_without_its_module():
+    os.rename('/dev/infiniband/rdma_cm', '/dev/rdma_cm_away')
+    try:
+        refused(RDMA, CM, 'BATON_RDMA_CM', '/dev/infiniband/rdma_cm', 'modprobe rdma_ucm')
+    finally:
+        os.rename('/dev/rdma_cm_away', '/dev/infiniband/rdma_cm')
+
+
 def test_peer_of_another_model():
     """Nodes of two models under one name are no pair: the request is refused with a sentence that says so."""
     control = free_ports(1)[0]
