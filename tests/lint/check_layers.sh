@@ -37,7 +37,7 @@ pcre2.h          shared/text
 utf8proc.h       shared/text
 protobuf-c/      shared/cluster
 infiniband/      shared/fabric kvtransfer
-rdma/            shared/fabric kvtransfer
+rdma/            shared/fabric kvtransfer tests
 ucp/             shared/fabric kvtransfer deploy
 cuda             kernels kvtransfer tests
 nccl.h           kernels

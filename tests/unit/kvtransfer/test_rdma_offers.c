@@ -147,11 +147,12 @@ int rdma_ack_cm_event(struct rdma_cm_event *e) { return memset(e, 0x5a, sizeof *
 int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *a, int *mask)
 {
     (void)id;
+    if (fails()) return -1;
     a->path_mtu = IBV_MTU_512;
     *mask = IBV_QP_STATE | (a->qp_state == IBV_QPS_RTR ? IBV_QP_AV | IBV_QP_PATH_MTU : 0);
     return 0;
 }
-int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *p) { return (void)id, (void)p, n_taken++, 0; }
+int rdma_accept(struct rdma_cm_id *id, struct rdma_conn_param *p) { return (void)id, (void)p, n_taken++, fails() ? -1 : 0; }
 int rdma_reject(struct rdma_cm_id *id, const void *p, uint8_t n) { return (void)id, (void)p, (void)n, n_rejected++, 0; }
 
 /* ---- the receiver and its senders ---- */
@@ -273,21 +274,32 @@ static void world_end(struct world *w)
     CHECK_EQ_INT(n_live, 0);
 }
 
-/* A request arrives: true when it was accepted, and not rejected. */
-static bool ask(struct world *w, const struct rdma_call *call, uint32_t number, uint8_t port, size_t cut)
+/* A request of the peer's queue pair `number` arrives over a port, with n bytes of private data. It is taken by a later turn. */
+static void arrive(const struct rdma_call *call, uint32_t number, uint8_t port, size_t n)
 {
-    uint8_t data[56] = { 0 };
-    struct rdma_cm_event ev = { .event = RDMA_CM_EVENT_CONNECT_REQUEST };
-    uint32_t taken = n_taken, rejected = n_rejected;
+    static struct rdma_cm_event ev;
+    static uint8_t data[56];
     uint64_t one = 1;
+    uint32_t was = fail_at;
+    fail_at = 0; /* the id is made here */
+    ev = (struct rdma_cm_event){ .event = RDMA_CM_EVENT_CONNECT_REQUEST };
     CHECK_OK(rdma_create_id(NULL, &ev.id, NULL, RDMA_PS_TCP));
+    calls--;
+    fail_at = was;
     ev.id->port_num = port;
     rdma_call_encode(call, data);
     ev.param.conn.private_data = data;
-    ev.param.conn.private_data_len = (uint8_t)(cut ? cut : sizeof data);
+    ev.param.conn.private_data_len = (uint8_t)n;
     ev.param.conn.qp_num = number;
     request = &ev;
     CHECK(write(channel.fd, &one, sizeof one) == sizeof one);
+}
+
+/* True when it is accepted, and not rejected. */
+static bool ask(struct world *w, const struct rdma_call *call, uint32_t number, uint8_t port, size_t n)
+{
+    uint32_t taken = n_taken, rejected = n_rejected;
+    arrive(call, number, port, n);
     UNTIL(n_taken + n_rejected > taken + rejected);
     CHECK_EQ_INT(n_taken + n_rejected, taken + rejected + 1);
     return n_taken > taken;
@@ -305,33 +317,66 @@ TEST(only_who_was_invited_may_connect)
     offer(w, s, 1);
     CHECK(s->invited && s->invite.port == 7471 && s->invite.ipv6 && s->invite.epoch == 1);
     struct rdma_call call = { .rail = 0, .epoch = 1, .i_qp = 0 }, bad;
-    CHECK(!ask(w, &call, 1, 2, 0)); /* a token of zeros */
+    CHECK(!ask(w, &call, 1, 2, 56)); /* a token of zeros */
     memcpy(call.token, s->invite.token, sizeof call.token);
     bad = call;
     bad.token[15] ^= 1;
-    CHECK(!ask(w, &bad, 1, 2, 0));
+    CHECK(!ask(w, &bad, 1, 2, 56));
     bad = call;
     bad.rail = 1;
-    CHECK(!ask(w, &bad, 1, 2, 0));
+    CHECK(!ask(w, &bad, 1, 2, 56));
     bad = call;
     bad.epoch = 2;
-    CHECK(!ask(w, &bad, 1, 2, 0));
+    CHECK(!ask(w, &bad, 1, 2, 56));
     bad = call;
     bad.i_qp = 2;
-    CHECK(!ask(w, &bad, 1, 2, 0));
-    CHECK(!ask(w, &call, 2, 2, 0)); /* the number of the other queue pair */
-    CHECK(!ask(w, &call, 1, 1, 0)); /* over another port */
+    CHECK(!ask(w, &bad, 1, 2, 56));
+    CHECK(!ask(w, &call, 2, 2, 56)); /* the number of the other queue pair */
+    CHECK(!ask(w, &call, 1, 1, 56)); /* over another port */
     CHECK(!ask(w, &call, 1, 2, RDMA_CALL_BYTES - 1));
-    CHECK(ask(w, &call, 1, 2, 0));
-    CHECK(!ask(w, &call, 1, 2, 0)); /* it is connected */
+    CHECK(ask(w, &call, 1, 2, 56));
+    CHECK(!ask(w, &call, 1, 2, 56)); /* it is connected */
     CHECK_EQ_INT(s->n_accepted, 0);
     call.i_qp = 1;
     CHECK(ask(w, &call, 2, 2, RDMA_CALL_BYTES));
     UNTIL(s->n_accepted == 1);
     CHECK_EQ_INT(s->mtu, 512); /* what the connection manager said */
     UNTIL(w->n_up == 1);
-    CHECK(!ask(w, &call, 2, 2, 0)); /* the rail is up */
+    CHECK(!ask(w, &call, 2, 2, 56)); /* the rail is up */
     CHECK_EQ_INT(w->n_down, 0);
+    world_end(w);
+}
+
+/* As without it: whatever fails once, the offer is refused, nothing but the listener is left, and an offer after it is taken. */
+TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
+{
+    struct world *w = world();
+    struct sender *s = &w->senders[0];
+    struct err err = { 0 };
+    CHECK_OK(rdma_cm_open(w->t, &err));
+    s->cm = true;
+    join(w, s);
+    for (fail_at = 1; !s->n_accepted; fail_at++) {
+        uint32_t refused = s->n_refused;
+        calls = 0;
+        s->invited = false;
+        offer(w, s, fail_at);
+        for (uint32_t i = 0; i < 2 && s->n_refused == refused; i++) {
+            struct rdma_call call = { .epoch = fail_at, .i_qp = i };
+            memcpy(call.token, s->invite.token, sizeof call.token);
+            arrive(&call, i + 1, 2, RDMA_CALL_BYTES);
+            UNTIL(!request && (i == 0 || s->n_refused > refused || s->n_accepted));
+            for (uint64_t end = clock_ms() + 30; i == 0 && s->n_refused == refused && clock_ms() < end;) turn(w); /* it may be refused already */
+        }
+        if (s->n_accepted) break;
+        for (uint64_t end = clock_ms() + 2000; n_live > 1 && clock_ms() < end;) turn(w);
+        if (n_live > 1) test_fail(__FILE__, __LINE__, "%u things are left after call %u failed", n_live, fail_at);
+    }
+    CHECK(fail_at > 16);
+    CHECK_EQ_INT(s->n_refused, fail_at - 1);
+    UNTIL(w->n_up == 1);
+    CHECK_EQ_INT(w->n_down, 0);
+    fail_at = 0;
     world_end(w);
 }
 
@@ -396,7 +441,8 @@ TEST(a_sender_that_leaves_takes_nothing_of_the_others)
 }
 
 TEST_MAIN(CASE(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing), CASE(a_sender_that_leaves_takes_nothing_of_the_others),
-          CASE(only_who_was_invited_may_connect), CASE(a_peer_that_sets_up_otherwise_is_refused))
+          CASE(only_who_was_invited_may_connect), CASE(an_invitation_that_comes_to_nothing_leaves_nothing),
+          CASE(a_peer_that_sets_up_otherwise_is_refused))
 #else
 TEST(rdma) { SKIP("built without libibverbs and librdmacm: the row rdma is NOT tested"); }
 TEST_MAIN(CASE(rdma))

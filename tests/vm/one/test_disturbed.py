@@ -8,10 +8,10 @@ BACK_S = 3            # throughput is back this long after the rail is back
 MIB = 1 << 20
 
 
-def under(protocol, rules):
+def under(protocol, rules, env=None):
     """The tiny model's questions with each rule on both rails: equal answers, and how long they took beside undisturbed ones."""
     model, prompts, want, per_token = load('tiny')
-    with split(model, protocol, BATCH) as nodes:
+    with split(model, protocol, BATCH, env=env) as nodes:
         took = {}
         for rule in ['', *rules]:
             traffic, t0 = Traffic(), time.monotonic()
@@ -24,6 +24,10 @@ def under(protocol, rules):
 
 def test_loss_rdma():
     under('rdma', RULES[1:2])
+
+
+def test_loss_rdma_cm_long():
+    under('rdma', RULES[1:2], {'BATON_RDMA_CM': '1'})
 
 
 def test_loss_ucx_long():
@@ -106,7 +110,10 @@ def rail_down(protocol, which, down=4, up=9, end=16, env=None):
         flow.read(up)
         rail(which, True)
         at_up = flow.samples[-1][0]
+        flow.read(up + BACK_S)
+        carried = sent_packets(NEAR.format(which))
         flow.finish()
+        carried = sent_packets(NEAR.format(which)) - carried
     before = flow.rate(1, at_down)
     first = next((t for t, b, _ in flow.samples if t > at_down + 0.1 and b), None)
     back = next((t for t, _, _ in flow.samples if t >= at_up + 1 and flow.rate(t - 1, t) >= 0.8 * before), None)  # over a whole second
@@ -117,6 +124,7 @@ def rail_down(protocol, which, down=4, up=9, end=16, env=None):
           f'up at {at_up:.1f} s, 80 % again at {back} s; {flow.samples[-1][2]} transfers failed and were made again', flush=True)
     assert first and first - at_down <= BACK_S, 'transfers did not go on over the other rail'
     assert back and back - at_up <= BACK_S, 'the rate is not back'
+    assert protocol != 'rdma' or carried > 500, f'rail {which} carries nothing since it is back: {carried} packets'  # ucx stays where it went
 
 
 def test_rail_down_transfers_rdma():
