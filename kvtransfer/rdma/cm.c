@@ -17,6 +17,7 @@
 enum {
     LISTENERS = 2 * RDMA_RAILS_MAX, /* a port has more than one when peers reach it by several of its addresses */
     BACKLOG = 1024,
+    WAKE_MS = 1000,                 /* a port that is active again has its routes again */
     EVENTS_AT_ONCE = 64             /* then the rest of the thread has its turn */
 };
 
@@ -25,8 +26,18 @@ struct listener {
     struct sockaddr_storage address; /* without a port */
 };
 
+/* The id of a queue pair that is gone, over a port that is down. Destroying it sends word to the peer: over a port that carries nothing that is
+ * lost at best, and Soft-RoCE (Linux 6.1) never again hears a connection manager's message on a port that had no route for one. */
+struct sleeper {
+    struct rdma_cm_id     *id;
+    const struct rdma_end *end;
+    uint64_t               wake_ms; /* 0: its port is down */
+};
+
 struct rdma_cm {
     struct rdma_event_channel *channel;
+    struct sleeper            *sleepers; /* no more than queue pairs over a port when it went down: none is connected while it is */
+    size_t                     n_sleepers;
     struct listener            listeners[LISTENERS];
     uint32_t                   next; /* to be replaced when all are taken */
 };
@@ -78,6 +89,8 @@ void rdma_cm_close(struct rdma_transport *t)
 {
     if (!t->cm) return;
     for (size_t i = 0; i < LISTENERS; i++) end_listener(&t->cm->listeners[i]);
+    for (size_t i = 0; i < t->cm->n_sleepers; i++) rdma_destroy_id(t->cm->sleepers[i].id);
+    mem_free(t->cm->sleepers);
     rdma_destroy_event_channel(t->cm->channel);
     mem_free(t->cm);
     t->cm = NULL;
@@ -85,8 +98,31 @@ void rdma_cm_close(struct rdma_transport *t)
 
 void rdma_cm_forget(struct rdma_qp *q)
 {
-    rdma_destroy_id(q->id);
+    struct rdma_cm *cm = q->rail->conn->t->cm;
+    const struct rdma_end *e = rdma_rail_end(q->rail);
+    if (e->active || e->device->dead) rdma_destroy_id(q->id);
+    else {
+        q->id->context = NULL;
+        cm->sleepers = mem_realloc(cm->sleepers, cm->n_sleepers + 1, sizeof *cm->sleepers);
+        cm->sleepers[cm->n_sleepers++] = (struct sleeper){ .id = q->id, .end = e };
+    }
     q->id = NULL;
+}
+
+static void end_sleeper(struct rdma_cm *cm, size_t i)
+{
+    rdma_destroy_id(cm->sleepers[i].id);
+    cm->sleepers[i] = cm->sleepers[--cm->n_sleepers];
+}
+
+void rdma_cm_tick(struct rdma_transport *t, uint64_t now_ms)
+{
+    for (size_t i = t->cm ? t->cm->n_sleepers : 0; i-- > 0;) {
+        struct sleeper *s = &t->cm->sleepers[i];
+        if (!s->end->active) s->wake_ms = 0;
+        else if (!s->wake_ms) s->wake_ms = now_ms + WAKE_MS;
+        if (s->end->device->dead || (s->wake_ms && now_ms >= s->wake_ms)) end_sleeper(t->cm, i);
+    }
 }
 
 /* Is the id's port the one that r uses? */
@@ -324,9 +360,11 @@ static void on_event(struct rdma_transport *t, const struct event *e)
         on_request(t, e);
         return;
     }
-    if (!q) { /* a listener's: one is made when it is needed again */
+    if (!q) { /* a listener's: one is made when it is needed again; or a sleeper's, which nobody needs */
         for (size_t i = 0; i < LISTENERS && what; i++)
             if (t->cm->listeners[i].id == e->id) end_listener(&t->cm->listeners[i]);
+        for (size_t i = t->cm->n_sleepers; i-- > 0 && e->type == RDMA_CM_EVENT_DEVICE_REMOVAL;)
+            if (t->cm->sleepers[i].id == e->id) end_sleeper(t->cm, i);
         return;
     }
     bool wanted = q->rail->state == RDMA_RAIL_OFFERED; /* not of an attempt given up */

@@ -160,6 +160,7 @@ static void tick(struct rdma_transport *t)
     if (now < t->ticked_ms + RDMA_TICK_MS) return;
     t->ticked_ms = now;
     LIST_FOREACH(c, &t->conns, struct rdma_conn, link) rdma_conn_tick(c, now);
+    rdma_cm_tick(t, now);
     control_poll(t->hub, rdma_conn_on_control, t); /* its deadlines */
 }
 

@@ -329,7 +329,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_flow PROTOCOL SECONDS [sender's devices] [receiver's devices]\n");
         return 2;
     }
-    log_set_level(LOG_ERROR);
+    if (!getenv("BATON_LOG_LEVEL")) log_set_level(LOG_ERROR);
     need(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, wire) == 0, "no socket pair");
     pid_t child = fork();
     need(child >= 0, "no child");
