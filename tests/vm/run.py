@@ -52,16 +52,17 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('form', choices=('one', 'two'))
     a.add_argument('--long', action='store_true', help='also tests named *_long')
-    a.add_argument('--limit', type=float, default=900, help='seconds for everything in the machine (900)')
+    a.add_argument('--limit', type=float, help='seconds for everything in the machine (900; with --long 2700)')
     a.add_argument('names', nargs='*')
     a = a.parse_intermixed_args()
+    limit = a.limit or (2700 if a.long else 900)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     n = tests_of(a.form, a.names, a.long)
     with tempfile.TemporaryDirectory(prefix='baton-vm-work-') as work:
         try:
             qemu(), busybox(), kernel()  # before the answers, which take a while
             cases.make(work + '/answers.json')
-            return run(a.form, [*(['--long'] if a.long else []), *a.names], work, a.limit)
+            return run(a.form, [*(['--long'] if a.long else []), *a.names], work, limit)
         except Unavailable as e:
             print(f'SKIP  {n} tests, NOT TESTED: no virtual machine here: {e}\n0 passed, 0 failed, {n} skipped')
             return 0
