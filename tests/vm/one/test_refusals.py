@@ -59,7 +59,7 @@ def without_devices():
 
 
 def test_paging_that_the_device_cannot():
-    refused(RDMA, {'BATON_RDMA_ODP': 'on'}, 'BATON_RDMA_ODP=on', 'page on demand', 'rxe')
+    refused(RDMA, {'BATON_RDMA_ODP': 'on'}, 'BATON_RDMA_ODP=on', 'cannot page on demand')
 
 
 def test_no_device():
