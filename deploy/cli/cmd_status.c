@@ -83,11 +83,13 @@ static int ask(const struct config *c, const char *host, uint16_t port)
     }
     struct http_client_options o = { .loop = q.loop, .body_max = ANSWER_MAX, .n_idle = 1 };
     struct http_client *client = http_client_create(&o);
-    const char *key = getenv("BATON_API_KEY");
-    if (key) buf_printf(&headers, "Authorization: Bearer %.*s\r\n", (int)strcspn(key, ",\r\n"), key);
+    size_t n_keys = 0;
+    const char *key = config_list(c, "api-key", 0, &n_keys);
+    if (n_keys) buf_printf(&headers, "Authorization: Bearer %.*s\r\n", (int)strcspn(key, "\r\n"), key);
     q.st = http_client_request(client, "GET", host, port, "/cluster", headers.len ? headers.data : NULL, (struct str){ 0 }, TIMEOUT_MS, on_answer, &q);
     if (q.st == OK) loop_run(q.loop);
     if (q.st != OK) fprintf(stderr, "baton status: nothing answers at %s:%u; is a node running there? (--url names another)\n", host, port);
+    else if (q.http_status == 401) fprintf(stderr, "baton status: %s:%u wants a key: give one of its own with --api-key or BATON_API_KEY\n", host, port);
     else if (q.http_status != 200) fprintf(stderr, "baton status: %s:%u answered %d: %.*s\n", host, port, q.http_status, (int)q.answer.len, q.answer.data);
     else if (config_bool(c, "json")) exit_status = printf("%.*s\n", (int)q.answer.len, q.answer.data) < 0;
     else exit_status = print_table(buf_str(&q.answer));

@@ -56,7 +56,7 @@ const struct option OPTIONS[] = {
       .help = "Port of the API; 0 takes any free one." },
     { .name = "metrics-port", .env = "BATON_METRICS_PORT", .type = OPT_INT, .min = 0, .max = 65535, .def = "0", .group = "HTTP", .commands = "serve doctor",
       .help = "Extra port for /metrics and health; 0: only the API's own port has them." },
-    { .name = "api-key", .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY", .type = OPT_LIST, .group = "HTTP", .commands = NET,
+    { .name = "api-key", .env = "BATON_API_KEY FD_API_KEY VLLM_API_KEY", .type = OPT_LIST, .group = "HTTP", .commands = NET " status",
       .help = "Keys that clients must present as bearer tokens; prefer the environment, command lines are visible to others." },
     { .name = "max-concurrency", .env = "BATON_MAX_CONCURRENCY", .type = OPT_INT, .min = 1, .max = 1048576, .def = "2048", .group = "HTTP", .commands = NET,
       .help = "Requests this node follows at once as their entry; more get 429 with Retry-After." },
