@@ -114,6 +114,8 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
 
 /* ---- secrets ---- */
 
+enum { SECRET_FAIR = 16 }; /* characters; shorter ones work, with a word of warning */
+
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out, struct err *err)
 {
     const char *file = config_string(c, "cluster-secret-file"), *env = getenv("BATON_CLUSTER_SECRET");
@@ -412,6 +414,8 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     line(out, "API keys", o->n_api_keys ? "required" : "none: anyone who reaches the port may use it", config_source_text(c, "api-key"));
     if (!o->secret.n)
         buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on 127.0.0.1, so other hosts cannot join\n");
+    else if (o->secret.n < SECRET_FAIR)
+        buf_printf(out, "  the cluster secret has %zu characters: whoever guesses it can join and read KV; take %d random ones or more\n", o->secret.n, SECRET_FAIR);
     if (o->role == ROLE_MIXED && (config_is_set(c, "rdma-comm-ports") || config_is_set(c, "pd-comm-port")))
         buf_add_c(out, "  note: ports for prefill/decode splitting were given, but the role is mixed; was a line of the command lost?\n");
 }
