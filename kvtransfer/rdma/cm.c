@@ -219,7 +219,7 @@ static enum status to_send(struct rdma_qp *q)
 static struct rdma_conn_param parameters(const struct rdma_qp *q)
 {
     const struct kvt_rdma_tuning *t = &q->rail->conn->t->env->tuning.rdma;
-    return (struct rdma_conn_param){ .responder_resources = 1, .initiator_depth = 1, .retry_count = t->retries ? t->retries : RDMA_RETRIES_DEFAULT,
+    return (struct rdma_conn_param){ .responder_resources = 1, .initiator_depth = 1, .retry_count = rdma_retries(t),
                                      .rnr_retry_count = 7, .qp_num = q->qp->qp_num };
 }
 
@@ -271,7 +271,7 @@ static void on_request(struct rdma_transport *t, const struct event *e)
 static void set_options(const struct rdma_qp *q)
 {
     const struct kvt_rdma_tuning *t = &q->rail->conn->t->env->tuning.rdma;
-    uint8_t tos = t->traffic_class, timeout = t->timeout ? t->timeout : RDMA_TIMEOUT_DEFAULT;
+    uint8_t tos = t->traffic_class, timeout = rdma_timeout(t);
     /* For the peer's half of the path, and for iWARP; an older kernel knows less of them. Our own half: rdma_queue_transit. */
     if (t->traffic_class_given) (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos);
     (void)rdma_set_option(q->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout);

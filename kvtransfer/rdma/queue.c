@@ -131,18 +131,28 @@ enum status rdma_queue_receives(struct rdma_qp *q, uint32_t n)
 
 /* ---- connected ---- */
 
+/* What both transitions have whoever sets the queue pair up; the mask takes what belongs to one of them. */
+static void set_limits(struct ibv_qp_attr *a, const struct kvt_rdma_tuning *t)
+{
+    a->max_dest_rd_atomic = a->max_rd_atomic = 1;
+    a->min_rnr_timer = 12;
+    a->timeout = rdma_timeout(t);
+    a->retry_cnt = rdma_retries(t);
+    a->rnr_retry = 7;
+}
+
 static enum status connect_one(struct rdma_rail *r, struct rdma_qp *q, const struct rdma_half *m, const struct rdma_qp_name *peer, uint8_t gid_index)
 {
     const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
-    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = (enum ibv_mtu)rdma_mtu_code(r->mtu), .dest_qp_num = peer->number, .rq_psn = peer->psn,
-                             .max_dest_rd_atomic = 1, .min_rnr_timer = 12 };
+    struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = (enum ibv_mtu)rdma_mtu_code(r->mtu), .dest_qp_num = peer->number, .rq_psn = peer->psn };
+    set_limits(&a, t);
     a.ah_attr = (struct ibv_ah_attr){ .dlid = m->place.lid, .sl = t->service_level, .is_global = 1, .port_num = rdma_rail_end(r)->port->number,
                                       .grh = { .sgid_index = gid_index, .hop_limit = 255, .traffic_class = t->traffic_class } };
     memcpy(a.ah_attr.grh.dgid.raw, m->place.gid, sizeof m->place.gid);
     if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) != 0)
         return fail(r, "queue pair not to RTR");
-    a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = q->psn, .timeout = t->timeout ? t->timeout : RDMA_TIMEOUT_DEFAULT,
-                              .retry_cnt = t->retries ? t->retries : RDMA_RETRIES_DEFAULT, .rnr_retry = 7, .max_rd_atomic = 1 };
+    a.qp_state = IBV_QPS_RTS;
+    a.sq_psn = q->psn;
     if (ibv_modify_qp(q->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) != 0)
         return fail(r, "queue pair not to RTS");
     q->connected = true;
@@ -171,11 +181,7 @@ enum status rdma_queue_transit(struct rdma_qp *q, struct ibv_qp_attr *a, int mas
         if (rdma_mtu_bytes(a->path_mtu) > r->mtu) a->path_mtu = (enum ibv_mtu)rdma_mtu_code(r->mtu);
         else r->mtu = rdma_mtu_bytes(a->path_mtu);
     }
-    a->max_dest_rd_atomic = a->max_rd_atomic = 1; /* from here as connect_one has them */
-    a->min_rnr_timer = 12;
-    a->timeout = t->timeout ? t->timeout : RDMA_TIMEOUT_DEFAULT;
-    a->retry_cnt = t->retries ? t->retries : RDMA_RETRIES_DEFAULT;
-    a->rnr_retry = 7;
+    set_limits(a, t);
     if (ibv_modify_qp(q->qp, a, mask) == 0) return OK;
     if (a->qp_state == IBV_QPS_INIT) return fail(r, "queue pair not to another partition");
     return a->qp_state == IBV_QPS_RTR ? fail(r, "queue pair not to RTR") : fail(r, "queue pair not to RTS");

@@ -444,7 +444,7 @@ bool rdma_rail_poll(struct rdma_rail *r)
 static void check_progress(struct rdma_rail *r, uint64_t now_ms)
 {
     const struct kvt_rdma_tuning *t = &r->conn->t->env->tuning.rdma;
-    uint64_t limit = 2 * (uint64_t)rdma_schedule_timeout_ms(t->timeout ? t->timeout : RDMA_TIMEOUT_DEFAULT);
+    uint64_t limit = 2 * (uint64_t)rdma_schedule_timeout_ms(rdma_timeout(t));
     if (limit < RDMA_STALL_MS) limit = RDMA_STALL_MS;
     for (uint32_t i = 0; i < r->n_qps; i++) {
         const struct rdma_qp *q = &r->qps[i];

@@ -66,6 +66,10 @@ enum {
     RDMA_HELD_BYTES = 4 << 20  /* messages that wait for puts; a peer that sends more is dropped */
 };
 
+/* What the operator set, or what this row chooses. */
+static inline uint8_t rdma_timeout(const struct kvt_rdma_tuning *t) { return t->timeout ? t->timeout : RDMA_TIMEOUT_DEFAULT; }
+static inline uint8_t rdma_retries(const struct kvt_rdma_tuning *t) { return t->retries ? t->retries : RDMA_RETRIES_DEFAULT; }
+
 struct rdma_cm;
 struct rdma_cm_id;
 

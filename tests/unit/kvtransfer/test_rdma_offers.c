@@ -347,6 +347,23 @@ TEST(only_who_was_invited_may_connect)
     world_end(w);
 }
 
+/* After call `fail_at` failed: a rail that is down is cleared by the next tick. */
+static void nothing_is_left(struct world *w, uint32_t but)
+{
+    for (uint64_t end = clock_ms() + 2000; n_live > but && clock_ms() < end;) turn(w);
+    if (n_live > but) test_fail(__FILE__, __LINE__, "%u things are left after call %u failed", n_live, fail_at);
+}
+
+/* Every failure was a refusal, the offer after them was taken, and the connection lived through it all. */
+static void end_of_failures(struct world *w, struct sender *s)
+{
+    CHECK_EQ_INT(s->n_refused, fail_at - 1);
+    UNTIL(w->n_up == 1);
+    CHECK_EQ_INT(w->n_down, 0);
+    fail_at = 0;
+    world_end(w);
+}
+
 /* As without it: whatever fails once, the offer is refused, nothing but the listener is left, and an offer after it is taken. */
 TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
 {
@@ -369,15 +386,10 @@ TEST(an_invitation_that_comes_to_nothing_leaves_nothing)
             for (uint64_t end = clock_ms() + 30; i == 0 && s->n_refused == refused && clock_ms() < end;) turn(w); /* it may be refused already */
         }
         if (s->n_accepted) break;
-        for (uint64_t end = clock_ms() + 2000; n_live > 1 && clock_ms() < end;) turn(w);
-        if (n_live > 1) test_fail(__FILE__, __LINE__, "%u things are left after call %u failed", n_live, fail_at);
+        nothing_is_left(w, 1);
     }
     CHECK(fail_at > 16);
-    CHECK_EQ_INT(s->n_refused, fail_at - 1);
-    UNTIL(w->n_up == 1);
-    CHECK_EQ_INT(w->n_down, 0);
-    fail_at = 0;
-    world_end(w);
+    end_of_failures(w, s);
 }
 
 /* Both sides must agree. */
@@ -403,16 +415,11 @@ TEST(an_offer_that_cannot_be_taken_is_refused_and_leaves_nothing)
         calls = 0;
         offer(w, s, fail_at);
         if (s->n_accepted) break;
-        for (uint64_t end = clock_ms() + 2000; n_live && clock_ms() < end;) turn(w); /* a rail that is down is cleared by the next tick */
-        if (n_live) test_fail(__FILE__, __LINE__, "%u things are left after call %u failed", n_live, fail_at);
+        nothing_is_left(w, 0);
     }
     CHECK(fail_at > 10);
-    CHECK_EQ_INT(s->n_refused, fail_at - 1);
     CHECK_EQ_INT(init_port, 2); /* the port's own number, not 1 */
-    UNTIL(w->n_up == 1);
-    CHECK_EQ_INT(w->n_down, 0);
-    fail_at = 0;
-    world_end(w);
+    end_of_failures(w, s);
 }
 
 /* A sender's key is its own region in its own domain; both go with it, and nobody else's do. */
