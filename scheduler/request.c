@@ -395,7 +395,8 @@ void request_advance(struct scheduler *s, struct request *r)
     }
     switch (r->state) {
     case REQUEST_PLACING:
-        if (!r->placing && now >= r->wait_until_ms) (void)place(s, r);
+        /* Room that came free in this very tick belongs to the longest waiting: give_room hands it out with the next turn. */
+        if (!r->placing && now >= r->wait_until_ms && !s->has_room) (void)place(s, r);
         break;
     case REQUEST_CREDIT:
     case REQUEST_RESERVE:
