@@ -89,43 +89,62 @@ static uint8_t pattern(uint64_t id, uint32_t layer, uint32_t position, size_t i)
     return (uint8_t)(id * 131 + layer * 17 + position * 7 + i * 3 + (i >> 8));
 }
 
-static bool is_valid(const struct kv_layout *l, size_t i, uint32_t n_valid)
+/* A thread sanitizer would watch every byte of the next two; they are one thread's, and the driver waits for them. */
+#define UNWATCHED __attribute__((no_sanitize("thread")))
+
+UNWATCHED static void fill_piece(uint8_t *to, size_t n, uint64_t id, uint32_t layer, uint32_t block)
 {
-    return i % kv_layout_run_stride(l) < kv_layout_run_stride(l) / l->block_tokens * n_valid;
+    for (size_t i = 0; i < n; i++) to[i] = pattern(id, layer, block, i);
+}
+
+/* The first `valid` of each `stride` bytes. */
+UNWATCHED static bool piece_holds(const uint8_t *piece, size_t n, size_t stride, size_t valid, uint64_t id, uint32_t layer, uint32_t block)
+{
+    for (size_t run = 0; run < n; run += stride)
+        for (size_t i = run; i < run + valid; i++)
+            if (piece[i] != pattern(id, layer, block, i)) return false;
+    return true;
 }
 
 static void fill(struct peer *p, uint64_t id, const int32_t *blocks, uint32_t n)
 {
     for (uint32_t layer = 0; layer < p->layout.n_layers; layer++)
-        for (uint32_t b = 0; b < n; b++)
-            for (size_t i = 0; i < kv_layout_piece_bytes(&p->layout); i++) piece(p, layer, blocks[b])[i] = pattern(id, layer, b, i);
+        for (uint32_t b = 0; b < n; b++) fill_piece(piece(p, layer, blocks[b]), kv_layout_piece_bytes(&p->layout), id, layer, b);
 }
 
 static void check_holds(struct peer *p, uint64_t id, uint32_t n_tokens, const int32_t *blocks, uint32_t n)
 {
+    size_t bytes = kv_layout_piece_bytes(&p->layout), stride = kv_layout_run_stride(&p->layout);
     for (uint32_t layer = 0; layer < p->layout.n_layers; layer++)
         for (uint32_t b = 0; b < n; b++) {
-            uint32_t n_valid = kvt_plan_tokens(&p->layout, n_tokens, b);
-            for (size_t i = 0; i < kv_layout_piece_bytes(&p->layout); i++)
-                if (is_valid(&p->layout, i, n_valid) && piece(p, layer, blocks[b])[i] != pattern(id, layer, b, i)) {
-                    answer_error(p, "a received block does not hold what was sent");
-                    return;
-                }
+            size_t valid = stride / p->layout.block_tokens * kvt_plan_tokens(&p->layout, n_tokens, b);
+            if (piece_holds(piece(p, layer, blocks[b]), bytes, stride, valid, id, layer, b)) continue;
+            answer_error(p, "a received block does not hold what was sent");
+            return;
         }
     answer(p, "ok");
 }
 
+/* The first byte that is no canary, or n. */
+UNWATCHED static size_t first_written(const uint8_t *piece, size_t n)
+{
+    size_t i = 0;
+    while (i < n && piece[i] == CANARY) i++;
+    return i;
+}
+
 static void check_canaries(struct peer *p, const int32_t *blocks, uint32_t n)
 {
-    char line[80];
+    char   line[80];
+    size_t bytes = kv_layout_piece_bytes(&p->layout);
     for (uint32_t layer = 0; layer < p->layout.n_layers; layer++)
-        for (uint32_t b = 0; b < n; b++)
-            for (size_t i = 0; i < kv_layout_piece_bytes(&p->layout); i++)
-                if (piece(p, layer, blocks[b])[i] != CANARY) {
-                    snprintf(line, sizeof line, "block %d was written in layer %u at byte %zu", blocks[b], layer, i);
-                    answer_error(p, line);
-                    return;
-                }
+        for (uint32_t b = 0; b < n; b++) {
+            size_t i = first_written(piece(p, layer, blocks[b]), bytes);
+            if (i == bytes) continue;
+            snprintf(line, sizeof line, "block %d was written in layer %u at byte %zu", blocks[b], layer, i);
+            answer_error(p, line);
+            return;
+        }
     answer(p, "ok");
 }
 
