@@ -1,18 +1,24 @@
-/* kernels.h - arithmetic on tensors: one ops table, one row per instruction set (ref, avx2, avx512; cuda follows).
+/* kernels.h - arithmetic on tensors: one ops table, one row per instruction set (ref, avx2, avx512, avx512-vnni, amx; cuda follows).
  *
  * The rule every slot obeys: a row of the output depends only on the same row of the input and on the weights, never on
- * the other rows, on n_rows or on the number of threads (bit for bit). Reductions run in a fixed order:
- *   matmul     y[n] is one chain of fused multiply-adds over k ascending, from +0, then + bias[n]; so all rows of this table
- *              give the same bits.
- *   attention  keys in tiles of one KV block, ascending, online softmax from tile to tile; inside a tile a fixed tree.
- *   rms_norm   a fixed tree over the row.
+ * the other rows, on n_rows or on the number of threads (bit for bit). Reductions run in a fixed order.
+ *
+ * Two arithmetics (enum activations), chosen when the context is made and part of what peers compare:
+ *   F32    everything in f32: the exact path. y[n] is one chain of fused multiply-adds over k ascending, from +0, then + bias[n];
+ *          the weight of a quantised element is the f32 that its format means. All rows of this table give the same bits.
+ *   FAST   matrices of integer types take inputs rounded to int8 (cpu/act.h says how): products and sums inside a group of k's that
+ *          share a scale are exact integers, groups are chained in f32; all rows give the same bits here too. Matrices of
+ *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16.
+ * Attention takes keys in tiles of ATTN_TILE positions and segments of ATTN_SEGMENT, both counted from position 0: online softmax
+ * from tile to tile, segments merged in ascending order, so that the number of threads and the size of KV blocks change nothing.
+ *
  * `ref` is the definition, in plain C; each other row states the bound within which it equals ref and is held to it by
  * tests/conformance/test_kernels.c.
  *
- * All activations are f32. Shapes are row-major, the last index contiguous. Pointers are borrowed for the call, outputs do
- * not overlap inputs except where said. Weights are packed once by weight_pack.
- * Thread: engine (the calls fan out over ctx->pool themselves and return when done). No slot allocates; none fails: shapes are
- * checked when a model is bound. */
+ * Activations are handed over as f32. Shapes are row-major, the last index contiguous. Pointers are borrowed for the call, outputs
+ * do not overlap inputs except where said. Weights are packed once by weight_pack.
+ * Thread: engine (the calls fan out over ctx->pool themselves and return when done). No slot but weight_pack allocates; none but
+ * weight_pack fails: shapes are checked when a model is bound, which also calls kernel_ctx_reserve. */
 #ifndef BATON_KERNELS_KERNELS_H
 #define BATON_KERNELS_KERNELS_H
 
@@ -24,24 +30,69 @@
 #include "kernels/device.h"
 #include "kernels/dtype.h"
 
-enum { KERNEL_BLOCK_TOKENS_MAX = 256, KERNEL_HEAD_DIM_MAX = 256 };
+enum { KERNEL_BLOCK_TOKENS_MAX = 256, KERNEL_HEAD_DIM_MAX = 256, KERNEL_LATENT_MAX = 1024 /* kv_lora + rope of MLA */ };
+enum { ATTN_TILE = 64, ATTN_SEGMENT = 1024 };
+enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
+enum { F8_BLOCK = 128 }; /* rows and columns that share a scale of F8_E4M3 weights */
 
-/* A matrix as a checkpoint stores it: [n_out, n_in], row n_out contiguous, mapped from the file. */
+enum activations { ACTIVATIONS_F32, ACTIVATIONS_FAST };
+
+/* What becomes of a bf16, f16 or f32 matrix while it is packed (facts: FastDeploy's --quantization; kernels/quantize.h has the rules). */
+enum quantize { QUANTIZE_NONE, QUANTIZE_WINT8, QUANTIZE_WINT4, QUANTIZE_BLOCK_FP8 };
+
+/* A matrix as a checkpoint stores it, mapped from the file: [n_out, n_in] with n_in contiguous, or transposed (plain types only):
+ * [n_in, n_out] with n_out contiguous. No alignment is promised. */
 struct weight_src {
     enum dtype  dtype;
-    const void *data; /* n_out rows of dtype_row_bytes(dtype, n_in); no alignment promised */
+    const void *data;
     size_t      n_out, n_in;
+    size_t      row_bytes;   /* from one stored row to the next; 0: they lie one after the other */
+    bool        transposed;
+    const float *scales;     /* F8_E4M3: [ceil(n_out / 128)][ceil(n_in / 128)], multiplied; otherwise NULL */
 };
 
 /* A matrix packed for a row of this table. Owned by whoever called weight_pack; freed with weight_release. */
 struct weight {
-    enum dtype dtype; /* of the packed form */
-    size_t     n_out, n_in;
-    void      *data;
-    size_t     bytes;
+    int    form;             /* enum weight_form of cpu/form.h */
+    bool   paired;           /* two matrices of n_out / 2 rows, panel by panel in turn: gate and up of SwiGLU */
+    size_t n_out, n_in;
+    void  *data;
+    size_t bytes;
+};
+
+enum weight_join {
+    JOIN_STACKED, /* outputs of the parts side by side, in order */
+    JOIN_PAIRED   /* two parts of equal shape: MATMUL_SILU_MUL can follow */
+};
+
+struct weight_pack_args {
+    const struct weight_src *parts;   /* of equal n_in and dtype; when stacked, each n_out but the last is a multiple of 16 */
+    size_t                   n_parts;
+    enum weight_join         join;
+    enum quantize            quantize;
 };
 
 struct kernel_ctx;
+
+enum matmul_then {
+    MATMUL_STORE,    /* y  = w x + bias */
+    MATMUL_ADD,      /* y += w x + bias */
+    MATMUL_SILU_MUL  /* y  = silu(gate) * up of a paired matrix; y [n_rows, n_out / 2] */
+};
+
+/* One product; rows of zero length and jobs of zero rows are allowed and do nothing. */
+struct matmul_args {
+    const struct weight *w;
+    const float         *bias;     /* [n_out] or NULL (always NULL with SILU_MUL) */
+    const float         *x;        /* rows of n_in, x_stride floats apart */
+    size_t               x_stride;
+    const int32_t       *x_rows;   /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
+    size_t               n_x_rows; /* rows of x that x_rows may name; 0: n_rows */
+    size_t               n_rows;
+    float               *y;        /* [n_rows, ..], y_stride floats apart */
+    size_t               y_stride;
+    enum matmul_then     then;
+};
 
 /* Query rows of one sequence in a step. */
 struct attn_seq {
@@ -49,65 +100,116 @@ struct attn_seq {
     int32_t        n_q;          /* rows; row i has position pos_begin + i and sees keys 0 .. pos_begin + i */
     int32_t        pos_begin;
     const int32_t *block_table;  /* physical KV block of each logical block, enough for pos_begin + n_q tokens */
+    bool           generated;    /* rows of answer tokens: where an architecture has two forms of attention, the decode form is theirs */
 };
 
-struct attn_args {
-    const float           *q;    /* [n_rows, n_heads, head_dim] */
-    float                 *out;  /* [n_rows, n_heads, head_dim] */
-    const void            *kv;   /* this layer's pool: [block][kv_head][k|v][block_tokens][head_dim] f32 */
-    const struct attn_seq *seqs; /* [n_seqs] */
-    int32_t                n_seqs;
-    int32_t                n_heads, n_kv_heads, head_dim, block_tokens;
-    float                  scale;
+/* The KV pool of one layer. Heads: [block][kv_head][k|v][block_tokens][head_dim]. Latent (MLA): [block][block_tokens][head_dim], one
+ * head, whose first v_dim elements are the values too. */
+struct kv_layer {
+    void      *data;
+    enum dtype dtype;      /* DTYPE_F32 or DTYPE_BF16 */
+    bool       latent;
+    int32_t    n_heads;    /* 1 when latent */
+    int32_t    head_dim;   /* of a key: kv_lora + rope when latent */
+    int32_t    block_tokens;
 };
 
 struct kv_append_args {
-    const float           *k, *v; /* [n_rows, n_kv_heads, head_dim] */
-    void                  *kv;    /* as above */
+    const float           *k, *v; /* [n_rows, n_heads, head_dim]; v NULL when latent */
+    struct kv_layer        kv;
     const struct attn_seq *seqs;
     int32_t                n_seqs;
-    int32_t                n_kv_heads, head_dim, block_tokens;
+};
+
+struct attn_args {
+    const float           *q;     /* [n_rows, n_heads, head_dim] */
+    float                 *out;   /* [n_rows, n_heads, v_dim] */
+    struct kv_layer        kv;
+    const struct attn_seq *seqs;  /* [n_seqs] */
+    int32_t                n_seqs;
+    int32_t                n_heads, v_dim; /* v_dim: head_dim, or kv_lora when latent */
+    float                  scale;
+    /* Latent pools only: NULL for the absorbed form (q of kv_lora + rope elements, out of kv_lora). Otherwise the naive form: keys and
+     * values of head h are k_up[h] c (nope elements, before the cached rope part) and v_up[h] c of a position's latent c; q has nope +
+     * rope elements, out v_dim = v_up->n_out. */
+    const struct weight   *k_up, *v_up; /* [n_heads]: [nope, kv_lora] and [v, kv_lora] */
+};
+
+/* Which experts a token goes to (models.md 1.4, 2.5, 3.1, 3.5 give each architecture's values). p = softmax or sigmoid of the logits;
+ * selection by p + bias; among groups of n_experts / n_groups consecutive experts the topk_groups best are kept; ties go to the
+ * lower index. Weights are p (without bias), divided by max(sum, norm_min) or (sum + norm_min) when normalised, times scale. */
+struct route_args {
+    const float *logits;  /* [n_rows, n_experts] */
+    const float *bias;    /* [n_experts] or NULL */
+    size_t       n_rows;
+    int32_t      n_experts, n_used, n_groups, topk_groups; /* n_groups 1: no groups */
+    enum { ROUTE_SOFTMAX, ROUTE_SIGMOID } score;
+    enum { GROUP_MAX, GROUP_TOP2_SUM } group_score;
+    enum { NORM_NONE, NORM_MAX /* / max(sum, norm_min) */, NORM_SUM /* / (sum + norm_min) */ } norm;
+    float        norm_min, scale;
+    int32_t     *experts; /* [n_rows, n_used], in order of selection */
+    float       *weights; /* [n_rows, n_used] */
+};
+
+/* y[i] = (add ? y[i] : 0) + sum over j ascending of weights[i][j] * rows[index[i][j]], a chain of fused multiply-adds. */
+struct combine_args {
+    float         *y;       /* [n_rows, n] */
+    const float   *rows;    /* [.., n] */
+    const int32_t *index;   /* [n_rows, n_used] */
+    const float   *weights; /* [n_rows, n_used] */
+    size_t         n_rows, n_used, n;
+    bool           add;
 };
 
 struct kernel_ops {
-    const char *name;      /* "ref", "avx2", "avx512": --cpu-isa, logs, hello between peers */
+    const char *name;      /* "ref", "avx2", "avx512", ..: --cpu-isa, logs, hello between peers */
     bool (*available)(void); /* does this CPU have what the row needs */
 
-    /* Copy and reorder `src` into the row's own form, in parallel on ctx->pool. */
-    enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_src *src, struct weight *out);
-    /* y[i] = w x[i] + bias; x [n_rows, n_in], y [n_rows, n_out] with row stride y_stride floats, bias [n_out] or NULL. */
-    void (*matmul)(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t n_rows, const struct weight *w,
-                   const float *bias);
-    /* y[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps); x, y [n_rows, n]; y may be x. */
-    void (*rms_norm)(struct kernel_ctx *c, float *y, const float *x, const float *weight, size_t n_rows, size_t n, float eps);
+    /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on the way when asked to. */
+    enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out);
+    /* Independent products in one go. Jobs that have the same x, x_stride, n_in and n_x_rows share the rounding of x. */
+    void (*matmul)(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
+    /* y[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps); rows of n floats, strides in floats; y may be x. */
+    void (*rms_norm)(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows,
+                     size_t n, float eps);
     /* x += y, both [n]. */
     void (*add)(struct kernel_ctx *c, float *x, const float *y, size_t n);
-    /* out[i] = silu(gate_up[i][0..n)) * gate_up[i][n..2n); gate_up [n_rows, 2n], out [n_rows, n]. */
-    void (*silu_mul)(struct kernel_ctx *c, float *out, const float *gate_up, size_t n_rows, size_t n);
     /* Rotate in place: x [n_rows, n_heads, head_dim] with row stride x_stride floats; cos_sin [max_pos][rot_dim/2][2];
      * pos [n_rows]. Pairs are (i, i + rot_dim/2), or (2i, 2i+1) when interleaved. Dims from rot_dim on are left alone. */
     void (*rope)(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
                  const float *cos_sin, const int32_t *pos, bool interleaved);
     void (*kv_append)(struct kernel_ctx *c, const struct kv_append_args *a);
     void (*attention)(struct kernel_ctx *c, const struct attn_args *a);
+    void (*route)(struct kernel_ctx *c, const struct route_args *a);
+    void (*combine)(struct kernel_ctx *c, const struct combine_args *a);
     /* lse[i] = log(sum_j exp(x[i][j])) of x [n_rows, n] with row stride x_stride, in a fixed order. */
     void (*log_sum_exp)(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n);
 };
 
 struct kernel_ctx {
     const struct kernel_ops *ops;
+    enum activations         activations;
     struct compute_pool     *pool;
     void                    *scratch; /* per thread, owned by the context */
     size_t                   scratch_bytes_per_thread;
+    void                    *acts;    /* rounded inputs of the running matmul, owned by the context */
+    size_t                   acts_bytes;
 };
 
 /* The rows, in order of preference, ended by NULL. */
 extern const struct kernel_ops *const KERNEL_ROWS[];
 
 /* `isa`: "auto" takes the first available row; a name takes that row or fails with a sentence listing what this CPU has. */
-enum status kernel_ctx_create(const char *isa, int n_threads, struct kernel_ctx **out, struct err *err) MUST_CHECK;
+enum status kernel_ctx_create(const char *isa, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err) MUST_CHECK;
 void        kernel_ctx_free(struct kernel_ctx *c);
+/* Room for the inputs of one matmul call: n_rows rows of n_in elements, summed over the different inputs of its jobs. Only grows.
+ * ERR_NOMEM. Loading thread, no call running. */
+enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in) MUST_CHECK;
+/* The element type of KV pools under this context's arithmetic. */
+enum dtype  kernel_kv_dtype(const struct kernel_ctx *c);
 void        weight_release(struct weight *w);
+/* Bytes that n_out x n_in elements of `t` take when packed (JOIN_STACKED), before any packing: for the sum a model states at start. */
+size_t      weight_packed_bytes(enum dtype t, enum quantize q, size_t n_out, size_t n_in);
 /* One row of a packed matrix back to f32 (embedding lookup); dst [n_in]. */
 void        weight_row(const struct weight *w, size_t row, float *dst);
 /* Space-separated features of this CPU that matter here, for the start page and `baton version`. */

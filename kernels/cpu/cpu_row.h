@@ -1,59 +1,81 @@
-/* cpu_row.h - what the cpu rows of kernels.h share: how work is split (cpu_row.c, once for all), and the inner loops that
- * each instruction set writes for itself (struct cpu_loops, single threaded).
+/* cpu_row.h - what the cpu rows of kernels.h share: how work is split (cpu_matmul.c, cpu_row.c, cpu_attention.c, once for all), and
+ * the inner loops that each instruction set writes for itself (struct cpu_loops, single threaded).
  *
  * The split only decides which thread computes a value, never how: every value is computed by one call of one loop from
  * its own row. That is how the rule of kernels.h holds for any number of rows and threads.
  *
- * All rows give the same bits, because the loops are defined down to the order of each sum:
+ * All rows give the same bits (bf16 products apart), because the loops are defined down to the order of each sum:
+ *   chain      acc = fmaf(w[k], x[k], acc), k ascending.
+ *   int chain  per group g of k's, ascending: i = sum of q_w * q_x over the group - zero * sum of q_x, in integers;
+ *              t = (float)i * s; acc = fmaf(t, d, acc), and where the form has m: acc = fmaf((float)(sum of q_x) * s, m, acc).
+ *              C forms: per block of 32 acc = fmaf((float)i, s, acc), and at the end acc * scale.
  *   sum16      element i is added to partial sum i % 16, i ascending; then partial sums l and l+8 are added, then l and l+4,
  *              l and l+2, l and l+1. Where an element is a product, it is fused into the addition.
  *   exp        cpu/exp.h, one polynomial.
- * ref spells these out; avx2 holds the 16 partial sums in two registers, avx512 in one. */
+ * ref spells these out; avx2 holds 16 lanes in two registers, avx512 in one. bf16 products (FAST, forms BF16 and F8, where the processor
+ * has them) round x to bf16 and add the products of k odd and k even of each pair to the lane's chain in the processor's order; F8's
+ * scale multiplies the sum of each 128 k's. They equal the definition within 2^-7 of the sum of magnitudes. */
 #ifndef BATON_KERNELS_CPU_CPU_ROW_H
 #define BATON_KERNELS_CPU_CPU_ROW_H
 
-#include "kernels/cpu/panel.h"
+#include "kernels/cpu/act.h"
 
 enum {
     GEMV_PANELS = 4,   /* panels whose chains run side by side: hides the latency of a multiply-add */
     GEMV_ROWS = 2,     /* up to here rows go one by one: a tile this low has too few chains, and the panels stay cached */
-    GEMM_K = 256,      /* k's of a panel widened at a time: 16 KiB of f32, half a first-level cache */
+    GEMM_K = WIDE_K,   /* k's of a panel widened at a time: 16 KiB of f32, half a first-level cache */
     GEMM_ROWS = 96,    /* rows that share one widening */
     GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the second-level cache */
-    ATTN_ITEMS = 64,   /* (query row, head) pairs that share the keys and values of a tile */
-    LSE_CHUNK = 1024,  /* elements summed in f32 before the sum is carried on in f64 */
-    SCRATCH_FLOATS = GEMM_K * PANEL + GEMM_ROWS * GEMM_PANELS * PANEL
-};
-
-/* Softmax so far of one (query, head): the largest score and the sum of exp(score - max). */
-struct attn_state {
-    float max, sum;
-};
-
-struct attn_tile {
-    const float *k, *v; /* [n_keys, head_dim] */
-    size_t       n_keys, head_dim;
-    float        scale;
+    LSE_CHUNK = 1024   /* elements summed in f32 before the sum is carried on in f64 */
 };
 
 struct cpu_loops {
+    /* ---- f32 chains: every form (F32 arithmetic), and F32, F16 of FAST ---- */
     /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel on. */
     void (*gemv)(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
-    /* dst[n_k][16] = the panel's weights k_begin .. k_begin+n_k as f32; k_begin is a multiple of 32. */
+    /* dst[n_k][16] = the panel's weights k_begin .. k_begin+n_k as f32; k_begin is a multiple of GEMM_K. */
     void (*widen)(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
     /* Carry on the chains acc[n_rows][16] over the n_k next k's: w [n_k][16], x [n_rows] with stride x_stride. */
     void (*tile)(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k);
+
+    /* ---- int chains: integer forms of FAST ---- */
+    void (*quantize)(struct act_block *out, const float *x, size_t n); /* one row: act_blocks(n) blocks */
+    /* As gemv; chains of all k's, C scale applied. */
+    void (*gemv_int)(float *out, const struct act_block *x, const struct weight *w, size_t i_panel, size_t n_panels);
+    void (*widen_int)(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+    /* Carry on int chains over n_k k's (a multiple of 32) of form `f`; rows of x are x_stride blocks apart. */
+    void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, const struct form_info *f,
+                     size_t n_k);
+
+    /* ---- bf16 products: forms BF16 and F8 of FAST; all NULL where the processor has none (f32 chains serve then) ---- */
+    void (*round_bf16)(uint16_t *out, const float *x, size_t n); /* filled up to act_bf16_stride(n) with zeros */
+    void (*gemv_bf16)(float *out, const uint16_t *x, const struct weight *w, size_t i_panel, size_t n_panels);
+    /* dst [n_k / 2][16] pairs; *scale is what the sum of these k's is multiplied by. n_k <= 128, k_begin a multiple of 128. */
+    void (*widen_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+    /* acc[n_rows][16] = acc + scale * (chain from 0 over the n_k k's), one fused multiply-add; with scale 1 the chain itself is carried on. */
+    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, float scale, size_t n_k);
+
+    /* ---- rows ---- */
     void (*rms_norm)(float *y, const float *x, const float *weight, size_t n, float eps);
     void (*add)(float *x, const float *y, size_t n);
-    void (*silu_mul)(float *out, const float *gate, const float *up, size_t n);
+    void (*silu_mul)(float *out, const float *gate, const float *up, size_t n); /* out may be gate */
     /* One head; cs [rot_dim/2][2] is the table's row of its position. */
     void (*rope)(float *x, const float *cs, size_t rot_dim, bool interleaved);
-    /* Add one tile to the running softmax: out [head_dim] holds the weighted sum of values so far. */
-    void (*attend)(float *out, struct attn_state *s, const float *q, const struct attn_tile *t);
+    /* y = fmaf(factor, x, y) */
+    void (*axpy)(float *y, const float *x, float factor, size_t n);
     void (*scale)(float *x, float factor, size_t n);
     float (*max)(const float *x, size_t n);
     /* sum16 of exp(x[i] - max). */
     float (*sum_exp)(const float *x, float max, size_t n);
+
+    /* ---- attention (cpu_attention.c has the walk over tiles) ---- */
+    /* dst [dim][ATTN_TILE] f32 = the transpose of n_keys rows of `dim` elements, row_stride elements apart; columns from n_keys on zero. */
+    void (*keys)(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
+    /* dst [ceil(dim/16)][ATTN_TILE][16] f32 panels of the same rows; keys from n_keys on and lanes from dim on zero. */
+    void (*values)(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
+    /* One row of scores [ATTN_TILE], of which n_keys are seen: scaled, then p = exp(s - max), zero from n_keys on. Updates *max and
+     * *sum (sum = sum * shrink + sum16 of p) and returns shrink = exp(old max - new max). */
+    float (*soften)(float *scores, size_t n_keys, float scale, float *max, float *sum);
 };
 
 struct cpu_row {
@@ -61,33 +83,36 @@ struct cpu_row {
     struct cpu_loops  loops;
 };
 
-extern const struct cpu_row cpu_row_ref, cpu_row_avx2, cpu_row_avx512;
+extern const struct cpu_row cpu_row_ref, cpu_row_avx2, cpu_row_avx512, cpu_row_avx512_vnni, cpu_row_amx;
 
 /* The slots every cpu row fills in the same way. */
-void cpu_matmul(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t n_rows, const struct weight *w,
-                const float *bias);
-void cpu_rms_norm(struct kernel_ctx *c, float *y, const float *x, const float *weight, size_t n_rows, size_t n, float eps);
+void cpu_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
+void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,
+                  float eps);
 void cpu_add(struct kernel_ctx *c, float *x, const float *y, size_t n);
-void cpu_silu_mul(struct kernel_ctx *c, float *out, const float *gate_up, size_t n_rows, size_t n);
 void cpu_rope(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
               const float *cos_sin, const int32_t *pos, bool interleaved);
 void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a);
 void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
+void cpu_route(struct kernel_ctx *c, const struct route_args *a);
+void cpu_combine(struct kernel_ctx *c, const struct combine_args *a);
 void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n);
+/* Scratch that one thread needs for any of them. */
+size_t cpu_scratch_bytes(void);
 
 #define CPU_ROW_OPS(name_, available_)                                                                    \
-    { .name = (name_), .available = (available_), .weight_pack = panel_pack, .matmul = cpu_matmul,        \
-      .rms_norm = cpu_rms_norm, .add = cpu_add, .silu_mul = cpu_silu_mul, .rope = cpu_rope,               \
-      .kv_append = cpu_kv_append, .attention = cpu_attention, .log_sum_exp = cpu_log_sum_exp }
+    { .name = (name_), .available = (available_), .weight_pack = form_pack, .matmul = cpu_matmul,         \
+      .rms_norm = cpu_rms_norm, .add = cpu_add, .rope = cpu_rope, .kv_append = cpu_kv_append,             \
+      .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .log_sum_exp = cpu_log_sum_exp }
 
 static inline const struct cpu_loops *cpu_loops_of(const struct kernel_ctx *c)
 {
     return &((const struct cpu_row *)c->ops)->loops;
 }
 
-static inline float *cpu_scratch(const struct kernel_ctx *c, int thread)
+static inline void *cpu_scratch(const struct kernel_ctx *c, int thread)
 {
-    return (float *)((char *)c->scratch + (size_t)thread * c->scratch_bytes_per_thread);
+    return (char *)c->scratch + (size_t)thread * c->scratch_bytes_per_thread;
 }
 
 #endif

@@ -1,0 +1,107 @@
+/* form.h - packed forms of a matrix: panels of 16 outputs, so that vector lanes run over outputs.
+ *
+ * Panel i holds outputs 16i .. 16i+15 (those past n_out are zero) for all k, and lies at data + i * form_panel_bytes. A lane adds up
+ * one output alone, k ascending: no reduction across lanes, and all instruction sets share one packed form and one result.
+ *
+ *   F32    [n_in][16] f32
+ *   F16    [ceil(n_in/2)][16] pairs of u16: k even in the low half, k odd in the high half
+ *   BF16   the same
+ *   F8     [ceil(n_in/4)][16][4] bytes of e4m3, k = 4i + b in byte b; behind them f32 scales [ceil(n_in/128)]
+ *   I8, U4, U4M, K8, K4, C8, C4   integers: struct form_info says how their blocks lie and what a stored number means:
+ *          w = d * (q - zero) + m, q unsigned, with one d (and m) per group of k's and output
+ *     name  from                      q       zero  group  d                   m
+ *     I8    Q8_0, Q5_0, IQ4_NL        byte    128   32     f16                 -
+ *     I8M   Q5_1                      byte    0     32     f16                 f16
+ *     U4    Q4_0                      nibble  8     32     f16                 -
+ *     U4M   Q4_1                      nibble  0     32     f16                 f16
+ *     K8    Q6_K, Q5_K, IQ4_XS        byte    128   16     f16 * i8            -f16 * u8
+ *     K4    Q4_K, Q2_K, Q3_K          nibble  0     16     f16 * i8            -f16 * u8   (Q3_K: m = -4 d as i8 product)
+ *     C8    wint8                     byte    128   n_in   f32 per output      -
+ *     C4    wint4                     nibble  8     n_in   f32 per output      -
+ *
+ * Integer blocks hold 32 k's as `uint32_t q[n][16]`: word i of a byte form has k = 4i + b in byte b (8 words); word i of a nibble form
+ * has k = 8i + b in the low and k = 8i + 4 + b in the high nibble of byte b (4 words). So one word against four neighbouring inputs is what
+ * a dot-product instruction wants, and the inputs keep their natural order.
+ * Thread: any (read only once packed). */
+#ifndef BATON_KERNELS_CPU_FORM_H
+#define BATON_KERNELS_CPU_FORM_H
+
+#include "kernels/kernels.h"
+
+enum { PANEL = 16, FORM_BLOCK = 32, FORM_SUPER = 256 };
+
+enum weight_form { FORM_F32, FORM_F16, FORM_BF16, FORM_F8, FORM_I8, FORM_I8M, FORM_U4, FORM_U4M, FORM_K8, FORM_K4, FORM_C8, FORM_C4, FORM_COUNT };
+
+struct block_i8 {
+    uint16_t d[PANEL]; /* f16 */
+    uint32_t q[8][PANEL];
+};
+struct block_i8m {
+    uint16_t d[PANEL], m[PANEL]; /* f16 */
+    uint32_t q[8][PANEL];
+};
+struct block_u4 {
+    uint16_t d[PANEL];
+    uint32_t q[4][PANEL];
+};
+struct block_u4m {
+    uint16_t d[PANEL], m[PANEL];
+    uint32_t q[4][PANEL];
+};
+/* 256 k's: 16 groups of 16; d = d * scale, m = -(dmin * min). */
+struct block_k8 {
+    uint16_t d[PANEL], dmin[PANEL];
+    int8_t   scale[16][PANEL];
+    uint8_t  min[16][PANEL];
+    uint32_t q[8][8][PANEL];
+};
+struct block_k4 {
+    uint16_t d[PANEL], dmin[PANEL];
+    int8_t   scale[16][PANEL];
+    int8_t   min[16][PANEL]; /* signed here: Q3_K's offset is 4 * scale, whose sign is that of scale */
+    uint32_t q[8][4][PANEL];
+};
+/* C8 and C4: the words of all k's (n_in rounded up to 32), then f32 scale[16]. */
+
+struct form_info {
+    const char *name;
+    bool        integer;
+    int         bits;   /* of q: 8 or 4; integers only */
+    int         zero;
+    int         group;  /* k's that share d and m: 32, 16, or 0: the whole row */
+    bool        has_m;
+};
+const struct form_info *form_info(int form);
+
+/* Of one panel of n_in k's. */
+size_t form_panel_bytes(int form, size_t n_in);
+/* The form that a type is packed to. */
+int    form_of(enum dtype t, enum quantize q);
+/* One element as f32: the definition of what a packed matrix holds. */
+float  form_weight(const struct weight *w, size_t i_panel, size_t k, size_t lane);
+/* The weight_pack slot of every cpu row. */
+enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out);
+
+static inline size_t panel_count(const struct weight *w) { return (w->n_out + PANEL - 1) / PANEL; }
+
+static inline const void *panel_at(const struct weight *w, size_t i_panel, size_t bytes_per_panel)
+{
+    return (const char *)w->data + i_panel * bytes_per_panel;
+}
+
+/* ---- integer forms taken apart ---- */
+
+enum { WIDE_K = 256 };
+
+/* WIDE_K k's of one panel with bytes for q whatever the form, and f32 scales. Group i is k's [i * group, (i + 1) * group); C forms have
+ * none and leave d and m alone (their scale follows the chain: form_scale). */
+struct wide_int {
+    _Alignas(64) uint8_t q[WIDE_K / 4][PANEL][4];
+    float d[WIDE_K / 16][PANEL], m[WIDE_K / 16][PANEL];
+};
+/* k_begin a multiple of WIDE_K, n_k of 32 (past n_in q is zero, and so is d). The plain C definition; hot forms have faster twins. */
+void         form_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+/* [16] factors of C forms; NULL for others. */
+const float *form_scale(const struct weight *w, size_t i_panel);
+
+#endif
