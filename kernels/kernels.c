@@ -5,11 +5,20 @@
 
 #include <string.h>
 
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/pages.h"
 #include "shared/base/buf.h"
 #include "shared/base/mem.h"
 
 const struct kernel_ops *const KERNEL_ROWS[] = { &cpu_row_avx512.ops, &cpu_row_avx2.ops, &cpu_row_ref.ops, NULL };
+
+/* What a thread's scratch must hold for any slot. */
+static size_t scratch_bytes(void)
+{
+    size_t matmul = MATMUL_SCRATCH_BYTES, attention = attention_scratch_bytes();
+    return (matmul > attention ? matmul : attention) + 63 & ~(size_t)63;
+}
 
 static enum status choose_row(const char *isa, const struct kernel_ops **out, struct err *err)
 {
@@ -33,7 +42,7 @@ static enum status choose_row(const char *isa, const struct kernel_ops **out, st
     return st;
 }
 
-enum status kernel_ctx_create(const char *isa, int n_threads, struct kernel_ctx **out, struct err *err)
+enum status kernel_ctx_create(const char *isa, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
 {
     const struct kernel_ops *ops;
     struct compute_pool     *pool;
@@ -42,8 +51,14 @@ enum status kernel_ctx_create(const char *isa, int n_threads, struct kernel_ctx 
     struct kernel_ctx *c = MEM_NEW(struct kernel_ctx);
     c->ops = ops;
     c->pool = pool;
-    c->scratch_bytes_per_thread = SCRATCH_FLOATS * sizeof(float);
+    c->activations = activations;
+    c->scratch_bytes_per_thread = scratch_bytes();
     c->scratch = mem_aligned(64, c->scratch_bytes_per_thread * (size_t)n_threads);
+    enum status st = kernel_ctx_reserve(c, 0, 0);
+    if (st != OK) {
+        kernel_ctx_free(c);
+        return err_set(err, st, "no memory for the tables of the matrix products");
+    }
     *out = c;
     return OK;
 }
@@ -53,5 +68,21 @@ void kernel_ctx_free(struct kernel_ctx *c)
     if (!c) return;
     compute_pool_free(c->pool);
     mem_free(c->scratch);
+    pages_unmap(c->acts, c->acts_bytes);
     mem_free(c);
 }
+
+enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in)
+{
+    size_t bytes = matmul_acts_bytes(n_rows, n_in);
+    if (bytes <= c->acts_bytes) return OK;
+    bytes = pages_round(bytes);
+    void *acts = bytes ? pages_map(bytes) : NULL; /* pages that no step is large enough for stay untouched */
+    if (!acts) return ERR_NOMEM;
+    pages_unmap(c->acts, c->acts_bytes);
+    c->acts = acts;
+    c->acts_bytes = bytes;
+    return OK;
+}
+
+enum dtype kernel_kv_dtype(const struct kernel_ctx *c) { return c->activations == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16; }

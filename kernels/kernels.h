@@ -83,11 +83,10 @@ enum matmul_then {
 /* One product; rows of zero length and jobs of zero rows are allowed and do nothing. */
 struct matmul_args {
     const struct weight *w;
-    const float         *bias;     /* [n_out] or NULL (always NULL with SILU_MUL) */
+    const float         *bias;     /* [n_out] or NULL; of a paired matrix gate's, then up's */
     const float         *x;        /* rows of n_in, x_stride floats apart */
     size_t               x_stride;
     const int32_t       *x_rows;   /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
-    size_t               n_x_rows; /* rows of x that x_rows may name; 0: n_rows */
     size_t               n_rows;
     float               *y;        /* [n_rows, ..], y_stride floats apart */
     size_t               y_stride;
@@ -167,7 +166,7 @@ struct kernel_ops {
 
     /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on the way when asked to. */
     enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out);
-    /* Independent products in one go. Jobs that have the same x, x_stride, n_in and n_x_rows share the rounding of x. */
+    /* Independent products in one go. Neighbouring jobs with the same x, x_stride, n_in, x_rows and n_rows share the rounding of x. */
     void (*matmul)(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
     /* y[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps); rows of n floats, strides in floats; y may be x. */
     void (*rms_norm)(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows,
@@ -202,7 +201,7 @@ extern const struct kernel_ops *const KERNEL_ROWS[];
 /* `isa`: "auto" takes the first available row; a name takes that row or fails with a sentence listing what this CPU has. */
 enum status kernel_ctx_create(const char *isa, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err) MUST_CHECK;
 void        kernel_ctx_free(struct kernel_ctx *c);
-/* Room for the inputs of one matmul call: n_rows rows of n_in elements, summed over the different inputs of its jobs. Only grows.
+/* Room for the inputs of one matmul call: n_rows rows of at most n_in elements, n_rows summed over its jobs. Only grows.
  * ERR_NOMEM. Loading thread, no call running. */
 enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in) MUST_CHECK;
 /* The element type of KV pools under this context's arithmetic. */

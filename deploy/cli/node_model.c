@@ -71,7 +71,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o, 
     uint64_t t0 = clock_ms();
     struct progress_bar bar = { .t_last_ms = t0, .tty = isatty(STDERR_FILENO) != 0 };
     TRY(load_text(m, o, err));
-    TRY(kernel_ctx_create(o->cpu_isa, o->n_threads, &m->kernels, err));
+    TRY(kernel_ctx_create(o->cpu_isa, o->activations, o->n_threads, &m->kernels, err));
     struct model_options mo = {
         .path = o->model_path, .max_rows = o->max_batched_tokens, .max_model_len = o->max_model_len_given ? o->max_model_len : 0, .kernels = m->kernels,
         .progress = show_progress, .progress_arg = &bar,

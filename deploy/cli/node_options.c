@@ -93,6 +93,7 @@ static int n_cpus(void)
 static enum status read_engine(const struct config *c, struct node_options *o, struct err *err)
 {
     o->cpu_isa = config_string(c, "cpu-isa");
+    o->activations = strcmp(config_string(c, "activations"), "f32") == 0 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST;
     o->n_threads = (int)config_int(c, "compute-threads");
     if (o->n_threads == 0) o->n_threads = n_cpus();
     o->max_model_len = (uint32_t)config_int(c, "max-model-len");
@@ -409,7 +410,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     snprintf(text, sizeof text, "%u tokens of context, %u sequences, %u tokens per step, blocks of %u", o->max_model_len, o->max_seqs,
              o->max_batched_tokens, o->block_tokens);
     line(out, "limits", text, config_source_text(c, "max-model-len"));
-    snprintf(text, sizeof text, "%d threads, %s; this CPU has %s", o->n_threads, o->cpu_isa, features);
+    snprintf(text, sizeof text, "%d threads, %s, activations %s; this CPU has %s", o->n_threads, o->cpu_isa, config_string(c, "activations"), features);
     line(out, "CPU", text, config_source_text(c, "cpu-isa"));
     line(out, "API keys", o->n_api_keys ? "required" : "none: anyone who reaches the port may use it", config_source_text(c, "api-key"));
     if (!o->secret.n)

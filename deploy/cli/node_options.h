@@ -21,6 +21,7 @@ struct node_options {
     const char    *chat_template;      /* file or NULL */
     /* engine */
     const char    *cpu_isa;
+    enum activations activations;
     int            n_threads;
     uint32_t       max_model_len;
     bool           max_model_len_given; /* else a smaller limit of the model's own is fine */

@@ -23,8 +23,9 @@ const struct option OPTIONS[] = {
       .help = "File with a Jinja chat template to use in place of the model's own." },
     { .name = "quantization", .type = OPT_STRING, .group = "Model", .commands = NODE,
       .help = "Quantise a checkpoint while loading. A GGUF file is quantised already: there the option has no effect." },
-    { .name = "activations", .env = "BATON_ACTIVATIONS", .type = OPT_ENUM, .choices = "f32", .def = "f32", .group = "Model", .commands = NODE,
-      .help = "Arithmetic of activations and the KV cache." },
+    { .name = "activations", .env = "BATON_ACTIVATIONS", .type = OPT_ENUM, .choices = "auto|f32", .def = "auto", .group = "Model", .commands = NODE,
+      .help = "Arithmetic: auto rounds the inputs of quantised matrices to int8 and of bf16 ones to bf16 where the processor multiplies them, and "
+              "keeps the KV cache in bf16; f32 is exact. Nodes of one cluster must agree." },
     { .name = "load-format", .type = OPT_ENUM, .choices = "auto|safetensors|gguf", .def = "auto", .group = "Model", .commands = NODE,
       .help = "Format of the weights; it is recognised from the files." },
 
@@ -45,7 +46,7 @@ const struct option OPTIONS[] = {
       .help = "GiB for the KV cache; default: a fifth of the memory that is free at start." },
     { .name = "enable-prefix-caching", .env = "BATON_PREFIX_CACHING", .type = OPT_BOOL, .def = "true", .group = "Engine", .commands = NODE,
       .help = "Keep KV blocks of finished requests for prompts that begin alike." },
-    { .name = "cpu-isa", .env = "BATON_CPU_ISA", .type = OPT_ENUM, .choices = "auto|ref|avx2|avx512", .def = "auto", .group = "Engine", .commands = NODE,
+    { .name = "cpu-isa", .env = "BATON_CPU_ISA", .type = OPT_ENUM, .choices = "auto|ref|avx2|avx512|avx512-vnni|amx", .def = "auto", .group = "Engine", .commands = NODE,
       .help = "Kernel row to use; auto takes the best this CPU has." },
     { .name = "compute-threads", .aliases = "threads t", .env = "BATON_COMPUTE_THREADS OMP_NUM_THREADS", .type = OPT_INT, .min = 0, .max = 1024, .def = "0",
       .group = "Engine", .commands = NODE, .help = "Threads that compute; 0: one per CPU this process may use." },

@@ -13,7 +13,7 @@ static void check_row(struct doctor *d)
     struct err err = { 0 };
     struct kernel_ctx *ctx = NULL;
     kernel_cpu_features(features, sizeof features);
-    if (kernel_ctx_create(config_string(d->c, "cpu-isa"), 1, &ctx, &err) != OK) {
+    if (kernel_ctx_create(config_string(d->c, "cpu-isa"), ACTIVATIONS_F32, 1, &ctx, &err) != OK) {
         doctor_fix(doctor_add(d, "CPU", DOCTOR_FAIL, "%s", err.text), "use --cpu-isa auto");
         return;
     }

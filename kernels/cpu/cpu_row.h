@@ -26,8 +26,11 @@ enum {
     GEMM_K = WIDE_K,   /* k's of a panel widened at a time: 16 KiB of f32, half a first-level cache */
     GEMM_ROWS = 96,    /* rows that share one widening */
     GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the second-level cache */
-    LSE_CHUNK = 1024   /* elements summed in f32 before the sum is carried on in f64 */
+    LSE_CHUNK = 1024,  /* elements summed in f32 before the sum is carried on in f64 */
+    MATMUL_WIDE_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panel that is taken apart */
+    MATMUL_SCRATCH_BYTES = MATMUL_WIDE_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
 };
+_Static_assert(sizeof(struct wide_int) <= MATMUL_WIDE_BYTES, "either kind of widening fits");
 
 struct cpu_loops {
     /* ---- f32 chains: every form (F32 arithmetic), and F32, F16 of FAST ---- */
@@ -52,8 +55,8 @@ struct cpu_loops {
     void (*gemv_bf16)(float *out, const uint16_t *x, const struct weight *w, size_t i_panel, size_t n_panels);
     /* dst [n_k / 2][16] pairs; *scale is what the sum of these k's is multiplied by. n_k <= 128, k_begin a multiple of 128. */
     void (*widen_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-    /* acc[n_rows][16] = acc + scale * (chain from 0 over the n_k k's), one fused multiply-add; with scale 1 the chain itself is carried on. */
-    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, float scale, size_t n_k);
+    /* scale NULL: carry on the chains acc[n_rows][16] over the n_k next k's. Otherwise acc = fmaf(*scale, chain from 0 over them, acc). */
+    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, const float *scale, size_t n_k);
 
     /* ---- rows ---- */
     void (*rms_norm)(float *y, const float *x, const float *weight, size_t n, float eps);
@@ -97,8 +100,8 @@ void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
 void cpu_route(struct kernel_ctx *c, const struct route_args *a);
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a);
 void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n);
-/* Scratch that one thread needs for any of them. */
-size_t cpu_scratch_bytes(void);
+/* Bytes of ctx->acts for inputs of n_rows rows of n_in elements in all. */
+size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
 #define CPU_ROW_OPS(name_, available_)                                                                    \
     { .name = (name_), .available = (available_), .weight_pack = form_pack, .matmul = cpu_matmul,         \

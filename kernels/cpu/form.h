@@ -82,7 +82,11 @@ float  form_weight(const struct weight *w, size_t i_panel, size_t k, size_t lane
 /* The weight_pack slot of every cpu row. */
 enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out);
 
-static inline size_t panel_count(const struct weight *w) { return (w->n_out + PANEL - 1) / PANEL; }
+/* A paired matrix has as many panels for each of its two parts; gate panels are the even ones. */
+static inline size_t panel_count(const struct weight *w)
+{
+    return w->paired ? 2 * ((w->n_out / 2 + PANEL - 1) / PANEL) : (w->n_out + PANEL - 1) / PANEL;
+}
 
 static inline const void *panel_at(const struct weight *w, size_t i_panel, size_t bytes_per_panel)
 {

@@ -144,9 +144,21 @@ static float avx2_sum_exp(const float *x, float max, size_t n)
     return sum16_tree(s);
 }
 
+static void avx2_axpy(float *y, const float *x, float factor, size_t n)
+{
+    __m256 f = _mm256_set1_ps(factor);
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(y + i, _mm256_fmadd_ps(f, _mm256_loadu_ps(x + i), _mm256_loadu_ps(y + i)));
+    if (i < n) {
+        __m256i m = mask8(n - i);
+        _mm256_maskstore_ps(y + i, m, _mm256_fmadd_ps(f, _mm256_maskload_ps(x + i, m), _mm256_maskload_ps(y + i, m)));
+    }
+}
+
 const struct cpu_row cpu_row_avx2 = {
     .ops = CPU_ROW_OPS("avx2", cpu_has_avx2_row),
-    .loops = { .gemv = avx2_gemv, .widen = avx2_widen, .tile = avx2_tile, .rms_norm = avx2_rms_norm, .add = avx2_add,
-               .silu_mul = avx2_silu_mul, .rope = avx2_rope, .attend = avx2_attend, .scale = avx2_scale, .max = avx2_max,
-               .sum_exp = avx2_sum_exp },
+    .loops = { .gemv = avx2_gemv, .widen = avx2_widen, .tile = avx2_tile, .quantize = avx2_quantize, .gemv_int = avx2_gemv_int,
+               .widen_int = avx2_widen_int, .tile_int = avx2_tile_int, .rms_norm = avx2_rms_norm, .add = avx2_add,
+               .silu_mul = avx2_silu_mul, .rope = avx2_rope, .axpy = avx2_axpy, .scale = avx2_scale, .max = avx2_max,
+               .sum_exp = avx2_sum_exp, .keys = avx2_keys, .values = avx2_values, .soften = avx2_soften },
 };

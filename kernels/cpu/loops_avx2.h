@@ -7,6 +7,8 @@
 void avx2_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
 void avx2_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
 void avx2_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k);
-void avx2_attend(float *out, struct attn_state *s, const float *q, const struct attn_tile *t);
+void avx2_keys(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
+void avx2_values(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
+float avx2_soften(float *scores, size_t n_keys, float scale, float *max, float *sum);
 
 #endif

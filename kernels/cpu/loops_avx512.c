@@ -101,9 +101,19 @@ static float avx512_sum_exp(const float *x, float max, size_t n)
     return tree16(sum);
 }
 
+static void avx512_axpy(float *y, const float *x, float factor, size_t n)
+{
+    __m512 f = _mm512_set1_ps(factor);
+    for (size_t i = 0; i < n; i += 16) {
+        __mmask16 m = mask16(n - i);
+        _mm512_mask_storeu_ps(y + i, m, _mm512_fmadd_ps(f, _mm512_maskz_loadu_ps(m, x + i), _mm512_maskz_loadu_ps(m, y + i)));
+    }
+}
+
 const struct cpu_row cpu_row_avx512 = {
     .ops = CPU_ROW_OPS("avx512", cpu_has_avx512_row),
-    .loops = { .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .rms_norm = avx512_rms_norm,
-               .add = avx512_add, .silu_mul = avx512_silu_mul, .rope = avx512_rope, .attend = avx512_attend,
-               .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp },
+    .loops = { .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .quantize = avx512_quantize, .gemv_int = avx512_gemv_int,
+               .widen_int = avx512_widen_int, .tile_int = avx512_tile_int, .rms_norm = avx512_rms_norm, .add = avx512_add,
+               .silu_mul = avx512_silu_mul, .rope = avx512_rope, .axpy = avx512_axpy, .scale = avx512_scale, .max = avx512_max,
+               .sum_exp = avx512_sum_exp, .keys = avx512_keys, .values = avx512_values, .soften = avx512_soften },
 };

@@ -3,7 +3,9 @@
  * Nothing here is fast; it says which operations make up a result and in which order. The other rows do the same
  * operations with more lanes and are held to the same bits by tests/conformance/test_kernels.c. Thread: engine, pool. */
 #include <math.h>
+#include <string.h>
 
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/cpu_row.h"
 #include "kernels/cpu/exp.h"
 
@@ -20,7 +22,7 @@ static void ref_tile(float *acc, const float *x, size_t x_stride, size_t n_rows,
 static void ref_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     for (size_t k = 0; k < n_k; k++)
-        for (size_t j = 0; j < PANEL; j++) dst[k * PANEL + j] = panel_weight(w, i_panel, k_begin + k, j);
+        for (size_t j = 0; j < PANEL; j++) dst[k * PANEL + j] = form_weight(w, i_panel, k_begin + k, j);
 }
 
 static void ref_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
@@ -28,9 +30,73 @@ static void ref_gemv(float *out, const float *x, const struct weight *w, size_t 
     for (size_t i = 0; i < n_panels * PANEL; i++) {
         out[i] = 0;
         for (size_t k = 0; k < w->n_in; k++)
-            out[i] = fmaf(panel_weight(w, i_panel + i / PANEL, k, i % PANEL), x[k], out[i]);
+            out[i] = fmaf(form_weight(w, i_panel + i / PANEL, k, i % PANEL), x[k], out[i]);
     }
 }
+
+/* ---- int chains ---- */
+
+static void ref_quantize(struct act_block *out, const float *x, size_t n)
+{
+    for (size_t k0 = 0; k0 < n; k0 += FORM_BLOCK, out++) {
+        size_t left = n - k0 < FORM_BLOCK ? n - k0 : FORM_BLOCK;
+        float  most = 0;
+        bool   finite = true;
+        for (size_t k = 0; k < left; k++) {
+            most = fabsf(x[k0 + k]) > most ? fabsf(x[k0 + k]) : most;
+            finite = finite && isfinite(x[k0 + k]);
+        }
+        float by = finite && most > 0 ? 127.0f / most : 0;
+        *out = (struct act_block){ .s = finite ? most / 127.0f : NAN };
+        for (size_t k = 0; k < left; k++) {
+            out->q[k] = (int8_t)(finite ? nearbyintf(x[k0 + k] * by) : 0);
+            out->sum[k / 16] = (int16_t)(out->sum[k / 16] + out->q[k]);
+        }
+    }
+}
+
+/* The int chain of one output over n_k k's, all of one panel taken apart. */
+static float int_chain(float acc, const struct act_block *x, const struct wide_int *w, const struct form_info *f, size_t n_k, size_t lane)
+{
+    size_t group = f->group ? (size_t)f->group : FORM_BLOCK;
+    for (size_t k0 = 0; k0 < n_k; k0 += group) {
+        const struct act_block *block = &x[k0 / FORM_BLOCK];
+        int32_t sum = group == FORM_BLOCK ? block->sum[0] + block->sum[1] : block->sum[k0 % FORM_BLOCK / 16], dot = -f->zero * sum;
+        for (size_t k = k0; k < k0 + group; k++) dot += (int32_t)w->q[k / 4][lane][k % 4] * block->q[k % FORM_BLOCK];
+        if (f->group == 0) {
+            acc = fmaf((float)dot, block->s, acc);
+            continue;
+        }
+        acc = fmaf((float)dot * block->s, w->d[k0 / group][lane], acc);
+        if (f->has_m) acc = fmaf((float)sum * block->s, w->m[k0 / group][lane], acc);
+    }
+    return acc;
+}
+
+static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, const struct form_info *f,
+                         size_t n_k)
+{
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t j = 0; j < PANEL; j++) acc[i * PANEL + j] = int_chain(acc[i * PANEL + j], x + i * x_stride, w, f, n_k, j);
+}
+
+static void ref_gemv_int(float *out, const struct act_block *x, const struct weight *w, size_t i_panel, size_t n_panels)
+{
+    struct wide_int wide;
+    size_t          n_in = act_blocks(w->n_in) * FORM_BLOCK;
+    memset(out, 0, n_panels * PANEL * sizeof *out);
+    for (size_t p = 0; p < n_panels; p++, out += PANEL) {
+        for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
+            size_t n_k = n_in - k0 < WIDE_K ? n_in - k0 : WIDE_K;
+            form_widen_int(&wide, w, i_panel + p, k0, n_k);
+            ref_tile_int(out, x + k0 / FORM_BLOCK, 0, 1, &wide, form_info(w->form), n_k);
+        }
+        const float *scale = form_scale(w, i_panel + p);
+        for (size_t j = 0; scale && j < PANEL; j++) out[j] *= scale[j];
+    }
+}
+
+/* ---- rows ---- */
 
 /* The tree of sum16 over its 16 partial sums. */
 static float tree16(float lane[16])
@@ -93,28 +159,15 @@ static void ref_scale(float *x, float factor, size_t n)
     for (size_t i = 0; i < n; i++) x[i] *= factor;
 }
 
-static void ref_attend(float *out, struct attn_state *s, const float *q, const struct attn_tile *t)
+static void ref_axpy(float *y, const float *x, float factor, size_t n)
 {
-    float score[KERNEL_BLOCK_TOKENS_MAX], lane[16] = { 0 };
-    for (size_t j = 0; j < t->n_keys; j++) score[j] = dot16(q, t->k + j * t->head_dim, t->head_dim) * t->scale;
-    float tile_max = ref_max(score, t->n_keys), max = tile_max > s->max ? tile_max : s->max;
-    float shrink = exp_ref(s->max - max);
-    for (size_t j = 0; j < t->n_keys; j++) {
-        score[j] = exp_ref(score[j] - max);
-        lane[j % 16] += score[j];
-    }
-    s->sum = s->sum * shrink + tree16(lane);
-    s->max = max;
-    for (size_t d = 0; d < t->head_dim; d++) {
-        float sum = out[d] * shrink;
-        for (size_t j = 0; j < t->n_keys; j++) sum = fmaf(score[j], t->v[j * t->head_dim + d], sum);
-        out[d] = sum;
-    }
+    for (size_t i = 0; i < n; i++) y[i] = fmaf(factor, x[i], y[i]);
 }
 
 const struct cpu_row cpu_row_ref = {
     .ops = CPU_ROW_OPS("ref", always),
-    .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .rms_norm = ref_rms_norm, .add = ref_add,
-               .silu_mul = ref_silu_mul, .rope = ref_rope, .attend = ref_attend, .scale = ref_scale, .max = ref_max,
-               .sum_exp = ref_sum_exp },
+    .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
+               .widen_int = form_widen_int, .tile_int = ref_tile_int, .rms_norm = ref_rms_norm, .add = ref_add,
+               .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
+               .sum_exp = ref_sum_exp, .keys = attention_ref_keys, .values = attention_ref_values, .soften = attention_ref_soften },
 };

@@ -8,41 +8,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE __m256 f16x8(const uint16_t *h) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)h)); }
-
-/* ---- weights of one k as two registers of f32 ---- */
-
-/* Q4_1: two neighbouring nibbles of a word without a shift between them: the upper one counts 16 times, which d16 = d / 16
- * takes back exactly. */
-struct scales_q4_1 {
-    __m256 d[2], d16[2], m[2];
-};
-
-INLINE void load_scales_q4_1(struct scales_q4_1 *s, const struct panel_q4_1 *p)
-{
-    for (int h = 0; h < 2; h++) {
-        s->d[h] = f16x8(p->d + 8 * h);
-        s->d16[h] = _mm256_mul_ps(s->d[h], _mm256_set1_ps(0.0625f));
-        s->m[h] = f16x8(p->m + 8 * h);
-    }
-}
-
-INLINE __m256 even_q4_1(const struct scales_q4_1 *s, __m256i word, int h)
-{
-    __m256 q = _mm256_cvtepi32_ps(_mm256_and_si256(word, _mm256_set1_epi32(0x0f)));
-    return _mm256_fmadd_ps(q, s->d[h], s->m[h]);
-}
-
-INLINE __m256 odd_q4_1(const struct scales_q4_1 *s, __m256i word, int h)
-{
-    __m256 q = _mm256_cvtepi32_ps(_mm256_and_si256(word, _mm256_set1_epi32(0xf0)));
-    return _mm256_fmadd_ps(q, s->d16[h], s->m[h]);
-}
-
-INLINE __m256 weight_q8_0(const int8_t *q, __m256 d)
-{
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)q))), d);
-}
+/* ---- weights of one k as f32 ---- */
 
 INLINE __m256i load_word(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE __m256  even_bf16(__m256i pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
@@ -79,80 +45,15 @@ INLINE void gemv_bf16(__m256 (*acc)[2], const float *x, const char *data, size_t
     }
 }
 
-INLINE void gemv_q8_0(__m256 (*acc)[2], const float *x, const char *data, size_t bytes, size_t n_in, const int n)
-{
-    for (size_t b = 0; b < n_in / DTYPE_BLOCK; b++) {
-        const struct panel_q8_0 *block[GEMV_PANELS];
-        __m256 d[GEMV_PANELS][2];
-#pragma GCC unroll 4
-        for (int p = 0; p < n; p++) {
-            block[p] = (const struct panel_q8_0 *)(data + (size_t)p * bytes) + b;
-            d[p][0] = f16x8(block[p]->d);
-            d[p][1] = f16x8(block[p]->d + 8);
-        }
-        for (size_t k = 0; k < DTYPE_BLOCK; k++) {
-            __m256 xk = _mm256_broadcast_ss(x + b * DTYPE_BLOCK + k);
-#pragma GCC unroll 4
-            for (int p = 0; p < n; p++) {
-                acc[p][0] = _mm256_fmadd_ps(weight_q8_0(block[p]->q[k], d[p][0]), xk, acc[p][0]);
-                acc[p][1] = _mm256_fmadd_ps(weight_q8_0(block[p]->q[k] + 8, d[p][1]), xk, acc[p][1]);
-            }
-        }
-    }
-}
-
-INLINE void gemv_q4_1(__m256 (*acc)[2], const float *x, const char *data, size_t bytes, size_t n_in, const int n)
-{
-    for (size_t b = 0; b < n_in / DTYPE_BLOCK; b++) {
-        const struct panel_q4_1 *block[GEMV_PANELS];
-        struct scales_q4_1 s[GEMV_PANELS];
-#pragma GCC unroll 4
-        for (int p = 0; p < n; p++) {
-            block[p] = (const struct panel_q4_1 *)(data + (size_t)p * bytes) + b;
-            load_scales_q4_1(&s[p], block[p]);
-        }
-        for (size_t word = 0; word < 4; word++) {
-            const float *xk = x + b * DTYPE_BLOCK + word * 8;
-            __m256i q[GEMV_PANELS][2];
-#pragma GCC unroll 4
-            for (int p = 0; p < n; p++) {
-                q[p][0] = load_word(block[p]->q[word]);
-                q[p][1] = load_word(block[p]->q[word] + 8);
-            }
-            for (int i = 0; i < 8; i += 2) {
-                __m256 x0 = _mm256_broadcast_ss(xk + i), x1 = _mm256_broadcast_ss(xk + i + 1);
-#pragma GCC unroll 4
-                for (int p = 0; p < n; p++) {
-#pragma GCC unroll 2
-                    for (int h = 0; h < 2; h++) {
-                        acc[p][h] = _mm256_fmadd_ps(even_q4_1(&s[p], q[p][h], h), x0, acc[p][h]);
-                        acc[p][h] = _mm256_fmadd_ps(odd_q4_1(&s[p], q[p][h], h), x1, acc[p][h]);
-                        q[p][h] = _mm256_srli_epi32(q[p][h], 8);
-                    }
-                }
-            }
-        }
-    }
-}
-
 /* n is a constant at each call, so that the accumulators live in registers. */
 INLINE void gemv_panels(float *out, const float *x, const struct weight *w, size_t i_panel, const int n)
 {
-    size_t      bytes = panel_bytes(w->dtype, w->n_in);
+    size_t      bytes = form_panel_bytes(w->form, w->n_in);
     const char *data = panel_at(w, i_panel, bytes);
     __m256      acc[GEMV_PANELS][2];
     for (int p = 0; p < n; p++) acc[p][0] = acc[p][1] = _mm256_setzero_ps();
-    switch (w->dtype) {
-    case DTYPE_F32: gemv_f32(acc, x, data, bytes, w->n_in, n); break;
-    case DTYPE_BF16: gemv_bf16(acc, x, data, bytes, w->n_in, n); break;
-    case DTYPE_Q8_0: gemv_q8_0(acc, x, data, bytes, w->n_in, n); break;
-    case DTYPE_Q4_1: /* two at a time: more scales than that do not fit the registers */
-        gemv_q4_1(acc, x, data, bytes, w->n_in, n < 2 ? n : 2);
-        if (n > 2) gemv_q4_1(acc + 2, x, data + 2 * bytes, bytes, w->n_in, n - 2);
-        break;
-    case DTYPE_F16:
-    case DTYPE_COUNT: break;
-    }
+    if (w->form == FORM_F32) gemv_f32(acc, x, data, bytes, w->n_in, n);
+    else gemv_bf16(acc, x, data, bytes, w->n_in, n);
     for (int p = 0; p < n; p++) {
         _mm256_storeu_ps(out + p * PANEL, acc[p][0]);
         _mm256_storeu_ps(out + p * PANEL + 8, acc[p][1]);
@@ -182,41 +83,11 @@ static void widen_bf16(float *dst, const uint32_t *pairs, size_t n_k)
     }
 }
 
-static void widen_q8_0(float *dst, const struct panel_q8_0 *block, size_t n_blocks)
-{
-    for (size_t b = 0; b < n_blocks; b++, block++) {
-        __m256 d0 = f16x8(block->d), d1 = f16x8(block->d + 8);
-        for (int k = 0; k < DTYPE_BLOCK; k++, dst += PANEL) {
-            _mm256_storeu_ps(dst, weight_q8_0(block->q[k], d0));
-            _mm256_storeu_ps(dst + 8, weight_q8_0(block->q[k] + 8, d1));
-        }
-    }
-}
-
-static void widen_q4_1(float *dst, const struct panel_q4_1 *block, size_t n_blocks)
-{
-    for (size_t b = 0; b < n_blocks; b++, block++) {
-        struct scales_q4_1 s;
-        load_scales_q4_1(&s, block);
-        for (int word = 0; word < 4; word++, dst += 8 * PANEL) {
-            for (int h = 0; h < 2; h++) {
-                __m256i q = load_word(block->q[word] + 8 * h);
-                for (int i = 0; i < 8; i += 2, q = _mm256_srli_epi32(q, 8)) {
-                    _mm256_storeu_ps(dst + i * PANEL + 8 * h, even_q4_1(&s, q, h));
-                    _mm256_storeu_ps(dst + (i + 1) * PANEL + 8 * h, odd_q4_1(&s, q, h));
-                }
-            }
-        }
-    }
-}
-
 void avx2_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
-    const void *panel = panel_at(w, i_panel, panel_bytes(w->dtype, w->n_in));
-    size_t      b = k_begin / DTYPE_BLOCK, n = n_k / DTYPE_BLOCK;
-    if (w->dtype == DTYPE_BF16) widen_bf16(dst, (const uint32_t *)panel + k_begin / 2 * PANEL, n_k);
-    else if (w->dtype == DTYPE_Q8_0) widen_q8_0(dst, (const struct panel_q8_0 *)panel + b, n);
-    else if (w->dtype == DTYPE_Q4_1) widen_q4_1(dst, (const struct panel_q4_1 *)panel + b, n);
+    const void *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
+    if (w->form == FORM_BF16) widen_bf16(dst, (const uint32_t *)panel + k_begin / 2 * PANEL, n_k);
+    else cpu_row_ref.loops.widen(dst, w, i_panel, k_begin, n_k);
 }
 
 /* n rows by one panel: 2n accumulators, two weight registers, one input broadcast at a time. */

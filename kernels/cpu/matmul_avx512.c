@@ -7,36 +7,7 @@
 
 enum { TILE_ROWS = 12 };
 
-INLINE __m512 f16x16(const uint16_t *h) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)h)); }
-
-/* ---- weights of one k as one register of f32 ---- */
-
-/* d16 = d / 16 takes back that the upper nibble of a byte counts 16 times; exact. */
-struct scales_q4_1 {
-    __m512 d, d16, m;
-};
-
-INLINE void load_scales_q4_1(struct scales_q4_1 *s, const struct panel_q4_1 *p)
-{
-    s->d = f16x16(p->d);
-    s->d16 = _mm512_mul_ps(s->d, _mm512_set1_ps(0.0625f));
-    s->m = f16x16(p->m);
-}
-
-INLINE __m512 even_q4_1(const struct scales_q4_1 *s, __m512i word)
-{
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_and_si512(word, _mm512_set1_epi32(0x0f))), s->d, s->m);
-}
-
-INLINE __m512 odd_q4_1(const struct scales_q4_1 *s, __m512i word)
-{
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_and_si512(word, _mm512_set1_epi32(0xf0))), s->d16, s->m);
-}
-
-INLINE __m512 weight_q8_0(const int8_t *q, __m512 d)
-{
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)q))), d);
-}
+/* ---- weights of one k as f32 ---- */
 
 INLINE __m512i load_word(const uint32_t *p) { return _mm512_loadu_si512(p); }
 INLINE __m512  even_bf16(__m512i pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)); }
@@ -67,67 +38,15 @@ INLINE void gemv_bf16(__m512 *acc, const float *x, const char *data, size_t byte
     }
 }
 
-INLINE void gemv_q8_0(__m512 *acc, const float *x, const char *data, size_t bytes, size_t n_in, const int n)
-{
-    for (size_t b = 0; b < n_in / DTYPE_BLOCK; b++) {
-        const struct panel_q8_0 *block[GEMV_PANELS];
-        __m512 d[GEMV_PANELS];
-#pragma GCC unroll 4
-        for (int p = 0; p < n; p++) {
-            block[p] = (const struct panel_q8_0 *)(data + (size_t)p * bytes) + b;
-            d[p] = f16x16(block[p]->d);
-        }
-        for (size_t k = 0; k < DTYPE_BLOCK; k++) {
-            __m512 xk = _mm512_set1_ps(x[b * DTYPE_BLOCK + k]);
-#pragma GCC unroll 4
-            for (int p = 0; p < n; p++) acc[p] = _mm512_fmadd_ps(weight_q8_0(block[p]->q[k], d[p]), xk, acc[p]);
-        }
-    }
-}
-
-INLINE void gemv_q4_1(__m512 *acc, const float *x, const char *data, size_t bytes, size_t n_in, const int n)
-{
-    for (size_t b = 0; b < n_in / DTYPE_BLOCK; b++) {
-        const struct panel_q4_1 *block[GEMV_PANELS];
-        struct scales_q4_1 s[GEMV_PANELS];
-#pragma GCC unroll 4
-        for (int p = 0; p < n; p++) {
-            block[p] = (const struct panel_q4_1 *)(data + (size_t)p * bytes) + b;
-            load_scales_q4_1(&s[p], block[p]);
-        }
-        for (size_t word = 0; word < 4; word++) {
-            const float *xk = x + b * DTYPE_BLOCK + word * 8;
-            __m512i q[GEMV_PANELS];
-#pragma GCC unroll 4
-            for (int p = 0; p < n; p++) q[p] = load_word(block[p]->q[word]);
-            for (int i = 0; i < 8; i += 2) {
-                __m512 x0 = _mm512_set1_ps(xk[i]), x1 = _mm512_set1_ps(xk[i + 1]);
-#pragma GCC unroll 4
-                for (int p = 0; p < n; p++) {
-                    acc[p] = _mm512_fmadd_ps(even_q4_1(&s[p], q[p]), x0, acc[p]);
-                    acc[p] = _mm512_fmadd_ps(odd_q4_1(&s[p], q[p]), x1, acc[p]);
-                    q[p] = _mm512_srli_epi32(q[p], 8);
-                }
-            }
-        }
-    }
-}
-
 /* n is a constant at each call, so that the accumulators live in registers. */
 INLINE void gemv_panels(float *out, const float *x, const struct weight *w, size_t i_panel, const int n)
 {
-    size_t      bytes = panel_bytes(w->dtype, w->n_in);
+    size_t      bytes = form_panel_bytes(w->form, w->n_in);
     const char *data = panel_at(w, i_panel, bytes);
     __m512      acc[GEMV_PANELS];
     for (int p = 0; p < n; p++) acc[p] = _mm512_setzero_ps();
-    switch (w->dtype) {
-    case DTYPE_F32: gemv_f32(acc, x, data, bytes, w->n_in, n); break;
-    case DTYPE_BF16: gemv_bf16(acc, x, data, bytes, w->n_in, n); break;
-    case DTYPE_Q8_0: gemv_q8_0(acc, x, data, bytes, w->n_in, n); break;
-    case DTYPE_Q4_1: gemv_q4_1(acc, x, data, bytes, w->n_in, n); break;
-    case DTYPE_F16:
-    case DTYPE_COUNT: break;
-    }
+    if (w->form == FORM_F32) gemv_f32(acc, x, data, bytes, w->n_in, n);
+    else gemv_bf16(acc, x, data, bytes, w->n_in, n);
     for (int p = 0; p < n; p++) _mm512_storeu_ps(out + p * PANEL, acc[p]);
 }
 
@@ -152,36 +71,11 @@ static void widen_bf16(float *dst, const uint32_t *pairs, size_t n_k)
     }
 }
 
-static void widen_q8_0(float *dst, const struct panel_q8_0 *block, size_t n_blocks)
-{
-    for (size_t b = 0; b < n_blocks; b++, block++) {
-        __m512 d = f16x16(block->d);
-        for (int k = 0; k < DTYPE_BLOCK; k++, dst += PANEL) _mm512_storeu_ps(dst, weight_q8_0(block->q[k], d));
-    }
-}
-
-static void widen_q4_1(float *dst, const struct panel_q4_1 *block, size_t n_blocks)
-{
-    for (size_t b = 0; b < n_blocks; b++, block++) {
-        struct scales_q4_1 s;
-        load_scales_q4_1(&s, block);
-        for (int word = 0; word < 4; word++) {
-            __m512i q = load_word(block->q[word]);
-            for (int i = 0; i < 8; i += 2, q = _mm512_srli_epi32(q, 8), dst += 2 * PANEL) {
-                _mm512_storeu_ps(dst, even_q4_1(&s, q));
-                _mm512_storeu_ps(dst + PANEL, odd_q4_1(&s, q));
-            }
-        }
-    }
-}
-
 void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
-    const void *panel = panel_at(w, i_panel, panel_bytes(w->dtype, w->n_in));
-    size_t      b = k_begin / DTYPE_BLOCK, n = n_k / DTYPE_BLOCK;
-    if (w->dtype == DTYPE_BF16) widen_bf16(dst, (const uint32_t *)panel + k_begin / 2 * PANEL, n_k);
-    else if (w->dtype == DTYPE_Q8_0) widen_q8_0(dst, (const struct panel_q8_0 *)panel + b, n);
-    else if (w->dtype == DTYPE_Q4_1) widen_q4_1(dst, (const struct panel_q4_1 *)panel + b, n);
+    const void *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
+    if (w->form == FORM_BF16) widen_bf16(dst, (const uint32_t *)panel + k_begin / 2 * PANEL, n_k);
+    else cpu_row_ref.loops.widen(dst, w, i_panel, k_begin, n_k);
 }
 
 INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const float *w, size_t n_k, const int n)

@@ -9,18 +9,34 @@
 
 /* ---- linear ------------------------------------------------------------------------------------------------------ */
 
-/* Stack the sources' rows in a temporary buffer and pack them as one matrix. */
-static enum status pack_stacked(struct kernel_ctx *k, const struct weight_src *src, size_t n, struct weight *out)
+/* Matrices of different types that must be packed as one: as f32. */
+static enum status to_f32(struct weight_src *src, size_t n, float **all)
 {
-    if (n == 1) return k->ops->weight_pack(k, &src[0], out);
-    size_t row = dtype_row_bytes(src[0].dtype, src[0].n_in), rows = 0;
-    for (size_t i = 0; i < n; i++) rows += src[i].n_out;
-    uint8_t *stacked = mem_try_calloc(rows, row), *to = stacked;
-    if (!stacked) return ERR_NOMEM;
-    for (size_t i = 0; i < n; to += src[i].n_out * row, i++) memcpy(to, src[i].data, src[i].n_out * row);
-    struct weight_src all = { .dtype = src[0].dtype, .data = stacked, .n_out = rows, .n_in = src[0].n_in };
-    enum status       st = k->ops->weight_pack(k, &all, out);
-    mem_free(stacked);
+    size_t elements = 0;
+    for (size_t i = 0; i < n; i++) elements += src[i].n_out * src[i].n_in;
+    float *at = *all = mem_try_calloc(elements, sizeof *at);
+    if (!at) return ERR_NOMEM;
+    for (size_t i = 0; i < n; at += src[i].n_out * src[i].n_in, i++) {
+        dtype_to_f32(src[i].dtype, src[i].data, at, src[i].n_out * src[i].n_in);
+        src[i] = (struct weight_src){ .dtype = DTYPE_F32, .data = at, .n_out = src[i].n_out, .n_in = src[i].n_in };
+    }
+    return OK;
+}
+
+/* As few matrices as possible: one, when the types are equal and the parts begin at whole panels. */
+static enum status pack_parts(struct linear *l, struct kernel_ctx *k, struct weight_src *src, size_t n, bool paired)
+{
+    float *wide = NULL;
+    bool   together = true;
+    for (size_t i = 0; i < n; i++) together = together && src[i].dtype == src[0].dtype && (paired || i + 1 == n || src[i].n_out % 16 == 0);
+    enum status st = paired && !together ? to_f32(src, n, &wide) : OK;
+    size_t step = paired || together ? n : 1;
+    for (size_t i = 0; i < n && st == OK; i += step) {
+        struct weight_pack_args a = { .parts = &src[i], .n_parts = step, .join = paired ? JOIN_PAIRED : JOIN_STACKED };
+        st = k->ops->weight_pack(k, &a, &l->parts[l->n_parts]);
+        if (st == OK) l->n_parts++;
+    }
+    mem_free(wide);
     return st;
 }
 
@@ -45,19 +61,13 @@ static enum status load_parts(struct linear *l, struct weights *w, struct kernel
 {
     struct weight_src src[LINEAR_PARTS_MAX];
     char              name[256];
-    bool              one_type = true;
     for (size_t i = 0; i < spec->n_names; i++) {
         snprintf(name, sizeof name, "%s%s.weight", prefix, spec->names[i]);
         TRY(weights_matrix(w, name, spec->n_outs[i], spec->n_in, &src[i], err));
-        one_type = one_type && src[i].dtype == src[0].dtype;
         l->n_out += spec->n_outs[i];
     }
-    size_t n = one_type ? 1 : spec->n_names, per_part = one_type ? spec->n_names : 1;
-    for (size_t i = 0; i < n; i++) {
-        enum status st = pack_stacked(k, &src[i], per_part, &l->parts[i]);
-        if (st != OK) return err_field(err, st, name, "no memory to pack %s (%zu x %zu)", name, l->n_out, spec->n_in);
-        l->n_parts++;
-    }
+    enum status st = pack_parts(l, k, src, spec->n_names, spec->paired);
+    if (st != OK) return err_field(err, st, name, "no memory to pack %s (%zu x %zu)", name, l->n_out, spec->n_in);
     return spec->bias == BIAS_NONE ? OK : load_bias(l, w, prefix, spec, err);
 }
 
@@ -84,11 +94,21 @@ size_t linear_bytes(const struct linear *l)
     return bytes;
 }
 
-void linear_forward(struct kernel_ctx *k, const struct linear *l, float *y, size_t y_stride, const float *x, size_t n_rows)
+size_t linear_jobs(const struct linear *l, struct matmul_args *jobs, float *y, size_t y_stride, const float *x, size_t n_rows,
+                   enum matmul_then then)
 {
     size_t at = 0;
     for (size_t i = 0; i < l->n_parts; at += l->parts[i].n_out, i++)
-        k->ops->matmul(k, y + at, y_stride, x, n_rows, &l->parts[i], l->bias ? l->bias + at : NULL);
+        jobs[i] = (struct matmul_args){ .w = &l->parts[i], .bias = l->bias ? l->bias + at : NULL, .x = x, .x_stride = l->n_in, .n_rows = n_rows,
+                                        .y = y + at, .y_stride = y_stride, .then = then };
+    return l->n_parts;
+}
+
+void linear_forward(struct kernel_ctx *k, const struct linear *l, float *y, size_t y_stride, const float *x, size_t n_rows,
+                    enum matmul_then then)
+{
+    struct matmul_args jobs[LINEAR_PARTS_MAX];
+    k->ops->matmul(k, jobs, linear_jobs(l, jobs, y, y_stride, x, n_rows, then));
 }
 
 /* ---- rotary angles ----------------------------------------------------------------------------------------------- */

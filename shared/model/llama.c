@@ -30,7 +30,7 @@ struct llama {
     struct layer *layers;
     float        *rope;       /* [max_len, D/2, 2] */
     /* Activations of one step, max_rows rows each. */
-    float *x, *h, *q, *k, *v, *attn, *gate_up, *act;
+    float *x, *h, *q, *k, *v, *attn, *act;
 };
 
 /* ---- bind -------------------------------------------------------------------------------------------------------- */
@@ -50,7 +50,7 @@ static enum status bind_layer(struct model *m, struct layer *l, uint32_t i_layer
         { &l->k, { { "self_attn.k_proj" }, { kv }, 1, hidden, attn_bias } },
         { &l->v, { { "self_attn.v_proj" }, { kv }, 1, hidden, attn_bias } },
         { &l->o, { { "self_attn.o_proj" }, { hidden }, 1, q, attn_bias } },
-        { &l->gate_up, { { "mlp.gate_proj", "mlp.up_proj" }, { c->intermediate, c->intermediate }, 2, hidden, mlp_bias } },
+        { &l->gate_up, { { "mlp.gate_proj", "mlp.up_proj" }, { c->intermediate, c->intermediate }, 2, hidden, mlp_bias, .paired = true } },
         { &l->down, { { "mlp.down_proj" }, { hidden }, 1, c->intermediate, mlp_bias } },
     };
     char prefix[64], name[128];
@@ -81,7 +81,8 @@ static enum status bind_ends(struct model *m, struct llama *w, struct err *err)
     const struct model_config *c = &m->config;
     struct weight_src          embed;
     TRY(weights_matrix(m->weights, "model.embed_tokens.weight", c->n_vocab, c->hidden, &embed, err));
-    enum status st = m->kernels->ops->weight_pack(m->kernels, &embed, &w->embed);
+    const struct weight_pack_args pack = { .parts = &embed, .n_parts = 1 };
+    enum status st = m->kernels->ops->weight_pack(m->kernels, &pack, &w->embed);
     if (st != OK) return err_set(err, st, "no memory to pack the embedding (%u x %u)", c->n_vocab, c->hidden);
     m->weight_bytes += w->embed.bytes;
     TRY(weights_vector(m->weights, "model.norm.weight", c->hidden, &w->final_norm, err));
@@ -118,7 +119,7 @@ static void allocate_activations(const struct model *m, struct llama *w)
         float **to;
         size_t  width;
     } buffers[] = { { &w->x, c->hidden }, { &w->h, c->hidden },  { &w->q, q },           { &w->k, kv },
-                    { &w->v, kv },        { &w->attn, q },       { &w->gate_up, 2 * (size_t)c->intermediate }, { &w->act, c->intermediate } };
+                    { &w->v, kv },        { &w->attn, q },       { &w->act, c->intermediate } };
     for (size_t i = 0; i < COUNT_OF(buffers); i++) *buffers[i].to = mem_aligned(64, rows * buffers[i].width * sizeof(float));
 }
 
@@ -131,7 +132,9 @@ static enum status llama_bind(struct model *m, struct err *err)
     for (uint32_t i = 0; i < m->config.n_layers; i++) TRY(bind_layer(m, &w->layers[i], i, err));
     TRY(bind_rope(m, w, err));
     allocate_activations(m, w);
-    return OK;
+    size_t widest = m->config.intermediate > m->config.hidden ? m->config.intermediate : m->config.hidden;
+    size_t attn = (size_t)m->config.n_heads * m->config.head_dim;
+    return kernel_ctx_reserve(m->kernels, m->max_rows, widest > attn ? widest : attn);
 }
 
 static void llama_release(struct model *m)
@@ -147,7 +150,7 @@ static void llama_release(struct model *m)
     }
     weight_release(&w->embed);
     linear_release(&w->head);
-    float *owned[] = { w->final_norm, w->rope, w->x, w->h, w->q, w->k, w->v, w->attn, w->gate_up, w->act };
+    float *owned[] = { w->final_norm, w->rope, w->x, w->h, w->q, w->k, w->v, w->attn, w->act };
     for (size_t i = 0; i < COUNT_OF(owned); i++) mem_free(owned[i]);
     mem_free(w->layers);
     mem_free(w);
@@ -178,28 +181,25 @@ static void attention_block(struct model *m, const struct model_batch *b, uint32
     const size_t rows = (size_t)b->n_rows, n_q = (size_t)c->n_heads * c->head_dim, n_kv = (size_t)c->n_kv_heads * c->head_dim;
     struct kv_layout layout;
     model_kv_layout(m, b->block_tokens, b->n_blocks, &layout);
-    void *kv = (char *)b->kv + kv_layout_offset(&layout, i_layer, 0);
-
-    k->ops->rms_norm(k, w->h, w->x, l->attn_norm, rows, c->hidden, c->rms_eps);                                         /* [R, H] */
-    linear_forward(k, &l->q, w->q, n_q, w->h, rows);                                                                    /* [R, Q] */
-    linear_forward(k, &l->k, w->k, n_kv, w->h, rows);                                                                   /* [R, KV] */
-    linear_forward(k, &l->v, w->v, n_kv, w->h, rows);                                                                   /* [R, KV] */
+    struct matmul_args jobs[3 * LINEAR_PARTS_MAX];
+    k->ops->rms_norm(k, w->h, c->hidden, w->x, c->hidden, l->attn_norm, rows, c->hidden, c->rms_eps);                   /* [R, H] */
+    size_t n = linear_jobs(&l->q, jobs, w->q, n_q, w->h, rows, MATMUL_STORE);                                           /* [R, Q] */
+    n += linear_jobs(&l->k, jobs + n, w->k, n_kv, w->h, rows, MATMUL_STORE);                                            /* [R, KV] */
+    n += linear_jobs(&l->v, jobs + n, w->v, n_kv, w->h, rows, MATMUL_STORE);                                            /* [R, KV] */
+    k->ops->matmul(k, jobs, n);
     k->ops->rope(k, w->q, n_q, rows, c->n_heads, c->head_dim, c->head_dim, w->rope, b->pos, c->rope_interleaved);       /* [R, Q] */
     k->ops->rope(k, w->k, n_kv, rows, c->n_kv_heads, c->head_dim, c->head_dim, w->rope, b->pos, c->rope_interleaved);   /* [R, KV] */
 
-    const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs,
-                                           .n_kv_heads = (int32_t)c->n_kv_heads, .head_dim = (int32_t)c->head_dim,
-                                           .block_tokens = (int32_t)b->block_tokens };
+    const struct kv_layer kv = { .data = (char *)b->kv + kv_layout_offset(&layout, i_layer, 0), .dtype = (enum dtype)layout.dtype,
+                                 .n_heads = (int32_t)c->n_kv_heads, .head_dim = (int32_t)c->head_dim, .block_tokens = (int32_t)b->block_tokens };
+    const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs };
     k->ops->kv_append(k, &append);
     if (b->on_layer) b->on_layer(b->on_layer_arg, i_layer);
 
-    const struct attn_args attn = { .q = w->q, .out = w->attn, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs,
-                                    .n_heads = (int32_t)c->n_heads, .n_kv_heads = (int32_t)c->n_kv_heads,
-                                    .head_dim = (int32_t)c->head_dim, .block_tokens = (int32_t)b->block_tokens,
-                                    .scale = (float)(1.0 / sqrt((double)c->head_dim)) };
+    const struct attn_args attn = { .q = w->q, .out = w->attn, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs, .n_heads = (int32_t)c->n_heads,
+                                    .v_dim = (int32_t)c->head_dim, .scale = (float)(1.0 / sqrt((double)c->head_dim)) };
     k->ops->attention(k, &attn);                                                                                        /* [R, Q] */
-    linear_forward(k, &l->o, w->h, c->hidden, w->attn, rows);                                                           /* [R, H] */
-    k->ops->add(k, w->x, w->h, rows * c->hidden);                                                                       /* [R, H] */
+    linear_forward(k, &l->o, w->x, c->hidden, w->attn, rows, MATMUL_ADD);                                               /* [R, H] */
 }
 
 static void ffn_block(struct model *m, uint32_t i_layer, size_t rows)
@@ -208,11 +208,9 @@ static void ffn_block(struct model *m, uint32_t i_layer, size_t rows)
     struct llama              *w = m->impl;
     const struct layer        *l = &w->layers[i_layer];
     struct kernel_ctx         *k = m->kernels;
-    k->ops->rms_norm(k, w->h, w->x, l->ffn_norm, rows, c->hidden, c->rms_eps);         /* [R, H] */
-    linear_forward(k, &l->gate_up, w->gate_up, 2 * (size_t)c->intermediate, w->h, rows); /* [R, 2I] */
-    k->ops->silu_mul(k, w->act, w->gate_up, rows, c->intermediate);                    /* [R, I] */
-    linear_forward(k, &l->down, w->h, c->hidden, w->act, rows);                        /* [R, H] */
-    k->ops->add(k, w->x, w->h, rows * c->hidden);                                      /* [R, H] */
+    k->ops->rms_norm(k, w->h, c->hidden, w->x, c->hidden, l->ffn_norm, rows, c->hidden, c->rms_eps); /* [R, H] */
+    linear_forward(k, &l->gate_up, w->act, c->intermediate, w->h, rows, MATMUL_SILU_MUL);            /* [R, I] */
+    linear_forward(k, &l->down, w->x, c->hidden, w->act, rows, MATMUL_ADD);                          /* [R, H] */
 }
 
 /* Only the rows that are sampled from go through the head: for a prompt chunk that is at most its last. */
@@ -224,9 +222,10 @@ static void head_block(struct model *m, const struct model_batch *b)
     const size_t rows = (size_t)b->n_logits;
     for (size_t i = 0; i < rows; i++)
         memcpy(w->h + i * c->hidden, w->x + (size_t)b->logit_rows[i] * c->hidden, c->hidden * sizeof(float));
-    k->ops->rms_norm(k, w->h, w->h, w->final_norm, rows, c->hidden, c->rms_eps); /* [n_logits, H] */
-    if (w->head.n_parts > 0) linear_forward(k, &w->head, b->logits, c->n_vocab, w->h, rows); /* [n_logits, V] */
-    else k->ops->matmul(k, b->logits, c->n_vocab, w->h, rows, &w->embed, NULL);
+    const struct matmul_args tied = { .w = &w->embed, .x = w->h, .x_stride = c->hidden, .n_rows = rows, .y = b->logits, .y_stride = c->n_vocab };
+    k->ops->rms_norm(k, w->h, c->hidden, w->h, c->hidden, w->final_norm, rows, c->hidden, c->rms_eps); /* [n_logits, H] */
+    if (w->head.n_parts > 0) linear_forward(k, &w->head, b->logits, c->n_vocab, w->h, rows, MATMUL_STORE); /* [n_logits, V] */
+    else k->ops->matmul(k, &tied, 1);
 }
 
 static void llama_forward(struct model *m, const struct model_batch *b)

@@ -82,7 +82,7 @@ static uint64_t fingerprint(const struct model *m)
 {
     const struct model_config *c = &m->config;
     struct buf                 b = { 0 };
-    buf_printf(&b, "%s|%s|%u %u %u %u %u %u %u|%a %a|%d %a %a %a %a|%d %d %d %d", m->kernels->ops->name, m->ops->name, c->n_layers, c->hidden,
+    buf_printf(&b, "%s %d|%s|%u %u %u %u %u %u %u|%a %a|%d %a %a %a %a|%d %d %d %d", m->kernels->ops->name, (int)m->kernels->activations, m->ops->name, c->n_layers, c->hidden,
                c->n_heads, c->n_kv_heads, c->head_dim, c->intermediate, c->n_vocab, (double)c->rms_eps, c->rope_theta, (int)c->rope.kind,
                c->rope.factor, c->rope.low_freq_factor, c->rope.high_freq_factor, c->rope.original_max, c->rope_interleaved, c->tied,
                c->attention_bias, c->mlp_bias);
@@ -140,7 +140,7 @@ void model_free(struct model *m)
 
 void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out)
 {
-    *out = (struct kv_layout){ .model_fingerprint = m->fingerprint, .dtype = DTYPE_F32, .block_tokens = block_tokens,
+    *out = (struct kv_layout){ .model_fingerprint = m->fingerprint, .dtype = kernel_kv_dtype(m->kernels), .block_tokens = block_tokens,
                                .n_layers = m->config.n_layers, .n_kv_heads = m->config.n_kv_heads, .head_dim = m->config.head_dim,
                                .tp_size = 1, .tp_rank = 0, .n_blocks = n_blocks };
 }

@@ -35,7 +35,7 @@ static void rig_open(struct rig *r, const char *path, const char *isa)
 {
     struct err err;
     memset(r, 0, sizeof *r);
-    if (kernel_ctx_create(isa, 2, &r->k, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (kernel_ctx_create(isa, ACTIVATIONS_F32, 2, &r->k, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
     struct model_options o = { .path = path, .max_rows = ROWS_MAX, .max_model_len = MAX_LEN, .kernels = r->k };
     if (model_load(&o, &r->m, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
     struct kv_layout l;
