@@ -2,8 +2,9 @@
  *
  * int8: for each block of 32 values (the last is filled up with zeros) a = max |x|, s = a / 127 in f32, q = x * (127 / a) rounded to
  * nearest even, so |q| <= 127 (symmetric absmax rounding, as GGUF's Q8_0 rounds weights, with s kept in f32). A block that holds an
- * infinity or a NaN has s = NaN: it never passes for numbers. All zero: s = 0. `sum` adds up q over each half, for forms whose stored
- * numbers are offset.
+ * infinity or a NaN has s = NaN: it never passes for numbers. All zero, or a below 2^-120 (where 127 / a would be
+ * infinite): s = 0 and q = 0; q = 0 beside s = NaN too. `sum` adds up q over each half, for forms whose stored numbers are offset; `ssum` is
+ * (float)(sum[0] + sum[1]) * s, what m of a group of 32 is multiplied by: once per row and block instead of once per panel.
  * The buffer belongs to the kernel context and is valid during one matmul call. Thread: engine, pool. */
 #ifndef BATON_KERNELS_CPU_ACT_H
 #define BATON_KERNELS_CPU_ACT_H
@@ -12,7 +13,7 @@
 
 struct act_block {
     int8_t  q[FORM_BLOCK];
-    float   s;
+    float   s, ssum;
     int16_t sum[2]; /* of q[0..15] and q[16..31] */
 };
 

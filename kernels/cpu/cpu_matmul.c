@@ -2,8 +2,8 @@
  *
  * A call runs in two steps. First the inputs that are not used as they are (rounded to int8 or bf16, or gathered by x_rows) are
  * written to ctx->acts, each distinct input once. Then the work items of all jobs run as one list: an item is a range of panels of
- * one job and at most GEMM_ROWS of its rows. Few rows go one by one through gemv, which reads the packed weights directly; many
- * rows share a widening of GEMM_K k's that stays in the first-level cache. Both carry the same chains.
+ * one job and at most GEMM_ROWS of its rows. Few rows go through gemv, which reads the packed weights directly; many rows share a
+ * widening of GEMM_K k's that stays in the first-level cache. Both carry the same chains.
  * Thread: engine, pool. */
 #include <math.h>
 #include <string.h>
@@ -138,17 +138,20 @@ static void plan_inputs(struct run *r)
 
 /* ---- step 2: products -------------------------------------------------------------------------------------------- */
 
-/* A block of results: chain sums [n_panels][n_rows][16] of one job, rows from row0, panels from panel0. */
+/* A block of results: chain sums of one job, rows from row0, panels from panel0. */
 struct block {
     const struct job *job;
     size_t            row0, n_rows, panel0, n_panels;
     float            *acc;
+    size_t            row_step, panel_step; /* floats in acc from one row, one panel to the next */
 };
+
+static float *sums(const struct block *b, size_t row, size_t p) { return b->acc + row * b->row_step + p * b->panel_step; }
 
 static void finish_pair(const struct cpu_loops *loops, const struct block *b, size_t row, size_t p)
 {
     const struct matmul_args *a = b->job->a;
-    float *gate = b->acc + (p * b->n_rows + row) * PANEL, *up = b->acc + ((p + 1) * b->n_rows + row) * PANEL;
+    float *gate = sums(b, row, p), *up = sums(b, row, p + 1);
     size_t half = a->w->n_out / 2, at = (b->panel0 + p) / 2 * PANEL, n = min_size(PANEL, half - at);
     for (size_t j = 0; a->bias && j < n; j++) {
         gate[j] += a->bias[at + j];
@@ -161,7 +164,7 @@ static void finish_pair(const struct cpu_loops *loops, const struct block *b, si
 static void finish_panel(const struct block *b, size_t row, size_t p)
 {
     const struct matmul_args *a = b->job->a;
-    const float *acc = b->acc + (p * b->n_rows + row) * PANEL;
+    const float *acc = sums(b, row, p);
     size_t at = (b->panel0 + p) * PANEL, n = min_size(PANEL, a->w->n_out - at);
     float *y = a->y + (b->row0 + row) * a->y_stride + at;
     const float *bias = a->bias ? a->bias + at : NULL;
@@ -183,21 +186,24 @@ static void finish(const struct cpu_loops *loops, const struct block *b)
         }
 }
 
-static void few_rows(const struct run *r, const struct job *j, size_t row0, size_t n_rows, size_t panel0, size_t n_panels)
+/* The loops of rounded inputs take all rows at once. */
+static void few_rows(const struct run *r, const struct job *j, size_t panel0, size_t n_panels)
 {
     const struct weight *w = j->a->w;
-    float acc[GEMV_PANELS * PANEL] __attribute__((aligned(64)));
-    for (size_t p = panel0; p < panel0 + n_panels; p += GEMV_PANELS)
-        for (size_t i = row0; i < row0 + n_rows; i++) {
-            size_t n = min_size(GEMV_PANELS, panel0 + n_panels - p);
-            if (j->by == BY_INT) r->loops->gemv_int(acc, (const struct act_block *)j->x + i * j->x_stride, w, p, n);
-            else if (j->by == BY_BF16) r->loops->gemv_bf16(acc, (const uint16_t *)j->x + i * j->x_stride, w, p, n);
-            else r->loops->gemv(acc, (const float *)j->x + i * j->x_stride, w, p, n);
-            finish(r->loops, &(struct block){ .job = j, .row0 = i, .n_rows = 1, .panel0 = p, .n_panels = n, .acc = acc });
-        }
+    float acc[DOT_ROWS * GEMV_PANELS * PANEL] __attribute__((aligned(64)));
+    for (size_t p = panel0; p < panel0 + n_panels; p += GEMV_PANELS) {
+        struct block b = { .job = j, .n_rows = j->a->n_rows, .panel0 = p, .n_panels = min_size(GEMV_PANELS, panel0 + n_panels - p), .acc = acc,
+                           .panel_step = PANEL };
+        b.row_step = b.n_panels * PANEL;
+        if (j->by == BY_INT) r->loops->gemv_int(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
+        else if (j->by == BY_BF16) r->loops->gemv_bf16(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
+        else
+            for (size_t i = 0; i < b.n_rows; i++) r->loops->gemv(sums(&b, i, 0), (const float *)j->x + i * j->x_stride, w, p, b.n_panels);
+        finish(r->loops, &b);
+    }
 }
 
-static void block_f32(const struct run *r, const struct block *b, void *scratch)
+static void block_f32(const struct run *r, const struct block *b, float *wide)
 {
     const struct job    *j = b->job;
     const struct weight *w = j->a->w;
@@ -205,49 +211,59 @@ static void block_f32(const struct run *r, const struct block *b, void *scratch)
     for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K) {
         size_t n_k = min_size(GEMM_K, w->n_in - k0);
         for (size_t p = 0; p < b->n_panels; p++) {
-            const float *panel = scratch;
+            const float *panel = wide;
             if (w->form == FORM_F32) panel = (const float *)panel_at(w, b->panel0 + p, panel_bytes) + k0 * PANEL;
-            else r->loops->widen(scratch, w, b->panel0 + p, k0, n_k);
-            r->loops->tile(b->acc + p * b->n_rows * PANEL, (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
+            else r->loops->widen(wide, w, b->panel0 + p, k0, n_k);
+            r->loops->tile(sums(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
         }
     }
 }
 
-static void block_int(const struct run *r, const struct block *b, void *scratch)
+static void block_int(const struct run *r, const struct block *b, struct wide_int *wide)
 {
     const struct job    *j = b->job;
     const struct weight *w = j->a->w;
     const size_t         n_in = round_up(w->n_in, FORM_BLOCK);
     for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
         size_t n_k = min_size(WIDE_K, n_in - k0);
-        for (size_t p = 0; p < b->n_panels; p++) {
-            r->loops->widen_int(scratch, w, b->panel0 + p, k0, n_k);
-            r->loops->tile_int(b->acc + p * b->n_rows * PANEL, (const struct act_block *)j->x + b->row0 * j->x_stride + k0 / FORM_BLOCK,
-                               j->x_stride, b->n_rows, scratch, j->form, n_k);
+        const struct act_block *x = (const struct act_block *)j->x + b->row0 * j->x_stride + k0 / FORM_BLOCK;
+        for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
+            size_t n = min_size(DOT_PANELS, b->n_panels - p);
+            for (size_t i = 0; i < n; i++) r->loops->widen_int(&wide[i], w, b->panel0 + p + i, k0, n_k);
+            r->loops->tile_int(sums(b, 0, p), x, j->x_stride, b->n_rows, wide, n, j->form, n_k);
         }
     }
     for (size_t p = 0; p < b->n_panels && j->form->group == 0; p++) {
         const float *scale = form_scale(w, b->panel0 + p);
-        float       *acc = b->acc + p * b->n_rows * PANEL;
+        float       *acc = sums(b, 0, p);
         for (size_t i = 0; i < b->n_rows * PANEL; i++) acc[i] *= scale[i % PANEL];
     }
 }
 
-static void block_bf16(const struct run *r, const struct block *b, void *scratch)
+/* BF16 panels are read where they lie, all k's in one go. */
+static void block_bf16(const struct run *r, const struct block *b)
 {
     const struct job    *j = b->job;
     const struct weight *w = j->a->w;
-    size_t panel_bytes = form_panel_bytes(w->form, w->n_in), step = w->form == FORM_F8 ? F8_BLOCK : GEMM_K;
-    for (size_t k0 = 0; k0 < w->n_in; k0 += step) {
-        size_t n_k = min_size(step, w->n_in - k0);
-        for (size_t p = 0; p < b->n_panels; p++) {
-            const uint32_t *panel = scratch;
-            float           scale;
-            bool            scaled = w->form == FORM_F8;
-            if (scaled) r->loops->widen_bf16(scratch, &scale, w, b->panel0 + p, k0, n_k);
-            else panel = (const uint32_t *)panel_at(w, b->panel0 + p, panel_bytes) + k0 / 2 * PANEL;
-            r->loops->tile_bf16(b->acc + p * b->n_rows * PANEL, (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows,
-                                panel, scaled ? &scale : NULL, n_k);
+    size_t panel_bytes = form_panel_bytes(w->form, w->n_in);
+    for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K)
+        for (size_t p = 0; p < b->n_panels; p += DOT_PANELS)
+            r->loops->tile_bf16(sums(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows,
+                                (const uint32_t *)panel_at(w, b->panel0 + p, panel_bytes) + k0 / 2 * PANEL, panel_bytes / sizeof(uint32_t),
+                                min_size(DOT_PANELS, b->n_panels - p), NULL, min_size(GEMM_K, w->n_in - k0));
+}
+
+static void block_f8(const struct run *r, const struct block *b, uint32_t *pairs)
+{
+    const struct job    *j = b->job;
+    const struct weight *w = j->a->w;
+    for (size_t k0 = 0; k0 < w->n_in; k0 += F8_BLOCK) {
+        size_t n_k = min_size(F8_BLOCK, w->n_in - k0), stride = F8_BLOCK / 2 * PANEL;
+        for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
+            size_t n = min_size(DOT_PANELS, b->n_panels - p);
+            float  scale[DOT_PANELS];
+            for (size_t i = 0; i < n; i++) r->loops->widen_bf16(pairs + i * stride, &scale[i], w, b->panel0 + p + i, k0, n_k);
+            r->loops->tile_bf16(sums(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, pairs, stride, n, scale, n_k);
         }
     }
 }
@@ -257,19 +273,22 @@ static void many_rows(const struct run *r, const struct job *j, size_t row0, siz
     char  *scratch = cpu_scratch(r->c, thread);
     float *acc = (float *)(scratch + MATMUL_WIDE_BYTES);
     for (size_t p = panel0; p < panel0 + n_panels; p += GEMM_PANELS) {
-        struct block b = { .job = j, .row0 = row0, .n_rows = n_rows, .panel0 = p, .n_panels = min_size(GEMM_PANELS, panel0 + n_panels - p), .acc = acc };
+        struct block b = { .job = j, .row0 = row0, .n_rows = n_rows, .panel0 = p, .n_panels = min_size(GEMM_PANELS, panel0 + n_panels - p), .acc = acc,
+                           .row_step = PANEL, .panel_step = n_rows * PANEL };
         memset(acc, 0, b.n_panels * n_rows * PANEL * sizeof *acc);
-        if (j->by == BY_INT) block_int(r, &b, scratch);
-        else if (j->by == BY_BF16) block_bf16(r, &b, scratch);
-        else block_f32(r, &b, scratch);
+        if (j->by == BY_INT) block_int(r, &b, (struct wide_int *)scratch);
+        else if (j->by == BY_F32) block_f32(r, &b, (float *)scratch);
+        else if (j->a->w->form == FORM_F8) block_f8(r, &b, (uint32_t *)scratch);
+        else block_bf16(r, &b);
         finish(r->loops, &b);
     }
 }
 
 /* In f32 only these two forms are read directly; others are widened for one row too. */
-static bool row_by_row(const struct job *j)
+static bool by_gemv(const struct job *j)
 {
-    return j->a->n_rows <= GEMV_ROWS && (j->by != BY_F32 || j->a->w->form == FORM_F32 || j->a->w->form == FORM_BF16);
+    if (j->by != BY_F32) return j->a->n_rows <= DOT_ROWS;
+    return j->a->n_rows <= GEMV_ROWS && (j->a->w->form == FORM_F32 || j->a->w->form == FORM_BF16);
 }
 
 static void run_item(void *arg, int index, int thread)
@@ -285,7 +304,7 @@ static void run_item(void *arg, int index, int thread)
     size_t local = (size_t)index - (low ? r->jobs[low - 1].item_end : 0);
     size_t row0 = local % j->n_chunks * j->rows_per_chunk, n_rows = min_size(j->rows_per_chunk, j->a->n_rows - row0);
     size_t panel0 = local / j->n_chunks * j->panels_per_item, n_panels = min_size(j->panels_per_item, j->n_panels - panel0);
-    if (row_by_row(j)) few_rows(r, j, row0, n_rows, panel0, n_panels);
+    if (by_gemv(j)) few_rows(r, j, panel0, n_panels);
     else many_rows(r, j, row0, n_rows, panel0, n_panels, thread);
 }
 

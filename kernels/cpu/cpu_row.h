@@ -26,11 +26,13 @@ enum {
     GEMM_K = WIDE_K,   /* k's of a panel widened at a time: 16 KiB of f32, half a first-level cache */
     GEMM_ROWS = 96,    /* rows that share one widening */
     GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the second-level cache */
+    DOT_ROWS = 8,      /* up to here gemv_int and gemv_bf16 take all rows at once: a weight is unpacked once and stays in a register */
+    DOT_PANELS = 2,    /* panels that tile_int and tile_bf16 take at once: a loaded input serves both */
     LSE_CHUNK = 1024,  /* elements summed in f32 before the sum is carried on in f64 */
-    MATMUL_WIDE_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panel that is taken apart */
+    MATMUL_WIDE_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panels that are taken apart */
     MATMUL_SCRATCH_BYTES = MATMUL_WIDE_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
 };
-_Static_assert(sizeof(struct wide_int) <= MATMUL_WIDE_BYTES, "either kind of widening fits");
+_Static_assert(DOT_PANELS * sizeof(struct wide_int) <= MATMUL_WIDE_BYTES && DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_WIDE_BYTES, "either kind of widening fits");
 
 struct cpu_loops {
     /* ---- f32 chains: every form (F32 arithmetic), and F32, F16 of FAST ---- */
@@ -43,20 +45,27 @@ struct cpu_loops {
 
     /* ---- int chains: integer forms of FAST ---- */
     void (*quantize)(struct act_block *out, const float *x, size_t n); /* one row: act_blocks(n) blocks */
-    /* As gemv; chains of all k's, C scale applied. */
-    void (*gemv_int)(float *out, const struct act_block *x, const struct weight *w, size_t i_panel, size_t n_panels);
+    /* out[n_rows][16 * n_panels] = chains of all k's, C scale applied, of n_rows <= DOT_ROWS rows of x (x_stride blocks apart) and n_panels
+     * <= GEMV_PANELS panels. */
+    void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
+                     size_t n_panels);
     void (*widen_int)(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-    /* Carry on int chains over n_k k's (a multiple of 32) of form `f`; rows of x are x_stride blocks apart. */
-    void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, const struct form_info *f,
-                     size_t n_k);
+    /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels], n_panels <= DOT_PANELS, of form `f`; rows
+     * of x are x_stride blocks apart. */
+    void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+                     const struct form_info *f, size_t n_k);
 
     /* ---- bf16 products: forms BF16 and F8 of FAST; all NULL where the processor has none (f32 chains serve then) ---- */
     void (*round_bf16)(uint16_t *out, const float *x, size_t n); /* filled up to act_bf16_stride(n) with zeros */
-    void (*gemv_bf16)(float *out, const uint16_t *x, const struct weight *w, size_t i_panel, size_t n_panels);
-    /* dst [n_k / 2][16] pairs; *scale is what the sum of these k's is multiplied by. n_k <= 128, k_begin a multiple of 128. */
+    /* As gemv_int; x_stride in elements. */
+    void (*gemv_bf16)(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
+    /* F8 only (BF16 pairs lie in the panel as tile_bf16 wants them): dst [n_k / 2][16] pairs; *scale is what the sum of these k's is multiplied
+     * by. n_k <= 128, rounded up to 4 in dst; k_begin a multiple of 128. */
     void (*widen_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-    /* scale NULL: carry on the chains acc[n_rows][16] over the n_k next k's. Otherwise acc = fmaf(*scale, chain from 0 over them, acc). */
-    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, const float *scale, size_t n_k);
+    /* acc[n_panels][n_rows][16]; the pairs of panel p are at w + p * w_stride. scale NULL (BF16): the chain is carried on over n_k k's (an odd
+     * last one has a zero beside it). Otherwise (F8) acc = acc + scale[p] * (chain from 0 over the n_k k's), one fused multiply-add. */
+    void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
+                      const float *scale, size_t n_k);
 
     /* ---- rows ---- */
     void (*rms_norm)(float *y, const float *x, const float *weight, size_t n, float eps);

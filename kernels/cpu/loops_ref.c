@@ -46,12 +46,14 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
             most = fabsf(x[k0 + k]) > most ? fabsf(x[k0 + k]) : most;
             finite = finite && isfinite(x[k0 + k]);
         }
-        float by = finite && most > 0 ? 127.0f / most : 0;
-        *out = (struct act_block){ .s = finite ? most / 127.0f : NAN };
+        bool  tiny = most < 0x1p-120f;
+        float by = finite && !tiny ? 127.0f / most : 0;
+        *out = (struct act_block){ .s = !finite ? NAN : tiny ? 0 : most / 127.0f };
         for (size_t k = 0; k < left; k++) {
             out->q[k] = (int8_t)(finite ? nearbyintf(x[k0 + k] * by) : 0);
             out->sum[k / 16] = (int16_t)(out->sum[k / 16] + out->q[k]);
         }
+        out->ssum = (float)(out->sum[0] + out->sum[1]) * out->s;
     }
 }
 
@@ -73,27 +75,34 @@ static float int_chain(float acc, const struct act_block *x, const struct wide_i
     return acc;
 }
 
-static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, const struct form_info *f,
-                         size_t n_k)
+static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+                         const struct form_info *f, size_t n_k)
 {
-    for (size_t i = 0; i < n_rows; i++)
-        for (size_t j = 0; j < PANEL; j++) acc[i * PANEL + j] = int_chain(acc[i * PANEL + j], x + i * x_stride, w, f, n_k, j);
+    for (size_t p = 0; p < n_panels; p++)
+        for (size_t i = 0; i < n_rows; i++, acc += PANEL)
+            for (size_t j = 0; j < PANEL; j++) acc[j] = int_chain(acc[j], x + i * x_stride, &w[p], f, n_k, j);
 }
 
-static void ref_gemv_int(float *out, const struct act_block *x, const struct weight *w, size_t i_panel, size_t n_panels)
+/* One row, one panel. */
+static void ref_dot_int(float *out, const struct act_block *x, const struct weight *w, size_t i_panel)
 {
     struct wide_int wide;
     size_t          n_in = act_blocks(w->n_in) * FORM_BLOCK;
-    memset(out, 0, n_panels * PANEL * sizeof *out);
-    for (size_t p = 0; p < n_panels; p++, out += PANEL) {
-        for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
-            size_t n_k = n_in - k0 < WIDE_K ? n_in - k0 : WIDE_K;
-            form_widen_int(&wide, w, i_panel + p, k0, n_k);
-            ref_tile_int(out, x + k0 / FORM_BLOCK, 0, 1, &wide, form_info(w->form), n_k);
-        }
-        const float *scale = form_scale(w, i_panel + p);
-        for (size_t j = 0; scale && j < PANEL; j++) out[j] *= scale[j];
+    const float    *scale = form_scale(w, i_panel);
+    memset(out, 0, PANEL * sizeof *out);
+    for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
+        size_t n_k = n_in - k0 < WIDE_K ? n_in - k0 : WIDE_K;
+        form_widen_int(&wide, w, i_panel, k0, n_k);
+        ref_tile_int(out, x + k0 / FORM_BLOCK, 0, 1, &wide, 1, form_info(w->form), n_k);
     }
+    for (size_t j = 0; scale && j < PANEL; j++) out[j] *= scale[j];
+}
+
+static void ref_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
+                         size_t n_panels)
+{
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t p = 0; p < n_panels; p++, out += PANEL) ref_dot_int(out, x + i * x_stride, w, i_panel + p);
 }
 
 /* ---- rows ---- */
