@@ -1,10 +1,11 @@
 /* quantize.h - checkpoint weights to FastDeploy's quantised forms while they are loaded (--quantization).
  *
- * Rules (facts: FastDeploy's weight-only and block-wise schemes; rounding is to nearest, ties to even; a is the largest magnitude):
- *   wint8           per output channel: scale = bf16(a / 127), q = clip(round(w / scale), -127, 127); a = 0: scale 0, q 0
- *   wint4           per output channel: scale = bf16(a / 7),   q = clip(round(w / scale), -7, 7)
- *   block_wise_fp8  per 128 x 128 block (edge blocks are smaller): scale = max(a, 1e-4) / 448 in f32, q = e4m3(w / scale), saturating
- * w / scale is one f32 division. tests/data/quant holds what an independent implementation makes of the same weights.
+ * Rules (facts: FastDeploy's weight-only and block-wise schemes; every operation is rounded to f32 on its own; a is the largest magnitude):
+ *   wint8           per output channel: q = round((w / a) * 127) with halves away from zero, scale = bf16(a / 127); a = 0: scale 0, q 0
+ *   wint4           the same with 7
+ *   block_wise_fp8  per 128 x 128 block (edge blocks are smaller): a = max(a, 1e-4), q = e4m3(w * (448 / a)) to nearest even, saturating;
+ *                   scale = a / 448 in f32
+ * tests/data/quant holds what an independent implementation makes of the same weights.
  * Thread: any. */
 #ifndef BATON_KERNELS_QUANTIZE_H
 #define BATON_KERNELS_QUANTIZE_H
