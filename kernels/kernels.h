@@ -183,6 +183,10 @@ struct kernel_ops {
     void (*combine)(struct kernel_ctx *c, const struct combine_args *a);
     /* lse[i] = log(sum_j exp(x[i][j])) of x [n_rows, n] with row stride x_stride, in a fixed order. */
     void (*log_sum_exp)(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n);
+    /* Index of the largest of x [n], the first of equals; -1 when none is above -inf (NaN never is). */
+    int32_t (*argmax)(struct kernel_ctx *c, const float *x, size_t n);
+    /* p[i] = exp((min(x[i], FLT_MAX) - max) * by) with the rows' own exp: the same bits everywhere; 0 for NaN. p may be x. */
+    void (*exp_terms)(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by);
 };
 
 struct kernel_ctx {

@@ -79,6 +79,7 @@ struct cpu_loops {
     float (*max)(const float *x, size_t n);
     /* sum16 of exp(x[i] - max). */
     float (*sum_exp)(const float *x, float max, size_t n);
+    void (*exp_terms)(float *p, const float *x, size_t n, float max, float by); /* the slot's formula */
 
     /* ---- attention (cpu_attention.c has the walk over tiles) ---- */
     /* dst [dim][ATTN_TILE] f32 = the transpose of n_keys rows of `dim` elements, row_stride elements apart; columns from n_keys on zero. */
@@ -109,13 +110,16 @@ void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
 void cpu_route(struct kernel_ctx *c, const struct route_args *a);
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a);
 void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n);
+int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n);
+void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by);
 /* Bytes of ctx->acts for inputs of n_rows rows of n_in elements in all. */
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
 #define CPU_ROW_OPS(name_, available_)                                                                    \
     { .name = (name_), .available = (available_), .weight_pack = form_pack, .matmul = cpu_matmul,         \
       .rms_norm = cpu_rms_norm, .add = cpu_add, .rope = cpu_rope, .kv_append = cpu_kv_append,             \
-      .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .log_sum_exp = cpu_log_sum_exp }
+      .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .log_sum_exp = cpu_log_sum_exp,   \
+      .argmax = cpu_argmax, .exp_terms = cpu_exp_terms }
 
 static inline const struct cpu_loops *cpu_loops_of(const struct kernel_ctx *c)
 {

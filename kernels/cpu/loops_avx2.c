@@ -2,6 +2,7 @@
  * Equal to loops_ref.c bit for bit. Thread: engine, pool. */
 #include "kernels/cpu/loops_avx2.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "kernels/cpu/features.h"
@@ -144,6 +145,23 @@ static float avx2_sum_exp(const float *x, float max, size_t n)
     return sum16_tree(s);
 }
 
+static inline __m256 exp_terms8(__m256 v, __m256 top, __m256 by)
+{
+    __m256 number = _mm256_cmp_ps(v, v, _CMP_ORD_Q);
+    return _mm256_and_ps(number, exp8(_mm256_mul_ps(_mm256_sub_ps(_mm256_min_ps(v, _mm256_set1_ps(FLT_MAX)), top), by)));
+}
+
+static void avx2_exp_terms(float *p, const float *x, size_t n, float max, float by)
+{
+    __m256 top = _mm256_set1_ps(max), f = _mm256_set1_ps(by);
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(p + i, exp_terms8(_mm256_loadu_ps(x + i), top, f));
+    if (i < n) {
+        __m256i m = mask8(n - i);
+        _mm256_maskstore_ps(p + i, m, exp_terms8(_mm256_maskload_ps(x + i, m), top, f));
+    }
+}
+
 static void avx2_axpy(float *y, const float *x, float factor, size_t n)
 {
     __m256 f = _mm256_set1_ps(factor);
@@ -160,5 +178,6 @@ const struct cpu_row cpu_row_avx2 = {
     .loops = { .gemv = avx2_gemv, .widen = avx2_widen, .tile = avx2_tile, .quantize = avx2_quantize, .gemv_int = avx2_gemv_int,
                .widen_int = avx2_widen_int, .tile_int = avx2_tile_int, .rms_norm = avx2_rms_norm, .add = avx2_add,
                .silu_mul = avx2_silu_mul, .rope = avx2_rope, .axpy = avx2_axpy, .scale = avx2_scale, .max = avx2_max,
-               .sum_exp = avx2_sum_exp, .keys = avx2_keys, .values = avx2_values, .soften = avx2_soften },
+               .sum_exp = avx2_sum_exp, .exp_terms = avx2_exp_terms,
+               .keys = avx2_keys, .values = avx2_values, .soften = avx2_soften },
 };

@@ -2,6 +2,7 @@
  * Thread: engine, pool. */
 #include "kernels/cpu/loops_avx512.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "kernels/cpu/features.h"
@@ -101,6 +102,18 @@ static float avx512_sum_exp(const float *x, float max, size_t n)
     return tree16(sum);
 }
 
+static void avx512_exp_terms(float *p, const float *x, size_t n, float max, float by)
+{
+    __m512 top = _mm512_set1_ps(max), f = _mm512_set1_ps(by), most = _mm512_set1_ps(FLT_MAX);
+    for (size_t i = 0; i < n; i += 16) {
+        __mmask16 m = mask16(n - i);
+        __m512    v = _mm512_maskz_loadu_ps(m, x + i);
+        __mmask16 number = _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q);
+        __m512    e = exp16(_mm512_mul_ps(_mm512_sub_ps(_mm512_min_ps(v, most), top), f));
+        _mm512_mask_storeu_ps(p + i, m, _mm512_maskz_mov_ps(number, e));
+    }
+}
+
 static void avx512_axpy(float *y, const float *x, float factor, size_t n)
 {
     __m512 f = _mm512_set1_ps(factor);
@@ -115,5 +128,6 @@ const struct cpu_row cpu_row_avx512 = {
     .loops = { .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .quantize = avx512_quantize, .gemv_int = avx512_gemv_int,
                .widen_int = avx512_widen_int, .tile_int = avx512_tile_int, .rms_norm = avx512_rms_norm, .add = avx512_add,
                .silu_mul = avx512_silu_mul, .rope = avx512_rope, .axpy = avx512_axpy, .scale = avx512_scale, .max = avx512_max,
-               .sum_exp = avx512_sum_exp, .keys = avx512_keys, .values = avx512_values, .soften = avx512_soften },
+               .sum_exp = avx512_sum_exp, .exp_terms = avx512_exp_terms,
+               .keys = avx512_keys, .values = avx512_values, .soften = avx512_soften },
 };

@@ -2,6 +2,7 @@
  *
  * Nothing here is fast; it says which operations make up a result and in which order. The other rows do the same
  * operations with more lanes and are held to the same bits by tests/conformance/test_kernels.c. Thread: engine, pool. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -163,6 +164,14 @@ static float ref_sum_exp(const float *x, float max, size_t n)
     return tree16(lane);
 }
 
+static void ref_exp_terms(float *p, const float *x, size_t n, float max, float by)
+{
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i] < FLT_MAX ? x[i] : FLT_MAX;
+        p[i] = isnan(x[i]) ? 0 : exp_ref((v - max) * by);
+    }
+}
+
 static void ref_scale(float *x, float factor, size_t n)
 {
     for (size_t i = 0; i < n; i++) x[i] *= factor;
@@ -178,5 +187,5 @@ const struct cpu_row cpu_row_ref = {
     .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
                .widen_int = form_widen_int, .tile_int = ref_tile_int, .rms_norm = ref_rms_norm, .add = ref_add,
                .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
-               .sum_exp = ref_sum_exp, .keys = attention_ref_keys, .values = attention_ref_values, .soften = attention_ref_soften },
+               .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, .keys = attention_ref_keys, .values = attention_ref_values, .soften = attention_ref_soften },
 };

@@ -105,7 +105,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     if (st != OK) goto err_engine;
     set_limits(e);
     e->pool = kv_pool_create(o->n_blocks, o->block_tokens, o->prefix_cache);
-    e->sampler = sampler_create(e->limits.n_vocab);
+    e->sampler = sampler_create(e->limits.n_vocab, o->model->kernels);
     e->logits = MEM_ARRAY(float, (size_t)e->batch.max_logits * e->limits.n_vocab);
     e->lse = MEM_ARRAY(float, e->batch.max_logits);
     meters_init(&e->meters, o->metrics);

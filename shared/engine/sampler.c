@@ -4,8 +4,9 @@
  * logits). A draw then works on p[i] = exp((x[i] - max) / T), unnormalised, max p = 1. Truncation never sorts the vocabulary:
  * min_p is one threshold, top_k and top_p are found by a quickselect over the candidates that can still be in the set. All
  * three end as one `struct cutoff`, the last kept entry in the order (larger p first, then smaller id), and the draw walks the
- * vocabulary in index order. Sums are in double and in a fixed order, exp is our own: the same logits, parameters, seed and
- * index give the same token on every host.
+ * vocabulary in index order. Sums are in double and in a fixed order (chunks of SUM_CHUNK entries, each in SUM_LANES partial sums, so
+ * that a compiler can add several at once), exp is the kernels' own: the same logits, parameters, seed and index give the same token on
+ * every host.
  * Logits that are NaN count as -inf, +inf as the largest float.
  * Thread: engine. */
 #include "shared/engine/sampler.h"
@@ -22,6 +23,8 @@
 #define TEMPERATURE_MIN    1e-2f /* smaller ones are raised to this, as in vLLM */
 #define SEEN               0x80000000u
 
+enum { SUM_CHUNK = 1024, SUM_LANES = 8 };
+
 struct cand {
     float   p;
     int32_t id;
@@ -34,15 +37,19 @@ struct cutoff {
 };
 
 struct sampler {
+    struct kernel_ctx *kernels;
     uint32_t     n_vocab;
+    double      *sums;  /* [n_vocab / SUM_CHUNK + 1] kept mass of each chunk, from the last call of mass */
     float       *x;     /* [n_vocab] processed logits, then p */
     uint32_t    *count; /* [n_vocab] occurrences while penalties are applied; all 0 between calls */
     struct cand *cands; /* [n_vocab] */
 };
 
-struct sampler *sampler_create(uint32_t n_vocab)
+struct sampler *sampler_create(uint32_t n_vocab, struct kernel_ctx *kernels)
 {
     struct sampler *s = MEM_NEW(struct sampler);
+    s->kernels = kernels;
+    s->sums = MEM_ARRAY(double, n_vocab / SUM_CHUNK + 1);
     s->n_vocab = n_vocab;
     s->x = MEM_ARRAY(float, n_vocab);
     s->count = MEM_ARRAY(uint32_t, n_vocab);
@@ -53,6 +60,7 @@ struct sampler *sampler_create(uint32_t n_vocab)
 void sampler_free(struct sampler *s)
 {
     if (!s) return;
+    mem_free(s->sums);
     mem_free(s->x);
     mem_free(s->count);
     mem_free(s->cands);
@@ -136,55 +144,21 @@ static const float *process(struct sampler *s, const struct sampler_input *in)
 }
 
 /* First largest entry. A row without a single usable value gives the first allowed token. */
-static int32_t argmax(const float *x, uint32_t n, const uint64_t *allowed)
+static int32_t argmax(const struct sampler *s, const float *x, const uint64_t *allowed)
 {
-    int32_t best = -1;
-    float best_x = -INFINITY;
-    for (uint32_t i = 0; i < n; i++) {
-        if (x[i] > best_x) { /* false for NaN */
-            best_x = x[i];
-            best = (int32_t)i;
-        }
-    }
+    int32_t best = s->kernels->ops->argmax(s->kernels, x, s->n_vocab);
     if (best >= 0) return best;
-    for (uint32_t i = 0; allowed && i < n; i++)
+    for (uint32_t i = 0; allowed && i < s->n_vocab; i++)
         if (is_allowed(allowed, i)) return (int32_t)i;
     return 0;
 }
 
 /* ---- the draw ---- */
 
-/* exp(x) for x <= 0, relative error under 1e-9: 2^k * e^r with |r| <= ln2/2. The same bits on every host, which
- * the C library does not promise. */
-static float exp_neg(double x)
-{
-    if (!(x > -87.0)) return 0; /* below the normal floats; NaN too */
-    double k = (double)(int)(x * 1.4426950408889634 - 0.5);
-    double r = x - k * 0.6931471805599453;
-    double e = 1.0 / 40320;
-    e = e * r + 1.0 / 5040;
-    e = e * r + 1.0 / 720;
-    e = e * r + 1.0 / 120;
-    e = e * r + 1.0 / 24;
-    e = e * r + 1.0 / 6;
-    e = e * r + 0.5;
-    e = e * r + 1;
-    e = e * r + 1;
-    union {
-        uint64_t u;
-        double   d;
-    } scale = { .u = (uint64_t)(1023 + (int)k) << 52 };
-    return (float)(e * scale.d);
-}
-
 static void to_probabilities(struct sampler *s, const float *x, float max, float temperature)
 {
-    double inv_t = 1.0 / (double)(temperature < TEMPERATURE_MIN ? TEMPERATURE_MIN : temperature);
-    if (max > FLT_MAX) max = FLT_MAX;
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        float v = x[i] > FLT_MAX ? FLT_MAX : x[i];
-        s->x[i] = exp_neg(((double)v - (double)max) * inv_t); /* NaN: 0 */
-    }
+    float by = 1.0f / (temperature < TEMPERATURE_MIN ? TEMPERATURE_MIN : temperature);
+    s->kernels->ops->exp_terms(s->kernels, s->x, x, s->n_vocab, max > FLT_MAX ? FLT_MAX : max, by);
 }
 
 static bool comes_before(struct cand a, struct cand b)
@@ -243,16 +217,51 @@ static uint32_t gather(struct sampler *s, struct cutoff keep, float above)
     return n;
 }
 
-static double mass(const struct sampler *s, struct cutoff keep, uint32_t *count)
+/* Entries of one chunk that are kept: their mass and how many. */
+static double chunk_mass(const float *p, uint32_t first, uint32_t n, struct cutoff keep, uint32_t *count)
+{
+    double   lane[SUM_LANES] = { 0 };
+    uint32_t kept[SUM_LANES] = { 0 };
+    uint32_t i = 0;
+    for (; i + SUM_LANES <= n; i += SUM_LANES)
+        for (uint32_t l = 0; l < SUM_LANES; l++) {
+            uint32_t in = is_kept(keep, p[i + l], (int32_t)(first + i + l));
+            lane[l] += in ? (double)p[i + l] : 0;
+            kept[l] += in;
+        }
+    for (uint32_t l = 0; i < n; i++, l++) {
+        uint32_t in = is_kept(keep, p[i], (int32_t)(first + i));
+        lane[l] += in ? (double)p[i] : 0;
+        kept[l] += in;
+    }
+    for (uint32_t l = 0; l < SUM_LANES; l++) *count += kept[l];
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+static double mass(struct sampler *s, struct cutoff keep, uint32_t *count)
 {
     double sum = 0;
     *count = 0;
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        if (!is_kept(keep, s->x[i], (int32_t)i)) continue;
-        sum += (double)s->x[i];
-        *count += 1;
+    for (uint32_t first = 0; first < s->n_vocab; first += SUM_CHUNK) {
+        uint32_t n = s->n_vocab - first < SUM_CHUNK ? s->n_vocab - first : SUM_CHUNK;
+        sum += s->sums[first / SUM_CHUNK] = chunk_mass(s->x + first, first, n, keep, count);
     }
     return sum;
+}
+
+/* The kept entry at which the running mass passes u; the chunk sums of mass say in which chunk that is. */
+static int32_t entry_at(const struct sampler *s, struct cutoff keep, double u, int32_t otherwise)
+{
+    double   sum = 0;
+    uint32_t first = 0;
+    for (; first < s->n_vocab && sum + s->sums[first / SUM_CHUNK] <= u; first += SUM_CHUNK) sum += s->sums[first / SUM_CHUNK];
+    for (uint32_t i = first; i < s->n_vocab; i++) {
+        if (!is_kept(keep, s->x[i], (int32_t)i)) continue;
+        sum += (double)s->x[i];
+        if (sum > u) return (int32_t)i;
+        otherwise = (int32_t)i; /* rounding may leave u beyond the last of its chunk */
+    }
+    return otherwise;
 }
 
 static struct cutoff truncate(struct sampler *s, const struct sampling_params *p)
@@ -278,20 +287,14 @@ static struct cutoff truncate(struct sampler *s, const struct sampling_params *p
 static int32_t draw(struct sampler *s, const struct sampler_input *in, const float *x)
 {
     const struct sampling_params *p = in->params;
-    int32_t best = argmax(x, s->n_vocab, p->allowed);
+    int32_t best = argmax(s, x, p->allowed);
     float max = x[best];
     if (!(max > -INFINITY)) return best;
     to_probabilities(s, x, max, p->temperature);
     struct cutoff keep = truncate(s, p);
     uint32_t n_kept;
-    double total = mass(s, keep, &n_kept), sum = 0;
-    double u = rng_uniform(p->seed, 0, in->n_tokens - in->n_prompt) * total;
-    for (uint32_t i = 0; i < s->n_vocab; i++) {
-        if (!is_kept(keep, s->x[i], (int32_t)i)) continue;
-        sum += (double)s->x[i];
-        if (sum > u) return (int32_t)i;
-    }
-    return best;
+    double total = mass(s, keep, &n_kept);
+    return entry_at(s, keep, rng_uniform(p->seed, 0, in->n_tokens - in->n_prompt) * total, best);
 }
 
 int32_t sampler_sample(struct sampler *s, const struct sampler_input *in, struct token_logprobs *out)
@@ -300,7 +303,7 @@ int32_t sampler_sample(struct sampler *s, const struct sampler_input *in, struct
     const struct sampling_params *p = in->params;
     const float *x = process(s, in);
     bool greedy = !(p->temperature >= TEMPERATURE_GREEDY);
-    int32_t id = greedy ? argmax(x, s->n_vocab, p->allowed) : draw(s, in, x);
+    int32_t id = greedy ? argmax(s, x, p->allowed) : draw(s, in, x);
     if (p->n_logprobs >= 0) sampler_logprobs(s, in->logits, in->lse, id, p->n_logprobs, out);
     else *out = (struct token_logprobs){ .id = id };
     return id;

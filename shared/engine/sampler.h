@@ -7,12 +7,14 @@
 #ifndef BATON_ENGINE_SAMPLER_H
 #define BATON_ENGINE_SAMPLER_H
 
+#include "kernels/kernels.h"
 #include "shared/base/sampling.h"
 #include "shared/base/status.h"
 
 struct sampler;
 
-struct sampler *sampler_create(uint32_t n_vocab);
+/* `kernels` is borrowed until sampler_free. */
+struct sampler *sampler_create(uint32_t n_vocab, struct kernel_ctx *kernels);
 void            sampler_free(struct sampler *s);
 
 struct sampler_input {

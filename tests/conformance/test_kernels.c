@@ -113,6 +113,36 @@ static void lse_cases(const char *isa)
     kernel_ctx_free(ref);
 }
 
+/* What sampling goes over a vocabulary with. */
+static void vocabulary_cases(const char *isa)
+{
+    static const size_t lengths[] = { 1, 7, 16, 17, 4095, 4096, 4097, 40000, 151936 };
+    static const float  odd[] = { NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 0, -0.0f };
+    struct kernel_ctx  *c = open_row(isa, ACTIVATIONS_F32, 3), *ref = open_row("ref", ACTIVATIONS_F32, 1);
+    for (size_t l = 0; l < COUNT_OF(lengths); l++) {
+        size_t n = lengths[l], first = 0;
+        float *x = random_floats(n, 20), *got = MEM_ARRAY(float, n), *want = MEM_ARRAY(float, n);
+        for (size_t i = 1; i < n; i++) first = x[i] > x[first] ? i : first;
+        CHECK_EQ_INT(c->ops->argmax(c, x, n), (int)first);
+        c->ops->exp_terms(c, got, x, n, x[first], 1.25f);
+        ref->ops->exp_terms(ref, want, x, n, x[first], 1.25f);
+        check_bits(got, want, n, "exp_terms", n, 0);
+        for (size_t i = 0; i < n; i++) CHECK_NEAR(want[i], exp(((double)x[i] - (double)x[first]) * 1.25), 4e-6);
+        for (size_t i = 0; i < n && i < COUNT_OF(odd); i++) x[n - 1 - i] = odd[i];
+        c->ops->exp_terms(c, x, memcpy(got, x, n * sizeof *x), n, 20, 0.5f);
+        ref->ops->exp_terms(ref, want, got, n, 20, 0.5f);
+        check_bits(x, want, n, "exp_terms of odd values", n, 0);
+        CHECK(want[n - 1] == 0); /* NaN */
+        for (size_t i = 0; i < n; i++) x[i] = i == n / 2 || i + 1 == n ? 3 : NAN;
+        CHECK_EQ_INT(c->ops->argmax(c, x, n), (int)(n / 2));
+        for (size_t i = 0; i < n; i++) x[i] = i % 2 ? NAN : -INFINITY;
+        CHECK_EQ_INT(c->ops->argmax(c, x, n), -1);
+        mem_free(x), mem_free(got), mem_free(want);
+    }
+    kernel_ctx_free(c);
+    kernel_ctx_free(ref);
+}
+
 static void combine_cases(const char *isa)
 {
     struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
@@ -168,9 +198,10 @@ TEST(context_names_what_this_cpu_has)
     TEST(name##_rms_norm) { norm_cases(isa); }     \
     TEST(name##_add) { add_cases(isa); }           \
     TEST(name##_rope) { rope_cases(isa); }         \
+    TEST(name##_vocabulary) { vocabulary_cases(isa); } \
     TEST(name##_combine) { combine_cases(isa); }   \
     TEST(name##_log_sum_exp) { lse_cases(isa); }
-#define ROW_CASES(name) CASE(name##_rms_norm), CASE(name##_add), CASE(name##_rope), CASE(name##_combine), CASE(name##_log_sum_exp)
+#define ROW_CASES(name) CASE(name##_rms_norm), CASE(name##_add), CASE(name##_rope), CASE(name##_vocabulary), CASE(name##_combine), CASE(name##_log_sum_exp)
 
 ROW_TESTS(ref, "ref")
 ROW_TESTS(avx2, "avx2")

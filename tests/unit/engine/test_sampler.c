@@ -19,6 +19,15 @@ static struct sampling_params greedy(void)
     return (struct sampling_params){ .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1, .seed = 1, .max_tokens = 100 };
 }
 
+/* One for all tests; it lives as long as the program. */
+static struct kernel_ctx *kernels(void)
+{
+    static struct kernel_ctx *c;
+    struct err err;
+    if (!c) CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 1, &c, &err));
+    return c;
+}
+
 static struct sampling_params warm(float temperature)
 {
     struct sampling_params p = greedy();
@@ -30,7 +39,7 @@ static int32_t sample_row(const float *logits, uint32_t n_vocab, const struct sa
                           uint32_t n_tokens, uint32_t n_prompt)
 {
     static const int32_t eos[1] = { 3 };
-    struct sampler *s = sampler_create(n_vocab);
+    struct sampler *s = sampler_create(n_vocab, kernels());
     struct token_logprobs lp;
     struct sampler_input in = { .logits = logits, .params = p, .tokens = tokens, .n_tokens = n_tokens, .n_prompt = n_prompt,
                                 .eos = eos, .n_eos = 1 };
@@ -129,7 +138,7 @@ TEST(presence_and_frequency_count_output_only)
 
 TEST(penalties_leave_no_trace_for_the_next_call)
 {
-    struct sampler *s = sampler_create(V);
+    struct sampler *s = sampler_create(V, kernels());
     struct sampling_params p = greedy();
     struct token_logprobs lp;
     struct sampler_input in = { .logits = LOGITS, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 0 };
@@ -237,7 +246,7 @@ TEST(draw_follows_the_distribution)
     const double want[4] = { 0.1, 0.2, 0.3, 0.4 };
     float logits[V];
     for (int i = 0; i < V; i++) logits[i] = i < 4 ? (float)log(want[i]) + 11 : -INFINITY;
-    struct sampler *s = sampler_create(V);
+    struct sampler *s = sampler_create(V, kernels());
     struct sampling_params p = warm(1);
     struct sampler_input in = { .logits = logits, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 3 };
     struct token_logprobs lp;
@@ -308,7 +317,7 @@ TEST(logprobs_are_of_the_untouched_logits)
     for (int i = 0; i < V; i++) sum += exp((double)LOGITS[i]);
     float lse = (float)log(sum);
     const struct logit_bias bias = { 6, 50 };
-    struct sampler *s = sampler_create(V);
+    struct sampler *s = sampler_create(V, kernels());
     struct sampling_params p = greedy();
     struct token_logprobs lp;
     struct sampler_input in = { .logits = LOGITS, .lse = lse, .params = &p, .tokens = PROMPT, .n_tokens = 3, .n_prompt = 3 };
@@ -334,7 +343,7 @@ TEST(logprobs_are_of_the_untouched_logits)
 TEST(rank_counts_ties_and_survives_nan)
 {
     const float row[V] = { 1, 2, 2, NAN, -INFINITY, 0, 0, 3 };
-    struct sampler *s = sampler_create(V);
+    struct sampler *s = sampler_create(V, kernels());
     struct token_logprobs lp;
     sampler_logprobs(s, row, 4, 1, 20, &lp);
     CHECK_EQ_INT(lp.rank, 3);
