@@ -11,6 +11,8 @@
 
 #include "kernels/cpu/form.h"
 
+#define ACT_TOP_LEAST 0x1p-120f /* a below this counts as zero */
+
 struct act_block {
     int8_t  q[FORM_BLOCK];
     float   s, ssum;

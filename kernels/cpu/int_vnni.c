@@ -1,0 +1,239 @@
+/* int_vnni.c - int chains on vpdpbusd: one instruction multiplies four k's of 16 outputs by four inputs broadcast to all lanes.
+ *
+ * The stored q is unsigned and the input signed, as the instruction wants them; the zero point goes into the sum before it starts, as
+ * -zero * sum of inputs. Two such instructions start per cycle and each has a latency of four, so eight sums must be under way: the sums
+ * of one group of a panel are enough for eight rows, and four panels side by side for one row, as successive groups overlap.
+ * tile_int holds two panels by six rows: 12 sums and 12 chains in registers, eight loads for twelve products. Thread: engine, pool. */
+#include "kernels/cpu/blocks_avx512.h"
+#include "kernels/cpu/loops_vnni.h"
+
+enum { TILE_ROWS = 6, AHEAD = 1536 /* bytes of a panel asked for ahead of use */ };
+
+/* What the two sums of a block are multiplied by: those of one half (0, 1), or both (2). */
+BLOCK_INLINE __m512i factors(const int part, int factor)
+{
+    uint32_t f = (uint16_t)factor;
+    return _mm512_set1_epi32((int)((part != 1 ? f : 0) | (part != 0 ? f << 16 : 0)));
+}
+
+BLOCK_INLINE __m512i sum_times(const struct act_block *x, __m512i factors)
+{
+    int32_t pair;
+    __builtin_memcpy(&pair, x->sum, sizeof pair);
+    return _mm512_dpwssd_epi32(_mm512_setzero_si512(), factors, _mm512_set1_epi32(pair));
+}
+
+BLOCK_INLINE __m512i inputs(const struct act_block *x, int word)
+{
+    int32_t four;
+    __builtin_memcpy(&four, x->q + 4 * word, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* acc = chain over one group, whose integer sum is `sum`. */
+BLOCK_INLINE __m512 chain(__m512 acc, __m512i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales512 w)
+{
+    __m512 s = _mm512_set1_ps(x->s), i = _mm512_cvtepi32_ps(sum);
+    if (!kind.scaled) return _mm512_fmadd_ps(i, s, acc);
+    acc = _mm512_fmadd_ps(_mm512_mul_ps(i, s), w.d, acc);
+    if (!kind.has_m) return acc;
+    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum) : _mm512_mul_ps(_mm512_cvtepi32_ps(sum_times(x, factors(part, 1))), s);
+    return _mm512_fmadd_ps(ssum, w.m, acc);
+}
+
+/* ---- few rows: weights are unpacked into registers ---- */
+
+/* One block of one panel for n rows. */
+BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel, size_t b, const int form, const int n)
+{
+    const struct block_kind kind = block_kind(form);
+    const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
+    __m512i   q[WORDS];
+    block_words512(q, form, panel, b);
+#pragma GCC unroll 2
+    for (int part = 0; part < n_parts; part++) {
+        struct scales512 scales = block_scales512(form, panel, b, (size_t)part);
+        const int        which = kind.halves ? part : 2;
+#pragma GCC unroll 8
+        for (int r = 0; r < n; r++) {
+            const struct act_block *xb = x[r] + b;
+            __m512i sum = kind.zero ? sum_times(xb, factors(which, -block_zero(form))) : _mm512_setzero_si512();
+#pragma GCC unroll 8
+            for (int i = 0; i < n_words; i++) sum = _mm512_dpbusd_epi32(sum, q[part * n_words + i], inputs(xb, part * n_words + i));
+            acc[r] = chain(acc[r], sum, xb, which, kind, scales);
+        }
+    }
+}
+
+/* n rows by n_panels panels, n * n_panels <= 8; both are constants at each call, so that the chains live in registers. Of x [n] only
+ * n_rows differ; the others are copies whose results are dropped. */
+BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const struct weight *w,
+                            size_t i_panel, const int form, const int n, const int n_panels)
+{
+    __m512      acc[DOT_ROWS];
+    size_t      bytes = form_panel_bytes(form, w->n_in), n_blocks = act_blocks(w->n_in);
+    const char *panel = panel_at(w, i_panel, bytes);
+#pragma GCC unroll 8
+    for (int i = 0; i < n * n_panels; i++) acc[i] = _mm512_setzero_ps();
+    for (size_t b = 0; b < n_blocks; b++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < n_panels; p++) {
+            const char *at = panel + (size_t)p * bytes;
+#pragma GCC unroll 16
+            for (size_t ahead = 0; ahead < block_bytes(form); ahead += 64)
+                _mm_prefetch(at + b * block_bytes(form) + ahead + AHEAD, _MM_HINT_T0);
+            block_rows(acc + p * n, x, at, b, form, n);
+        }
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < n_panels; p++) {
+#pragma GCC unroll 8
+        for (int r = 0; r < n; r++) {
+            if ((size_t)r >= n_rows) break;
+            __m512 y = acc[p * n + r];
+            if (!block_kind(form).scaled) y = _mm512_mul_ps(y, _mm512_loadu_ps(form_scale(w, i_panel + (size_t)p)));
+            _mm512_storeu_ps(out + (size_t)r * out_stride + p * PANEL, y);
+        }
+    }
+}
+
+BLOCK_INLINE void gemv_form(float *out, const struct act_block *const *x, size_t n_rows, const struct weight *w, size_t i_panel,
+                            size_t n_panels, const int form)
+{
+    size_t stride = n_panels * PANEL;
+    while (n_panels > 0) {
+        size_t step = 1;
+        if (n_rows > 6) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 8, 1);
+        else if (n_rows > 4) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 6, 1);
+        else if (n_rows > 2 && n_panels > 1) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 4, 2), step = 2;
+        else if (n_rows > 2) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 4, 1);
+        else if (n_rows > 1 && n_panels > 1) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 2, 2), step = 2;
+        else if (n_rows > 1) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 2, 1);
+        else if (n_panels > 3) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 1, 4), step = 4;
+        else gemv_rows(out, stride, x, n_rows, w, i_panel, form, 1, 1);
+        out += step * PANEL;
+        i_panel += step;
+        n_panels -= step;
+    }
+}
+
+void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
+{
+    const struct act_block *rows[DOT_ROWS];
+    for (size_t r = 0; r < DOT_ROWS; r++) rows[r] = x + (r < n_rows ? r : n_rows - 1) * x_stride;
+    switch (w->form) {
+    case FORM_I8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_I8); break;
+    case FORM_I8M: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_I8M); break;
+    case FORM_U4: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_U4); break;
+    case FORM_U4M: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_U4M); break;
+    case FORM_K8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_K8); break;
+    case FORM_K4: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_K4); break;
+    case FORM_C8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_C8); break;
+    default: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_C4); break;
+    }
+}
+
+/* ---- many rows: weights have been unpacked to bytes ---- */
+
+struct tile {
+    float                  *acc;
+    size_t                  acc_stride; /* from panel to panel */
+    const struct act_block *x[TILE_ROWS];
+    size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
+    const struct wide_int  *w;
+    int                     zero;
+};
+
+BLOCK_INLINE float *chain_at(const struct tile *t, int p, int r)
+{
+    size_t row = (size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1;
+    return t->acc + (size_t)p * t->acc_stride + row * PANEL;
+}
+
+/* n rows by n_panels panels; constants, like the form, of which only the block_kind matters. */
+BLOCK_INLINE void tile_rows(const struct tile *t, const int form, const int n, const int n_panels)
+{
+    const struct block_kind kind = block_kind(form);
+    const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
+    const int zero = t->zero;
+    const size_t n_blocks = t->n_blocks;
+    const struct wide_int *w = t->w;
+    const struct act_block *const *x = t->x;
+    __m512    chains[DOT_PANELS][TILE_ROWS];
+#pragma GCC unroll 2
+    for (int p = 0; p < n_panels; p++)
+#pragma GCC unroll 6
+        for (int r = 0; r < n; r++) chains[p][r] = _mm512_loadu_ps(chain_at(t, p, r));
+    for (size_t b = 0; b < n_blocks; b++) {
+#pragma GCC unroll 2
+        for (int part = 0; part < n_parts; part++) {
+            const size_t group = kind.halves ? 2 * b + (size_t)part : b;
+            const int    which = kind.halves ? part : 2;
+            __m512i      sum[DOT_PANELS][TILE_ROWS];
+#pragma GCC unroll 6
+            for (int r = 0; r < n; r++) {
+                __m512i start = kind.zero ? sum_times(x[r] + b, factors(which, -zero)) : _mm512_setzero_si512();
+#pragma GCC unroll 2
+                for (int p = 0; p < n_panels; p++) sum[p][r] = start;
+            }
+#pragma GCC unroll 8
+            for (int i = part * n_words; i < (part + 1) * n_words; i++) {
+                __m512i q[DOT_PANELS];
+#pragma GCC unroll 2
+                for (int p = 0; p < n_panels; p++) q[p] = _mm512_load_si512(w[p].q[b * WORDS + (size_t)i]);
+#pragma GCC unroll 6
+                for (int r = 0; r < n; r++) {
+                    __m512i in = inputs(x[r] + b, i);
+#pragma GCC unroll 2
+                    for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
+                }
+            }
+#pragma GCC unroll 2
+            for (int p = 0; p < n_panels; p++) {
+                struct scales512 scales = { _mm512_setzero_ps(), _mm512_setzero_ps() };
+                if (kind.scaled) scales.d = _mm512_load_ps(w[p].d[group]);
+                if (kind.has_m) scales.m = _mm512_load_ps(w[p].m[group]);
+#pragma GCC unroll 6
+                for (int r = 0; r < n; r++) chains[p][r] = chain(chains[p][r], sum[p][r], x[r] + b, which, kind, scales);
+            }
+        }
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < n_panels; p++)
+#pragma GCC unroll 6
+        for (int r = 0; r < n; r++) _mm512_storeu_ps(chain_at(t, p, r), chains[p][r]);
+}
+
+BLOCK_INLINE void tile_form(const struct tile *t, size_t n_panels, const int form)
+{
+    if (n_panels == 2) {
+        if (t->n_rows > 4) tile_rows(t, form, 6, 2);
+        else if (t->n_rows > 2) tile_rows(t, form, 4, 2);
+        else tile_rows(t, form, 2, 2);
+    } else {
+        if (t->n_rows > 4) tile_rows(t, form, 6, 1);
+        else if (t->n_rows > 2) tile_rows(t, form, 4, 1);
+        else tile_rows(t, form, 2, 1);
+    }
+}
+
+/* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. */
+void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+                   const struct form_info *f, size_t n_k)
+{
+    struct tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = f->zero };
+    for (size_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS; n_tiles > 0; n_tiles--) {
+        t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
+        for (size_t r = 0; r < TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
+        switch (block_alike(f)) {
+        case FORM_C8: tile_form(&t, n_panels, FORM_C8); break;
+        case FORM_K8: tile_form(&t, n_panels, FORM_K8); break;
+        case FORM_K4: tile_form(&t, n_panels, FORM_K4); break;
+        case FORM_U4M: tile_form(&t, n_panels, FORM_U4M); break;
+        default: tile_form(&t, n_panels, FORM_I8); break;
+        }
+        t.acc += t.n_rows * PANEL;
+        x += t.n_rows * x_stride;
+        n_rows -= t.n_rows;
+    }
+}
