@@ -47,10 +47,8 @@ BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0,
     const struct block_kind kind = block_kind(form);
     const size_t n_parts = kind.halves ? 2 : 1;
     for (size_t b = 0; b < n_blocks; b++) {
-        __m512i q[WORDS];
-        block_words512(q, form, panel, b0 + b);
 #pragma GCC unroll 8
-        for (size_t i = 0; i < WORDS; i++) _mm512_storeu_si512(dst->q[b * WORDS + i], q[i]);
+        for (int i = 0; i < WORDS; i++) _mm512_storeu_si512(dst->q[b * WORDS + (size_t)i], block_word512(form, panel, b0 + b, i));
         if (!kind.scaled) continue;
         for (size_t part = 0; part < n_parts; part++) {
             struct scales512 s = block_scales512(form, panel, b0 + b, part);

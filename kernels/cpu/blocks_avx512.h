@@ -14,22 +14,13 @@ struct scales512 {
 
 static inline __m512 f16x16(const uint16_t *h) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)h)); }
 
-/* Eight words of four k's each, a byte per k. */
-BLOCK_INLINE void block_words512(__m512i q[8], const int form, const char *panel, size_t b)
+/* Word i of the eight of a block: k's 4i .. 4i+3, a byte each. */
+BLOCK_INLINE __m512i block_word512(const int form, const char *panel, size_t b, const int i)
 {
     const uint32_t(*word)[PANEL] = block_words(form, panel, b);
-    const __m512i low = _mm512_set1_epi8(15);
-    if (block_is_bytes(form)) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) q[i] = _mm512_loadu_si512(word[i]);
-        return;
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        __m512i both = _mm512_loadu_si512(word[i]);
-        q[2 * i] = _mm512_and_si512(both, low);
-        q[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-    }
+    if (block_is_bytes(form)) return _mm512_loadu_si512(word[i]);
+    __m512i both = _mm512_loadu_si512(word[i / 2]);
+    return _mm512_and_si512(i % 2 ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
 }
 
 /* Scales of a super block's group: d and m are f16 times a small integer, both exact in f32. */
