@@ -1,4 +1,4 @@
-/* loops_vnni.h - the integer loops of the avx512-vnni row; see struct cpu_loops. */
+/* loops_vnni.h - the integer and bf16 loops of the avx512-vnni row; see struct cpu_loops. */
 #ifndef BATON_KERNELS_CPU_LOOPS_VNNI_H
 #define BATON_KERNELS_CPU_LOOPS_VNNI_H
 
@@ -7,5 +7,11 @@
 void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
 void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
                    const struct form_info *f, size_t n_k);
+
+void bf16_round(uint16_t *out, const float *x, size_t n);
+void bf16_gemv(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
+void bf16_widen(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
+               const float *scale, size_t n_k);
 
 #endif
