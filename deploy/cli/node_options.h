@@ -5,6 +5,7 @@
 #define BATON_DEPLOY_CLI_NODE_OPTIONS_H
 
 #include "kvtransfer/tuning.h"
+#include "kernels/kernels.h"
 #include "scheduler/directory.h"
 #include "shared/base/config.h"
 #include "shared/base/mem.h"
