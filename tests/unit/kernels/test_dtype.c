@@ -15,6 +15,9 @@ TEST(sizes_are_those_of_the_formats)
     CHECK_EQ_STR(dtype_name(DTYPE_Q4_1), "q4_1");
     CHECK_EQ_INT(dtype_block(DTYPE_Q8_0), 32);
     CHECK_EQ_INT(dtype_block(DTYPE_BF16), 1);
+    CHECK_EQ_INT(dtype_row_bytes(DTYPE_F8_E4M3, 7), 7);
+    CHECK_EQ_INT(dtype_row_bytes(DTYPE_Q4_K, 512), 288); /* 4.5 bits */
+    CHECK_EQ_INT(dtype_row_bytes(DTYPE_Q6_K, 512), 420); /* 6.5625 bits */
 }
 
 /* Value of a finite f16 by its definition. */
@@ -79,6 +82,41 @@ TEST(bf16_rounds_to_nearest_even)
     CHECK(isnan(dtype_bf16_to_f32(dtype_f32_to_bf16(f))));
 }
 
+/* Value of a finite e4m3 by its definition. */
+static float f8_value(uint32_t b)
+{
+    int   e = (int)(b >> 3 & 15), f = (int)(b & 7);
+    float magnitude = e == 0 ? ldexpf((float)f, -9) : ldexpf((float)(f + 8), e - 10);
+    return b & 0x80 ? -magnitude : magnitude;
+}
+
+TEST(every_f8_goes_there_and_back)
+{
+    for (uint32_t b = 0; b < 256; b++) {
+        float f = dtype_f8_e4m3_to_f32((uint8_t)b);
+        if ((b & 0x7f) == 0x7f) CHECK(isnan(f));
+        else CHECK(f == f8_value(b));
+        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(f), b);
+    }
+}
+
+TEST(f8_rounds_to_nearest_even_and_saturates)
+{
+    for (uint32_t b = 0; b < 0x7e; b++) { /* each neighbour pair: below, at and above the middle */
+        float middle = (f8_value(b) + f8_value(b + 1)) / 2;
+        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(middle), b % 2 ? b + 1 : b);
+        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(nextafterf(middle, 0)), b);
+        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(nextafterf(middle, 1e9f)), b + 1);
+        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(-middle), (b % 2 ? b + 1 : b) | 0x80);
+    }
+    float over[] = { 448, 449, 464, 480, 1e30f, INFINITY };
+    for (size_t i = 0; i < sizeof over / sizeof *over; i++) {
+        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(over[i]), 0x7e);
+        CHECK_EQ_INT(dtype_f32_to_f8_e4m3(-over[i]), 0xfe);
+    }
+    CHECK_EQ_INT(dtype_f32_to_f8_e4m3(1e-30f), 0);
+}
+
 TEST(blocks_follow_the_gguf_layout)
 {
     uint8_t q8[34] = { 0 }, q4[20] = { 0 };
@@ -119,4 +157,5 @@ TEST(plain_types_convert_from_odd_addresses)
 }
 
 TEST_MAIN(CASE(sizes_are_those_of_the_formats), CASE(every_f16_goes_there_and_back), CASE(f16_rounds_to_nearest_even),
-          CASE(bf16_rounds_to_nearest_even), CASE(blocks_follow_the_gguf_layout), CASE(plain_types_convert_from_odd_addresses))
+          CASE(bf16_rounds_to_nearest_even), CASE(every_f8_goes_there_and_back),
+          CASE(f8_rounds_to_nearest_even_and_saturates), CASE(blocks_follow_the_gguf_layout), CASE(plain_types_convert_from_odd_addresses))
