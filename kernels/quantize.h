@@ -5,6 +5,7 @@
  *   wint4           the same with 7
  *   block_wise_fp8  per 128 x 128 block (edge blocks are smaller): a = max(a, 1e-4), q = e4m3(w * (448 / a)) to nearest even, saturating;
  *                   scale = a / 448 in f32
+ * A channel that holds an infinity or a NaN has scale NaN and q 0, a block that does has NaN among its values: neither passes for numbers.
  * tests/data/quant holds what an independent implementation makes of the same weights.
  * Thread: any. */
 #ifndef BATON_KERNELS_QUANTIZE_H
