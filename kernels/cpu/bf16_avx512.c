@@ -7,11 +7,7 @@
 #include "kernels/cpu/lanes_avx512.h"
 #include "kernels/cpu/loops_vnni.h"
 
-enum {
-    TILE_ROWS = 8,
-    PAIRS = 16,   /* of a step of gemv: 32 k's, 1 KiB of bf16 */
-    AHEAD = 8192  /* as in int_vnni.c */
-};
+enum { TILE_ROWS = 8, PAIRS = 16 /* of a step of gemv: 32 k's, 1 KiB of bf16 */ };
 
 void bf16_round(uint16_t *out, const float *x, size_t n)
 {

@@ -9,7 +9,11 @@
 
 #define BLOCK_INLINE static inline __attribute__((always_inline))
 
-enum { WORDS = FORM_BLOCK / 4 };
+enum {
+    WORDS = FORM_BLOCK / 4,
+    INT_TILE_ROWS = 6, /* rows of a tile of int chains */
+    AHEAD = 8192       /* bytes of a panel asked for ahead of use: some 200 ns; the hardware does not look beyond a page */
+};
 
 BLOCK_INLINE bool block_is_bytes(const int form) { return form == FORM_I8 || form == FORM_I8M || form == FORM_K8 || form == FORM_C8; }
 
@@ -39,6 +43,16 @@ static inline int block_alike(const struct form_info *f)
     if (f->group == 0) return FORM_C8;
     if (f->group == 16) return f->zero ? FORM_K8 : FORM_K4;
     return f->has_m ? FORM_U4M : FORM_I8;
+}
+
+/* The form that an info describes. */
+static inline int block_form(const struct form_info *f)
+{
+    bool nibbles = f->bits == 4;
+    if (f->group == 0) return nibbles ? FORM_C4 : FORM_C8;
+    if (f->group == 16) return nibbles ? FORM_K4 : FORM_K8;
+    if (f->has_m) return nibbles ? FORM_U4M : FORM_I8M;
+    return nibbles ? FORM_U4 : FORM_I8;
 }
 
 /* Bytes of a panel per 32 k's (of a super block: an eighth). */

@@ -7,45 +7,8 @@
  *   tile_int  two panels by six rows: 12 sums and 12 chains in registers, eight loads for twelve products.
  * The scales of a group cost two or three operations of the same units beside its eight products: that is the limit, 73 to 76 %.
  * Thread: engine, pool. */
-#include "kernels/cpu/blocks_avx512.h"
+#include "kernels/cpu/chains_avx512.h"
 #include "kernels/cpu/loops_vnni.h"
-
-enum {
-    TILE_ROWS = 6,
-    AHEAD = 8192 /* bytes asked for ahead of use: some 200 ns; the hardware does not look beyond a page */
-};
-
-/* What the two sums of a block are multiplied by: those of one half (0, 1), or both (2). */
-BLOCK_INLINE __m512i factors(const int part, int factor)
-{
-    uint32_t f = (uint16_t)factor;
-    return _mm512_set1_epi32((int)((part != 1 ? f : 0) | (part != 0 ? f << 16 : 0)));
-}
-
-BLOCK_INLINE __m512i sum_times(const struct act_block *x, __m512i factors)
-{
-    int32_t pair;
-    __builtin_memcpy(&pair, x->sum, sizeof pair);
-    return _mm512_dpwssd_epi32(_mm512_setzero_si512(), factors, _mm512_set1_epi32(pair));
-}
-
-BLOCK_INLINE __m512i inputs(const struct act_block *x, int word)
-{
-    int32_t four;
-    __builtin_memcpy(&four, x->q + 4 * word, sizeof four);
-    return _mm512_set1_epi32(four);
-}
-
-/* acc = chain over one group, whose integer sum is `sum`. */
-BLOCK_INLINE __m512 chain(__m512 acc, __m512i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales512 w)
-{
-    __m512 s = _mm512_set1_ps(x->s), i = _mm512_cvtepi32_ps(sum);
-    if (!kind.scaled) return _mm512_fmadd_ps(i, s, acc);
-    acc = _mm512_fmadd_ps(_mm512_mul_ps(i, s), w.d, acc);
-    if (!kind.has_m) return acc;
-    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum) : _mm512_mul_ps(_mm512_cvtepi32_ps(sum_times(x, factors(part, 1))), s);
-    return _mm512_fmadd_ps(ssum, w.m, acc);
-}
 
 /* ---- few rows: weights are unpacked into registers ---- */
 
@@ -128,23 +91,8 @@ void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
 
 /* ---- many rows: weights have been unpacked to bytes ---- */
 
-struct tile {
-    float                  *acc;
-    size_t                  acc_stride; /* from panel to panel */
-    const struct act_block *x[TILE_ROWS];
-    size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
-    const struct wide_int  *w;
-    int                     zero;
-};
-
-BLOCK_INLINE float *chain_at(const struct tile *t, int p, int r)
-{
-    size_t row = (size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1;
-    return t->acc + (size_t)p * t->acc_stride + row * PANEL;
-}
-
 /* n rows by n_panels panels; constants, like the form, of which only the block_kind matters. */
-BLOCK_INLINE void tile_rows(const struct tile *t, const int form, const int n, const int n_panels)
+BLOCK_INLINE void tile_rows(const struct int_tile *t, const int form, const int n, const int n_panels)
 {
     const struct block_kind kind = block_kind(form);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
@@ -152,7 +100,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const int form, const int n, c
     const size_t n_blocks = t->n_blocks;
     const struct wide_int *w = t->w;
     const struct act_block *const *x = t->x;
-    __m512    chains[DOT_PANELS][TILE_ROWS];
+    __m512    chains[DOT_PANELS][INT_TILE_ROWS];
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 6
@@ -162,7 +110,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const int form, const int n, c
         for (int part = 0; part < n_parts; part++) {
             const size_t group = kind.halves ? 2 * b + (size_t)part : b;
             const int    which = kind.halves ? part : 2;
-            __m512i      sum[DOT_PANELS][TILE_ROWS];
+            __m512i      sum[DOT_PANELS][INT_TILE_ROWS];
 #pragma GCC unroll 6
             for (int r = 0; r < n; r++) {
                 __m512i start = kind.zero ? sum_times(x[r] + b, factors(which, -zero)) : _mm512_setzero_si512();
@@ -197,7 +145,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const int form, const int n, c
         for (int r = 0; r < n; r++) _mm512_storeu_ps(chain_at(t, p, r), chains[p][r]);
 }
 
-BLOCK_INLINE void tile_form(const struct tile *t, size_t n_panels, const int form)
+BLOCK_INLINE void tile_form(const struct int_tile *t, size_t n_panels, const int form)
 {
     if (n_panels == 2) {
         if (t->n_rows > 4) tile_rows(t, form, 6, 2);
@@ -214,10 +162,10 @@ BLOCK_INLINE void tile_form(const struct tile *t, size_t n_panels, const int for
 void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
                    const struct form_info *f, size_t n_k)
 {
-    struct tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = f->zero };
-    for (size_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS; n_tiles > 0; n_tiles--) {
+    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = f->zero };
+    for (size_t n_tiles = (n_rows + INT_TILE_ROWS - 1) / INT_TILE_ROWS; n_tiles > 0; n_tiles--) {
         t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
-        for (size_t r = 0; r < TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
+        for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         switch (block_alike(f)) {
         case FORM_C8: tile_form(&t, n_panels, FORM_C8); break;
         case FORM_K8: tile_form(&t, n_panels, FORM_K8); break;

@@ -1,0 +1,57 @@
+/* chains_avx512.h - int chains on 16 lanes, the integer products apart: sums of inputs, the step from a group's integer sum to the chain, and
+ * what a tile is given. Only for files built with AVX-512. */
+#ifndef BATON_KERNELS_CPU_CHAINS_AVX512_H
+#define BATON_KERNELS_CPU_CHAINS_AVX512_H
+
+#include "kernels/cpu/blocks_avx512.h"
+
+/* What the two sums of a block are multiplied by: those of one half (0, 1), or both (2). */
+BLOCK_INLINE __m512i factors(const int part, int factor)
+{
+    uint32_t f = (uint16_t)factor;
+    return _mm512_set1_epi32((int)((part != 1 ? f : 0) | (part != 0 ? f << 16 : 0)));
+}
+
+BLOCK_INLINE __m512i sum_times(const struct act_block *x, __m512i factors)
+{
+    int32_t pair;
+    __builtin_memcpy(&pair, x->sum, sizeof pair);
+    return _mm512_madd_epi16(factors, _mm512_set1_epi32(pair));
+}
+
+BLOCK_INLINE __m512i inputs(const struct act_block *x, int word)
+{
+    int32_t four;
+    __builtin_memcpy(&four, x->q + 4 * word, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/* acc = chain over one group, whose integer sum is `sum`. */
+BLOCK_INLINE __m512 chain(__m512 acc, __m512i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales512 w)
+{
+    __m512 s = _mm512_set1_ps(x->s), i = _mm512_cvtepi32_ps(sum);
+    if (!kind.scaled) return _mm512_fmadd_ps(i, s, acc);
+    acc = _mm512_fmadd_ps(_mm512_mul_ps(i, s), w.d, acc);
+    if (!kind.has_m) return acc;
+    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum) : _mm512_mul_ps(_mm512_cvtepi32_ps(sum_times(x, factors(part, 1))), s);
+    return _mm512_fmadd_ps(ssum, w.m, acc);
+}
+
+/* ---- tiles ---- */
+
+struct int_tile {
+    float                  *acc;
+    size_t                  acc_stride; /* from panel to panel */
+    const struct act_block *x[INT_TILE_ROWS];
+    size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
+    const struct wide_int  *w;
+    int                     zero;
+};
+
+BLOCK_INLINE float *chain_at(const struct int_tile *t, int p, int r)
+{
+    size_t row = (size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1;
+    return t->acc + (size_t)p * t->acc_stride + row * PANEL;
+}
+
+#endif
