@@ -1,0 +1,92 @@
+/* act_avx2.c - inputs rounded to int8 in blocks of 32, as act.h defines, on 8 lanes; and integer panels unpacked for tile_int.
+ * Thread: engine, pool. */
+#include "kernels/cpu/chains_avx2.h"
+#include "kernels/cpu/loops_avx2.h"
+
+/* The two sums of q: bytes are added up as unsigned ones 128 too large. */
+static inline void store_sums(struct act_block *out, __m256i q)
+{
+    __m256i sad = _mm256_sad_epu8(_mm256_xor_si256(q, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    __m256i half = _mm256_add_epi64(sad, _mm256_shuffle_epi32(sad, 0x4e));
+    int     low = _mm256_cvtsi256_si32(half) - 128 * 16, high = _mm_cvtsi128_si32(_mm256_extracti128_si256(half, 1)) - 128 * 16;
+    out->sum[0] = (int16_t)low;
+    out->sum[1] = (int16_t)high;
+    out->ssum = (float)(low + high) * out->s;
+}
+
+static inline __m256i bytes_of(const __m256 x[4], __m256 r)
+{
+    __m256i v[4];
+    for (int i = 0; i < 4; i++) v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], r));
+    /* packs works inside 128 bits: fours of each register come out as 0 2 4 6 | 1 3 5 7 */
+    __m256i q = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
+    return _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+static inline void quantize_block(struct act_block *out, const float *in)
+{
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256  x[4];
+    __m256i top = _mm256_setzero_si256();
+    /* As integers the bits of magnitudes are in order, infinities and NaNs on top: neither can hide behind a comparison. */
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm256_loadu_ps(in + 8 * i);
+        top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(x[i]), magnitude));
+    }
+    __m128i top4 = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    top4 = _mm_max_epi32(top4, _mm_shuffle_epi32(top4, 0x4e));
+    top4 = _mm_max_epi32(top4, _mm_shuffle_epi32(top4, 0xb1));
+    int32_t a_bits = _mm_cvtsi128_si32(top4);
+    float   a;
+    __builtin_memcpy(&a, &a_bits, sizeof a);
+    bool    number = a_bits < 0x7f800000, some = number && a >= ACT_TOP_LEAST;
+    __m256i q = some ? bytes_of(x, _mm256_set1_ps(127.0f / a)) : _mm256_setzero_si256();
+    _mm256_storeu_si256((__m256i *)out->q, q);
+    out->s = some ? a / 127.0f : number ? 0 : __builtin_nanf("");
+    store_sums(out, q);
+}
+
+void avx2_quantize(struct act_block *out, const float *x, size_t n)
+{
+    size_t i = 0;
+    for (; i + FORM_BLOCK <= n; i += FORM_BLOCK) quantize_block(out++, x + i);
+    if (i == n) return;
+    float last[FORM_BLOCK] = { 0 };
+    __builtin_memcpy(last, x + i, (n - i) * sizeof *x);
+    quantize_block(out, last);
+}
+
+BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const int form)
+{
+    const struct block_kind kind = block_kind(form);
+    const size_t n_parts = kind.halves ? 2 : 1;
+    for (size_t b = 0; b < n_blocks; b++) {
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+#pragma GCC unroll 8
+            for (int i = 0; i < WORDS; i++)
+                _mm256_storeu_si256((__m256i *)dst->q[b * WORDS + (size_t)i][HALF * h], block_word256(form, panel, b0 + b, i, h));
+            for (size_t part = 0; part < n_parts && kind.scaled; part++) {
+                struct scales256 s = block_scales256(form, panel, b0 + b, part, h);
+                _mm256_storeu_ps(dst->d[b * n_parts + part] + HALF * h, s.d);
+                if (kind.has_m) _mm256_storeu_ps(dst->m[b * n_parts + part] + HALF * h, s.m);
+            }
+        }
+    }
+}
+
+void avx2_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+{
+    const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
+    size_t      b = k_begin / FORM_BLOCK, n = n_k / FORM_BLOCK;
+    switch (w->form) {
+    case FORM_I8: widen_form(dst, panel, b, n, FORM_I8); break;
+    case FORM_I8M: widen_form(dst, panel, b, n, FORM_I8M); break;
+    case FORM_U4: widen_form(dst, panel, b, n, FORM_U4); break;
+    case FORM_U4M: widen_form(dst, panel, b, n, FORM_U4M); break;
+    case FORM_K8: widen_form(dst, panel, b, n, FORM_K8); break;
+    case FORM_K4: widen_form(dst, panel, b, n, FORM_K4); break;
+    case FORM_C8: widen_form(dst, panel, b, n, FORM_C8); break;
+    default: widen_form(dst, panel, b, n, FORM_C4); break;
+    }
+}

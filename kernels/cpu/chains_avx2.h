@@ -1,0 +1,93 @@
+/* chains_avx2.h - int chains on 8 lanes: a panel is two halves of 8 outputs, and half h of its words, scales and chains goes through here.
+ * `form`, `part` and the like are constants at every call. Only for files built with AVX2. */
+#ifndef BATON_KERNELS_CPU_CHAINS_AVX2_H
+#define BATON_KERNELS_CPU_CHAINS_AVX2_H
+
+#include "kernels/cpu/blocks.h"
+#include "kernels/cpu/lanes_avx2.h"
+
+enum { HALF = PANEL / 2 };
+
+struct scales256 {
+    __m256 d, m;
+};
+
+static inline __m256  f16x8(const uint16_t *h) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)h)); }
+static inline __m256i i8x8(const void *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(p)); }
+static inline __m256i u8x8(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
+
+/* Word i of the eight of a block: k's 4i .. 4i+3, a byte each. */
+BLOCK_INLINE __m256i block_word256(const int form, const char *panel, size_t b, const int i, const int h)
+{
+    const uint32_t(*word)[PANEL] = block_words(form, panel, b);
+    if (block_is_bytes(form)) return _mm256_loadu_si256((const __m256i *)(word[i] + HALF * h));
+    __m256i both = _mm256_loadu_si256((const __m256i *)(word[i / 2] + HALF * h));
+    return _mm256_and_si256(i % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
+}
+
+/* Scales of a super block's group: d and m are f16 times a small integer, both exact in f32. */
+BLOCK_INLINE struct scales256 super_scales256(const uint16_t *d, const uint16_t *dmin, __m256i scale, __m256i min)
+{
+    __m256 minus = _mm256_xor_ps(f16x8(dmin), _mm256_set1_ps(-0.0f));
+    return (struct scales256){ .d = _mm256_mul_ps(f16x8(d), _mm256_cvtepi32_ps(scale)), .m = _mm256_mul_ps(minus, _mm256_cvtepi32_ps(min)) };
+}
+
+/* Of group `part` (groups of 16) of block b, or of the block. Forms without d leave it zero. */
+BLOCK_INLINE struct scales256 block_scales256(const int form, const char *panel, size_t b, const size_t part, const int h)
+{
+    struct scales256 s = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+    const size_t     g = b % 8 * 2 + part, lane = (size_t)(HALF * h);
+    switch (form) {
+    case FORM_I8: s.d = f16x8(((const struct block_i8 *)panel)[b].d + lane); break;
+    case FORM_U4: s.d = f16x8(((const struct block_u4 *)panel)[b].d + lane); break;
+    case FORM_I8M:
+        s.d = f16x8(((const struct block_i8m *)panel)[b].d + lane);
+        s.m = f16x8(((const struct block_i8m *)panel)[b].m + lane);
+        break;
+    case FORM_U4M:
+        s.d = f16x8(((const struct block_u4m *)panel)[b].d + lane);
+        s.m = f16x8(((const struct block_u4m *)panel)[b].m + lane);
+        break;
+    case FORM_K8: {
+        const struct block_k8 *k = (const struct block_k8 *)panel + b / 8;
+        s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[g] + lane), u8x8(k->min[g] + lane));
+        break;
+    }
+    case FORM_K4: {
+        const struct block_k4 *k = (const struct block_k4 *)panel + b / 8;
+        s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[g] + lane), i8x8(k->min[g] + lane));
+        break;
+    }
+    default: break;
+    }
+    return s;
+}
+
+/* Sum of the inputs of one half of a block (part 0, 1) or of all of it (2), times `factor`, in all lanes. */
+BLOCK_INLINE __m256i sum_times(const struct act_block *x, const int part, const int factor)
+{
+    uint32_t f = (uint16_t)factor;
+    int32_t  pair;
+    __builtin_memcpy(&pair, x->sum, sizeof pair);
+    return _mm256_madd_epi16(_mm256_set1_epi32((int)((part != 1 ? f : 0) | (part != 0 ? f << 16 : 0))), _mm256_set1_epi32(pair));
+}
+
+BLOCK_INLINE __m256i inputs(const struct act_block *x, int word)
+{
+    int32_t four;
+    __builtin_memcpy(&four, x->q + 4 * word, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+/* acc = chain over one group, whose integer sum is `sum`. */
+BLOCK_INLINE __m256 chain(__m256 acc, __m256i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales256 w)
+{
+    __m256 s = _mm256_set1_ps(x->s), i = _mm256_cvtepi32_ps(sum);
+    if (!kind.scaled) return _mm256_fmadd_ps(i, s, acc);
+    acc = _mm256_fmadd_ps(_mm256_mul_ps(i, s), w.d, acc);
+    if (!kind.has_m) return acc;
+    __m256 ssum = part == 2 ? _mm256_set1_ps(x->ssum) : _mm256_mul_ps(_mm256_cvtepi32_ps(sum_times(x, part, 1)), s);
+    return _mm256_fmadd_ps(ssum, w.m, acc);
+}
+
+#endif

@@ -1,0 +1,193 @@
+/* int_avx2.c - int chains on 8 lanes: vpmaddubsw multiplies unsigned by signed bytes and adds neighbours in 16 bits, where a sum that does
+ * not fit would be cut off. Two ways keep every sum exact:
+ *   nibbles  a group's sums stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
+ *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each sum is widened at once.
+ * gemv_int takes up to four rows with both halves of a panel, so that memory is one stream; tile_int four rows by one half at a time.
+ * Thread: engine, pool. */
+#include "kernels/cpu/chains_avx2.h"
+#include "kernels/cpu/loops_avx2.h"
+
+enum { ROWS = 4 };
+
+/* A word ready to be multiplied: magnitudes, and (bytes only) what the inputs take their signs from. */
+struct factor {
+    __m256i q, sign;
+};
+
+BLOCK_INLINE struct factor factor_of(__m256i word, const bool bytes)
+{
+    if (!bytes) return (struct factor){ .q = word };
+    __m256i w = _mm256_xor_si256(word, _mm256_set1_epi8(-128));
+    return (struct factor){ .q = _mm256_abs_epi8(w), .sign = w };
+}
+
+/* Sums of nibble words are 16 bits wide until `total`, of byte words 32. */
+BLOCK_INLINE __m256i add_products(__m256i sum, struct factor w, __m256i x, const bool bytes)
+{
+    if (!bytes) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w.q, x));
+    __m256i pairs = _mm256_maddubs_epi16(w.q, _mm256_sign_epi8(x, w.sign));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+/* The group's integer sum: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
+BLOCK_INLINE __m256i total(__m256i sum, const struct act_block *x, const int part, const int form)
+{
+    const bool bytes = block_is_bytes(form);
+    const int  missing = bytes ? 128 - block_zero(form) : -block_zero(form);
+    if (!bytes) sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+    return missing ? _mm256_add_epi32(sum, sum_times(x, part, missing)) : sum;
+}
+
+/* ---- few rows ---- */
+
+BLOCK_INLINE void block_rows(__m256 acc[2][ROWS], const struct act_block *const *x, const char *panel, size_t b, const int form, const int n)
+{
+    const struct block_kind kind = block_kind(form);
+    const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
+#pragma GCC unroll 2
+    for (int part = 0; part < n_parts; part++) {
+        const int which = kind.halves ? part : 2;
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+            __m256i sum[ROWS];
+#pragma GCC unroll 4
+            for (int r = 0; r < n; r++) sum[r] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+            for (int i = part * n_words; i < (part + 1) * n_words; i++) {
+                struct factor q = factor_of(block_word256(form, panel, b, i, h), kind.bytes);
+#pragma GCC unroll 4
+                for (int r = 0; r < n; r++) sum[r] = add_products(sum[r], q, inputs(x[r] + b, i), kind.bytes);
+            }
+            struct scales256 scales = block_scales256(form, panel, b, (size_t)part, h);
+#pragma GCC unroll 4
+            for (int r = 0; r < n; r++) acc[h][r] = chain(acc[h][r], total(sum[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
+        }
+    }
+}
+
+/* n rows, a constant, of one panel; of x [n] only n_rows differ, the others repeat the last and their results are dropped. */
+BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const struct weight *w,
+                            size_t i_panel, const int form, const int n)
+{
+    __m256      acc[2][ROWS];
+    const char *panel = panel_at(w, i_panel, form_panel_bytes(form, w->n_in));
+#pragma GCC unroll 4
+    for (int r = 0; r < n; r++) acc[0][r] = acc[1][r] = _mm256_setzero_ps();
+    for (size_t b = 0; b < act_blocks(w->n_in); b++) {
+        const char *next = panel + b * block_bytes(form) + AHEAD;
+#pragma GCC unroll 16
+        for (size_t line = 0; line < block_bytes(form); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+        block_rows(acc, x, panel, b, form, n);
+    }
+    const float *scale = form_scale(w, i_panel);
+    for (int h = 0; h < 2; h++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < n; r++) {
+            if ((size_t)r >= n_rows) break;
+            if (!block_kind(form).scaled) acc[h][r] = _mm256_mul_ps(acc[h][r], _mm256_loadu_ps(scale + HALF * h));
+            _mm256_storeu_ps(out + (size_t)r * out_stride + HALF * h, acc[h][r]);
+        }
+    }
+}
+
+BLOCK_INLINE void gemv_form(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
+                            size_t n_panels, const int form)
+{
+    for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
+        const struct act_block *rows[ROWS];
+        size_t n = n_rows - r0 < ROWS ? n_rows - r0 : ROWS;
+        for (size_t r = 0; r < ROWS; r++) rows[r] = x + (r0 + (r < n ? r : n - 1)) * x_stride;
+        for (size_t p = 0; p < n_panels; p++) {
+            float *at = out + (r0 * n_panels + p) * PANEL;
+            if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, w, i_panel + p, form, ROWS);
+            else gemv_rows(at, n_panels * PANEL, rows, n, w, i_panel + p, form, 1);
+        }
+    }
+}
+
+void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
+{
+    switch (w->form) {
+    case FORM_I8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_I8); break;
+    case FORM_I8M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_I8M); break;
+    case FORM_U4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4); break;
+    case FORM_U4M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4M); break;
+    case FORM_K8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K8); break;
+    case FORM_K4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K4); break;
+    case FORM_C8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C8); break;
+    default: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C4); break;
+    }
+}
+
+/* ---- many rows ---- */
+
+struct tile {
+    float                  *acc;
+    const struct act_block *x[ROWS];
+    size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
+};
+
+BLOCK_INLINE float *chain_at(const struct tile *t, int r, int h)
+{
+    return t->acc + ((size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1) * PANEL + HALF * h;
+}
+
+BLOCK_INLINE void tile_rows(const struct tile *t, const struct wide_int *w, int h, const int form)
+{
+    const struct block_kind kind = block_kind(form);
+    const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
+    __m256    acc[ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) acc[r] = _mm256_loadu_ps(chain_at(t, r, h));
+    for (size_t b = 0; b < t->n_blocks; b++) {
+#pragma GCC unroll 2
+        for (int part = 0; part < n_parts; part++) {
+            const size_t     group = kind.halves ? 2 * b + (size_t)part : b;
+            const int        which = kind.halves ? part : 2;
+            struct scales256 scales = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+            __m256i          sum[ROWS];
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; r++) sum[r] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+            for (int i = part * n_words; i < (part + 1) * n_words; i++) {
+                struct factor q = factor_of(_mm256_load_si256((const __m256i *)w->q[b * WORDS + (size_t)i][HALF * h]), kind.bytes);
+#pragma GCC unroll 4
+                for (int r = 0; r < ROWS; r++) sum[r] = add_products(sum[r], q, inputs(t->x[r] + b, i), kind.bytes);
+            }
+            if (kind.scaled) scales.d = _mm256_loadu_ps(w->d[group] + HALF * h);
+            if (kind.has_m) scales.m = _mm256_loadu_ps(w->m[group] + HALF * h);
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS; r++) acc[r] = chain(acc[r], total(sum[r], t->x[r] + b, which, form), t->x[r] + b, which, kind, scales);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) _mm256_storeu_ps(chain_at(t, r, h), acc[r]);
+}
+
+static void tile_panel(const struct tile *t, const struct wide_int *w, int form)
+{
+    for (int h = 0; h < 2; h++) {
+        switch (form) {
+        case FORM_I8: tile_rows(t, w, h, FORM_I8); break;
+        case FORM_I8M: tile_rows(t, w, h, FORM_I8M); break;
+        case FORM_U4: tile_rows(t, w, h, FORM_U4); break;
+        case FORM_U4M: tile_rows(t, w, h, FORM_U4M); break;
+        case FORM_K8: tile_rows(t, w, h, FORM_K8); break;
+        case FORM_K4: tile_rows(t, w, h, FORM_K4); break;
+        case FORM_C8: tile_rows(t, w, h, FORM_C8); break;
+        default: tile_rows(t, w, h, FORM_C4); break;
+        }
+    }
+}
+
+void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+                   const struct form_info *f, size_t n_k)
+{
+    for (size_t p = 0; p < n_panels; p++) {
+        for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
+            struct tile t = { .acc = acc + (p * n_rows + r0) * PANEL, .n_rows = n_rows - r0 < ROWS ? n_rows - r0 : ROWS, .n_blocks = n_k / FORM_BLOCK };
+            for (size_t r = 0; r < ROWS; r++) t.x[r] = x + (r0 + (r < t.n_rows ? r : t.n_rows - 1)) * x_stride;
+            tile_panel(&t, w + p, block_form(f));
+        }
+    }
+}
