@@ -2,7 +2,7 @@
  * not fit would be cut off. Two ways keep every sum exact:
  *   nibbles  a group's sums stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
  *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each sum is widened at once.
- * gemv_int takes up to four rows with both halves of a panel, so that memory is one stream; tile_int four rows by one half at a time.
+ * gemv_int takes one row by both halves of a panel, so that memory is one stream, or four rows by one half at a time; tile_int the latter.
  * Thread: engine, pool. */
 #include "kernels/cpu/chains_avx2.h"
 #include "kernels/cpu/loops_avx2.h"
@@ -24,9 +24,15 @@ BLOCK_INLINE struct factor factor_of(__m256i word, const bool bytes)
 /* Sums of nibble words are 16 bits wide until `total`, of byte words 32. */
 BLOCK_INLINE __m256i add_products(__m256i sum, struct factor w, __m256i x, const bool bytes)
 {
-    if (!bytes) return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w.q, x));
-    __m256i pairs = _mm256_maddubs_epi16(w.q, _mm256_sign_epi8(x, w.sign));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    if (!bytes) {
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w.q, x));
+    } else {
+        __m256i pairs = _mm256_maddubs_epi16(w.q, _mm256_sign_epi8(x, w.sign));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    /* Keeps the additions in this order: the compiler would add in a tree, whose leaves do not fit the registers. */
+    __asm__("" : "+x"(sum));
+    return sum;
 }
 
 /* The group's integer sum: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
@@ -40,52 +46,60 @@ BLOCK_INLINE __m256i total(__m256i sum, const struct act_block *x, const int par
 
 /* ---- few rows ---- */
 
-BLOCK_INLINE void block_rows(__m256 acc[2][ROWS], const struct act_block *const *x, const char *panel, size_t b, const int form, const int n)
+BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, const char *panel, size_t b, const int h, const int form, const int n)
 {
     const struct block_kind kind = block_kind(form);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
         const int which = kind.halves ? part : 2;
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            __m256i sum[ROWS];
+        __m256i   sum[ROWS];
 #pragma GCC unroll 4
-            for (int r = 0; r < n; r++) sum[r] = _mm256_setzero_si256();
+        for (int r = 0; r < n; r++) sum[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
-            for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-                struct factor q = factor_of(block_word256(form, panel, b, i, h), kind.bytes);
+        for (int i = part * n_words; i < (part + 1) * n_words; i++) {
+            struct factor q = factor_of(block_word256(form, panel, b, i, h), kind.bytes);
 #pragma GCC unroll 4
-                for (int r = 0; r < n; r++) sum[r] = add_products(sum[r], q, inputs(x[r] + b, i), kind.bytes);
-            }
-            struct scales256 scales = block_scales256(form, panel, b, (size_t)part, h);
-#pragma GCC unroll 4
-            for (int r = 0; r < n; r++) acc[h][r] = chain(acc[h][r], total(sum[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
+            for (int r = 0; r < n; r++) sum[r] = add_products(sum[r], q, inputs(x[r] + b, i), kind.bytes);
         }
+        struct scales256 scales = block_scales256(form, panel, b, (size_t)part, h);
+#pragma GCC unroll 4
+        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], total(sum[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
     }
 }
 
-/* n rows, a constant, of one panel; of x [n] only n_rows differ, the others repeat the last and their results are dropped. */
-BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const struct weight *w,
-                            size_t i_panel, const int form, const int n)
+/* Both halves of a panel for one row. */
+BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *panel, size_t n_blocks, const int form)
 {
-    __m256      acc[2][ROWS];
-    const char *panel = panel_at(w, i_panel, form_panel_bytes(form, w->n_in));
-#pragma GCC unroll 4
-    for (int r = 0; r < n; r++) acc[0][r] = acc[1][r] = _mm256_setzero_ps();
-    for (size_t b = 0; b < act_blocks(w->n_in); b++) {
+    __m256 low = _mm256_setzero_ps(), high = low;
+    for (size_t b = 0; b < n_blocks; b++) {
         const char *next = panel + b * block_bytes(form) + AHEAD;
 #pragma GCC unroll 16
         for (size_t line = 0; line < block_bytes(form); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-        block_rows(acc, x, panel, b, form, n);
+        block_rows(&low, &x, panel, b, 0, form, 1);
+        block_rows(&high, &x, panel, b, 1, form, 1);
     }
-    const float *scale = form_scale(w, i_panel);
+    _mm256_storeu_ps(out, low);
+    _mm256_storeu_ps(out + HALF, high);
+}
+
+/* ROWS rows, one half after the other, for which the panel is in the cache the second time. Of x only n_rows differ; the others repeat the
+ * last and their results are dropped. */
+BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const char *panel, size_t n_blocks,
+                            const int form)
+{
     for (int h = 0; h < 2; h++) {
+        __m256 acc[ROWS] = { _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps() };
+        for (size_t b = 0; b < n_blocks; b++) {
+            const char *next = panel + b * block_bytes(form) + AHEAD;
+#pragma GCC unroll 16
+            for (size_t line = 0; line < block_bytes(form); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+            block_rows(acc, x, panel, b, h, form, ROWS);
+        }
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) {
+        for (int r = 0; r < ROWS; r++) {
             if ((size_t)r >= n_rows) break;
-            if (!block_kind(form).scaled) acc[h][r] = _mm256_mul_ps(acc[h][r], _mm256_loadu_ps(scale + HALF * h));
-            _mm256_storeu_ps(out + (size_t)r * out_stride + HALF * h, acc[h][r]);
+            _mm256_storeu_ps(out + (size_t)r * out_stride + HALF * h, acc[r]);
         }
     }
 }
@@ -98,9 +112,12 @@ BLOCK_INLINE void gemv_form(float *out, const struct act_block *x, size_t x_stri
         size_t n = n_rows - r0 < ROWS ? n_rows - r0 : ROWS;
         for (size_t r = 0; r < ROWS; r++) rows[r] = x + (r0 + (r < n ? r : n - 1)) * x_stride;
         for (size_t p = 0; p < n_panels; p++) {
-            float *at = out + (r0 * n_panels + p) * PANEL;
-            if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, w, i_panel + p, form, ROWS);
-            else gemv_rows(at, n_panels * PANEL, rows, n, w, i_panel + p, form, 1);
+            const char  *panel = panel_at(w, i_panel + p, form_panel_bytes(form, w->n_in));
+            const float *scale = form_scale(w, i_panel + p);
+            float       *at = out + (r0 * n_panels + p) * PANEL;
+            if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, panel, act_blocks(w->n_in), form);
+            else gemv_row(at, rows[0], panel, act_blocks(w->n_in), form);
+            for (size_t i = 0; i < n * PANEL && !block_kind(form).scaled; i++) at[i / PANEL * n_panels * PANEL + i % PANEL] *= scale[i % PANEL];
         }
     }
 }

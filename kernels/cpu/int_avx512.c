@@ -24,9 +24,15 @@ BLOCK_INLINE struct factor factor_of(__m512i word, const bool bytes)
 /* Sums of nibble words are 16 bits wide until `total`, of byte words 32. */
 BLOCK_INLINE __m512i add_products(__m512i sum, struct factor w, __m512i x, const bool bytes)
 {
-    if (!bytes) return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w.q, x));
-    x = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(w.q, x), _mm512_set1_epi16(1)));
+    if (!bytes) {
+        sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w.q, x));
+    } else {
+        x = _mm512_mask_sub_epi8(x, w.negative, _mm512_setzero_si512(), x);
+        sum = _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(w.q, x), _mm512_set1_epi16(1)));
+    }
+    /* Keeps the additions in this order: the compiler would add in a tree, whose leaves do not fit the registers. */
+    __asm__("" : "+v"(sum));
+    return sum;
 }
 
 /* The group's integer sum: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
