@@ -1,97 +1,155 @@
-/* matmul_avx2.c - matrix times one row (gemv) and times many (widen, tile) on 8 lanes.
+/* matmul_avx2.c - f32 chains on 8 lanes: matrix times one row (gemv) and times many (widen, tile). A panel is two registers of outputs.
  *
- * A panel is two registers of outputs. Every accumulator is one chain over k, so speed comes from many chains: four panels
- * side by side for one row, six rows by one panel for many. Quantised weights become f32 in registers (gemv) or once per 96
- * rows (widen). Thread: engine, pool. */
-#include "kernels/cpu/lanes_avx2.h"
+ * Every accumulator is one chain over k, and a multiply-add takes four cycles: speed comes from many chains. F32 needs no second panel to
+ * keep up with memory, 16-bit forms two side by side; all others are widened 32 k's at a time, four panels side by side. Tiles hold six rows
+ * of one panel. Thread: engine, pool. */
+#include "kernels/cpu/floats_avx2.h"
 #include "kernels/cpu/loops_avx2.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
-/* ---- weights of one k as f32 ---- */
-
-INLINE __m256i load_word(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
-INLINE __m256  even_bf16(__m256i pair) { return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)); }
-INLINE __m256  odd_bf16(__m256i pair) { return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(-65536))); }
+enum { PAIR_PANELS = 2 };
 
 /* ---- one row ---- */
 
-INLINE void gemv_f32(__m256 (*acc)[2], const float *x, const char *data, size_t bytes, size_t n_in, const int n)
+static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
 {
+    __m256 low = _mm256_setzero_ps(), high = low;
     for (size_t k = 0; k < n_in; k++) {
-        __m256 xk = _mm256_broadcast_ss(x + k);
-#pragma GCC unroll 4
-        for (int p = 0; p < n; p++) {
-            const float *w = (const float *)(data + (size_t)p * bytes) + k * PANEL;
-            acc[p][0] = _mm256_fmadd_ps(_mm256_loadu_ps(w), xk, acc[p][0]);
-            acc[p][1] = _mm256_fmadd_ps(_mm256_loadu_ps(w + 8), xk, acc[p][1]);
-        }
+        const float *at = (const float *)panel + k * PANEL;
+        __m256       xk = _mm256_broadcast_ss(x + k);
+        _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
+        low = _mm256_fmadd_ps(_mm256_loadu_ps(at), xk, low);
+        high = _mm256_fmadd_ps(_mm256_loadu_ps(at + HALF), xk, high);
     }
+    _mm256_storeu_ps(out, low);
+    _mm256_storeu_ps(out + HALF, high);
 }
 
-INLINE void gemv_bf16(__m256 (*acc)[2], const float *x, const char *data, size_t bytes, size_t n_in, const int n)
+/* n panels, `bytes` apart, of a 16-bit form; a constant. Where they end, the n panels that follow are asked for. */
+BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size_t bytes, size_t n_in, const int form, const int n)
 {
+    __m256 acc[PAIR_PANELS][2];
+#pragma GCC unroll 2
+    for (int p = 0; p < n; p++) acc[p][0] = acc[p][1] = _mm256_setzero_ps();
     for (size_t k = 0; k < n_in; k += 2) {
-        __m256 x0 = _mm256_broadcast_ss(x + k), x1 = _mm256_broadcast_ss(x + (k + 1 < n_in ? k + 1 : k));
-#pragma GCC unroll 4
+        const bool whole = k + 1 < n_in;
+        size_t     at = k / 2 * PANEL * 4, ahead = at + AHEAD / (size_t)n;
+        __m256     x0 = _mm256_broadcast_ss(x + k), x1 = _mm256_broadcast_ss(x + (whole ? k + 1 : k));
+        if (ahead >= bytes) ahead += (size_t)(n - 1) * bytes;
+#pragma GCC unroll 2
         for (int p = 0; p < n; p++) {
+            _mm_prefetch(panel + (size_t)p * bytes + ahead, _MM_HINT_T0);
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
-                __m256i pair = load_word((const uint32_t *)(data + (size_t)p * bytes) + k / 2 * PANEL + 8 * h);
-                acc[p][h] = _mm256_fmadd_ps(even_bf16(pair), x0, acc[p][h]);
-                if (k + 1 < n_in) acc[p][h] = _mm256_fmadd_ps(odd_bf16(pair), x1, acc[p][h]);
+                __m256i pair = load8(panel + (size_t)p * bytes + at + (size_t)(h * HALF * 4));
+                acc[p][h] = _mm256_fmadd_ps(even_of(form, pair), x0, acc[p][h]);
+                if (whole) acc[p][h] = _mm256_fmadd_ps(odd_of(form, pair), x1, acc[p][h]);
             }
         }
     }
-}
-
-/* n is a constant at each call, so that the accumulators live in registers. */
-INLINE void gemv_panels(float *out, const float *x, const struct weight *w, size_t i_panel, const int n)
-{
-    size_t      bytes = form_panel_bytes(w->form, w->n_in);
-    const char *data = panel_at(w, i_panel, bytes);
-    __m256      acc[GEMV_PANELS][2];
-    for (int p = 0; p < n; p++) acc[p][0] = acc[p][1] = _mm256_setzero_ps();
-    if (w->form == FORM_F32) gemv_f32(acc, x, data, bytes, w->n_in, n);
-    else gemv_bf16(acc, x, data, bytes, w->n_in, n);
+#pragma GCC unroll 2
     for (int p = 0; p < n; p++) {
         _mm256_storeu_ps(out + p * PANEL, acc[p][0]);
-        _mm256_storeu_ps(out + p * PANEL + 8, acc[p][1]);
+        _mm256_storeu_ps(out + p * PANEL + HALF, acc[p][1]);
+    }
+}
+
+static void gemv_16bit(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
+{
+    size_t bytes = form_panel_bytes(w->form, w->n_in);
+    while (n_panels > 0) {
+        const char *panel = panel_at(w, i_panel, bytes);
+        size_t      n = n_panels >= PAIR_PANELS ? PAIR_PANELS : 1;
+        if (w->form == FORM_F16 && n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_F16, PAIR_PANELS);
+        else if (w->form == FORM_F16) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_F16, 1);
+        else if (n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_BF16, PAIR_PANELS);
+        else gemv_pairs(out, x, panel, bytes, w->n_in, FORM_BF16, 1);
+        out += n * PANEL;
+        i_panel += n;
+        n_panels -= n;
+    }
+}
+
+/* GEMV_PANELS chains; where there are fewer panels the first one's is repeated and dropped. */
+BLOCK_INLINE void gemv_wide(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels, const int form)
+{
+    float  wide[GEMV_PANELS][FORM_BLOCK * PANEL] __attribute__((aligned(64)));
+    size_t bytes = form_panel_bytes(form, w->n_in);
+    __m256 acc[GEMV_PANELS][2];
+    for (size_t p = 0; p < GEMV_PANELS; p++) acc[p][0] = acc[p][1] = _mm256_setzero_ps();
+    for (size_t k0 = 0; k0 < w->n_in; k0 += FORM_BLOCK) {
+        size_t n_k = w->n_in - k0 < FORM_BLOCK ? w->n_in - k0 : FORM_BLOCK;
+        for (size_t p = 0; p < n_panels; p++)
+            floats_of(wide[p], panel_at(w, i_panel + p, bytes), form_scale(w, i_panel + p), w->n_in, k0, n_k, form);
+        for (size_t k = 0; k < n_k; k++) {
+            __m256 xk = _mm256_broadcast_ss(x + k0 + k);
+#pragma GCC unroll 4
+            for (size_t p = 0; p < GEMV_PANELS; p++) {
+                const float *at = wide[p < n_panels ? p : 0] + k * PANEL;
+                acc[p][0] = _mm256_fmadd_ps(_mm256_load_ps(at), xk, acc[p][0]);
+                acc[p][1] = _mm256_fmadd_ps(_mm256_load_ps(at + HALF), xk, acc[p][1]);
+            }
+        }
+    }
+    for (size_t p = 0; p < n_panels; p++) {
+        _mm256_storeu_ps(out + p * PANEL, acc[p][0]);
+        _mm256_storeu_ps(out + p * PANEL + HALF, acc[p][1]);
     }
 }
 
 void avx2_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
 {
-    switch (n_panels) {
-    case 4: gemv_panels(out, x, w, i_panel, 4); break;
-    case 3: gemv_panels(out, x, w, i_panel, 3); break;
-    case 2: gemv_panels(out, x, w, i_panel, 2); break;
-    default: gemv_panels(out, x, w, i_panel, 1); break;
+    switch (w->form) {
+    case FORM_F32:
+        for (size_t p = 0; p < n_panels; p++) gemv_f32(out + p * PANEL, x, panel_at(w, i_panel + p, form_panel_bytes(FORM_F32, w->n_in)), w->n_in);
+        break;
+    case FORM_F16:
+    case FORM_BF16: gemv_16bit(out, x, w, i_panel, n_panels); break;
+    case FORM_F8: gemv_wide(out, x, w, i_panel, n_panels, FORM_F8); break;
+    case FORM_I8: gemv_wide(out, x, w, i_panel, n_panels, FORM_I8); break;
+    case FORM_I8M: gemv_wide(out, x, w, i_panel, n_panels, FORM_I8M); break;
+    case FORM_U4: gemv_wide(out, x, w, i_panel, n_panels, FORM_U4); break;
+    case FORM_U4M: gemv_wide(out, x, w, i_panel, n_panels, FORM_U4M); break;
+    case FORM_K8: gemv_wide(out, x, w, i_panel, n_panels, FORM_K8); break;
+    case FORM_K4: gemv_wide(out, x, w, i_panel, n_panels, FORM_K4); break;
+    case FORM_C8: gemv_wide(out, x, w, i_panel, n_panels, FORM_C8); break;
+    default: gemv_wide(out, x, w, i_panel, n_panels, FORM_C4); break;
     }
 }
 
 /* ---- many rows ---- */
 
-static void widen_bf16(float *dst, const uint32_t *pairs, size_t n_k)
+BLOCK_INLINE void widen_form(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k, const int form)
 {
-    for (size_t k = 0; k < n_k; k += 2) {
-        for (size_t h = 0; h < PANEL; h += 8) {
-            __m256i pair = load_word(pairs + k / 2 * PANEL + h);
-            _mm256_storeu_ps(dst + k * PANEL + h, even_bf16(pair));
-            if (k + 1 < n_k) _mm256_storeu_ps(dst + (k + 1) * PANEL + h, odd_bf16(pair));
-        }
-    }
+    const char  *panel = panel_at(w, i_panel, form_panel_bytes(form, w->n_in));
+    const float *scale = form_scale(w, i_panel);
+    for (size_t k = 0; k < n_k; k += FORM_BLOCK, dst += FORM_BLOCK * PANEL)
+        floats_of(dst, panel, scale, w->n_in, k_begin + k, n_k - k < FORM_BLOCK ? n_k - k : FORM_BLOCK, form);
 }
 
 void avx2_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
-    const void *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
-    if (w->form == FORM_BF16) widen_bf16(dst, (const uint32_t *)panel + k_begin / 2 * PANEL, n_k);
-    else cpu_row_ref.loops.widen(dst, w, i_panel, k_begin, n_k);
+    switch (w->form) {
+    case FORM_F32: {
+        const float *panel = panel_at(w, i_panel, form_panel_bytes(FORM_F32, w->n_in));
+        __builtin_memcpy(dst, panel + k_begin * PANEL, n_k * PANEL * sizeof *dst);
+        break;
+    }
+    case FORM_F16: widen_form(dst, w, i_panel, k_begin, n_k, FORM_F16); break;
+    case FORM_BF16: widen_form(dst, w, i_panel, k_begin, n_k, FORM_BF16); break;
+    case FORM_F8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_F8); break;
+    case FORM_I8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_I8); break;
+    case FORM_I8M: widen_form(dst, w, i_panel, k_begin, n_k, FORM_I8M); break;
+    case FORM_U4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_U4); break;
+    case FORM_U4M: widen_form(dst, w, i_panel, k_begin, n_k, FORM_U4M); break;
+    case FORM_K8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_K8); break;
+    case FORM_K4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_K4); break;
+    case FORM_C8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_C8); break;
+    default: widen_form(dst, w, i_panel, k_begin, n_k, FORM_C4); break;
+    }
 }
 
 /* n rows by one panel: 2n accumulators, two weight registers, one input broadcast at a time. */
-INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const float *w, size_t n_k, const int n)
+BLOCK_INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const float *w, size_t n_k, const int n)
 {
     __m256 sum[6][2];
 #pragma GCC unroll 6

@@ -113,7 +113,11 @@ BLOCK_INLINE void widen_form(float *dst, const struct weight *w, size_t i_panel,
 void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     switch (w->form) {
-    case FORM_F32: __builtin_memcpy(dst, (const float *)panel_at(w, i_panel, form_panel_bytes(FORM_F32, w->n_in)) + k_begin * PANEL, n_k * PANEL * sizeof *dst); break;
+    case FORM_F32: {
+        const float *panel = panel_at(w, i_panel, form_panel_bytes(FORM_F32, w->n_in));
+        __builtin_memcpy(dst, panel + k_begin * PANEL, n_k * PANEL * sizeof *dst);
+        break;
+    }
     case FORM_F16: widen_form(dst, w, i_panel, k_begin, n_k, FORM_F16); break;
     case FORM_BF16: widen_form(dst, w, i_panel, k_begin, n_k, FORM_BF16); break;
     case FORM_F8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_F8); break;
