@@ -11,7 +11,8 @@
 #include "shared/base/buf.h"
 #include "shared/base/mem.h"
 
-const struct kernel_ops *const KERNEL_ROWS[] = { &cpu_row_avx512.ops, &cpu_row_avx2.ops, &cpu_row_ref.ops, NULL };
+const struct kernel_ops *const KERNEL_ROWS[] = { &cpu_row_amx.ops,    &cpu_row_avx512_bf16.ops, &cpu_row_avx512_vnni.ops, &cpu_row_avx512.ops,
+                                                 &cpu_row_avx2.ops, &cpu_row_ref.ops,         NULL };
 
 /* What a thread's scratch must hold for any slot. */
 static size_t scratch_bytes(void)

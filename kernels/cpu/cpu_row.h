@@ -96,7 +96,7 @@ struct cpu_row {
     struct cpu_loops  loops;
 };
 
-extern const struct cpu_row cpu_row_ref, cpu_row_avx2, cpu_row_avx512, cpu_row_avx512_vnni, cpu_row_amx;
+extern const struct cpu_row cpu_row_ref, cpu_row_avx2, cpu_row_avx512, cpu_row_avx512_vnni, cpu_row_avx512_bf16, cpu_row_amx;
 
 /* The slots every cpu row fills in the same way. */
 void cpu_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);

@@ -7,11 +7,15 @@
 #include <cpuid.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "kernels/kernels.h"
 #include "shared/base/mem.h"
 
 enum { XCR0_YMM = 0x6, XCR0_ZMM = 0xe6, XCR0_AMX = 0x60000 };
+/* Linux hands out the 8 KiB of tile registers on request (Documentation/arch/x86/xstate.rst). */
+enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_TILES = 18 };
 
 static uint32_t read_xcr0(void)
 {
@@ -39,7 +43,10 @@ void cpu_features_read(struct cpu_features *out)
     out->avx512bw = zmm && bit(b, 30);
     out->avx512vl = zmm && bit(b, 31);
     out->avx512_vnni = zmm && bit(c, 11);
-    out->amx_bf16 = (xcr0 & XCR0_AMX) == XCR0_AMX && bit(d, 22);
+    bool tiles = zmm && (xcr0 & XCR0_AMX) == XCR0_AMX && bit(d, 24);
+    out->amx_tile = tiles;
+    out->amx_bf16 = tiles && bit(d, 22);
+    out->amx_int8 = tiles && bit(d, 25);
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) out->avx512_bf16 = zmm && bit(a, 5);
 }
 
@@ -57,6 +64,27 @@ bool cpu_has_avx512_row(void)
     return cpu_has_avx2_row() && f.avx512f && f.avx512bw && f.avx512vl && f.avx512dq;
 }
 
+bool cpu_has_vnni_row(void)
+{
+    struct cpu_features f;
+    cpu_features_read(&f);
+    return cpu_has_avx512_row() && f.avx512_vnni;
+}
+
+bool cpu_has_bf16_row(void)
+{
+    struct cpu_features f;
+    cpu_features_read(&f);
+    return cpu_has_vnni_row() && f.avx512_bf16;
+}
+
+bool cpu_has_amx_row(void)
+{
+    struct cpu_features f;
+    cpu_features_read(&f);
+    return cpu_has_bf16_row() && f.amx_int8 && f.amx_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_TILES) == 0;
+}
+
 void kernel_cpu_features(char *out, size_t cap)
 {
     struct cpu_features f;
@@ -65,7 +93,7 @@ void kernel_cpu_features(char *out, size_t cap)
         { f.avx2, "avx2" },         { f.fma, "fma" },           { f.f16c, "f16c" },
         { f.avx512f, "avx512f" },   { f.avx512bw, "avx512bw" }, { f.avx512vl, "avx512vl" },
         { f.avx512dq, "avx512dq" }, { f.avx512_vnni, "avx512_vnni" }, { f.avx512_bf16, "avx512_bf16" },
-        { f.amx_bf16, "amx_bf16" },
+        { f.amx_tile, "amx_tile" }, { f.amx_int8, "amx_int8" }, { f.amx_bf16, "amx_bf16" },
     };
     size_t len = 0;
     if (cap == 0) return;

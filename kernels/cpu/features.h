@@ -7,12 +7,17 @@
 struct cpu_features {
     bool avx2, fma, f16c;                         /* usable: the system also saves the ymm registers */
     bool avx512f, avx512bw, avx512vl, avx512dq;   /* usable: the system also saves zmm and mask registers */
-    bool avx512_vnni, avx512_bf16, amx_bf16;      /* named on the start page; no row needs them yet */
+    bool avx512_vnni, avx512_bf16;
+    bool amx_tile, amx_int8, amx_bf16;            /* usable: the system also saves the tiles of those who ask for them */
 };
 
 void cpu_features_read(struct cpu_features *out);
 /* What the rows of kernels.h need. */
 bool cpu_has_avx2_row(void);
 bool cpu_has_avx512_row(void);
+bool cpu_has_vnni_row(void);
+bool cpu_has_bf16_row(void);
+/* Asks the system for tiles, which it grants to the whole process. */
+bool cpu_has_amx_row(void);
 
 #endif

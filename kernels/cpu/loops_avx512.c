@@ -8,7 +8,7 @@
 #include "kernels/cpu/features.h"
 #include "kernels/cpu/lanes_avx512.h"
 
-static void avx512_rms_norm(float *y, const float *x, const float *weight, size_t n, float eps)
+void avx512_rms_norm(float *y, const float *x, const float *weight, size_t n, float eps)
 {
     __m512 sum = _mm512_setzero_ps();
     for (size_t i = 0; i < n; i += 16) {
@@ -23,7 +23,7 @@ static void avx512_rms_norm(float *y, const float *x, const float *weight, size_
     }
 }
 
-static void avx512_add(float *x, const float *y, size_t n)
+void avx512_add(float *x, const float *y, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
@@ -31,7 +31,7 @@ static void avx512_add(float *x, const float *y, size_t n)
     }
 }
 
-static void avx512_silu_mul(float *out, const float *gate, const float *up, size_t n)
+void avx512_silu_mul(float *out, const float *gate, const float *up, size_t n)
 {
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
@@ -69,13 +69,13 @@ static void rope_interleaved(float *x, const float *cs, size_t rot_dim)
     }
 }
 
-static void avx512_rope(float *x, const float *cs, size_t rot_dim, bool interleaved)
+void avx512_rope(float *x, const float *cs, size_t rot_dim, bool interleaved)
 {
     if (interleaved) rope_interleaved(x, cs, rot_dim);
     else rope_half(x, cs, rot_dim / 2);
 }
 
-static void avx512_scale(float *x, float factor, size_t n)
+void avx512_scale(float *x, float factor, size_t n)
 {
     __m512 f = _mm512_set1_ps(factor);
     for (size_t i = 0; i < n; i += 16) {
@@ -84,7 +84,7 @@ static void avx512_scale(float *x, float factor, size_t n)
     }
 }
 
-static float avx512_max(const float *x, size_t n)
+float avx512_max(const float *x, size_t n)
 {
     __m512 top = _mm512_set1_ps(-INFINITY);
     for (size_t i = 0; i < n; i += 16)
@@ -92,7 +92,7 @@ static float avx512_max(const float *x, size_t n)
     return _mm512_reduce_max_ps(top);
 }
 
-static float avx512_sum_exp(const float *x, float max, size_t n)
+float avx512_sum_exp(const float *x, float max, size_t n)
 {
     __m512 top = _mm512_set1_ps(max), sum = _mm512_setzero_ps();
     for (size_t i = 0; i < n; i += 16) {
@@ -102,7 +102,7 @@ static float avx512_sum_exp(const float *x, float max, size_t n)
     return tree16(sum);
 }
 
-static void avx512_exp_terms(float *p, const float *x, size_t n, float max, float by)
+void avx512_exp_terms(float *p, const float *x, size_t n, float max, float by)
 {
     __m512 top = _mm512_set1_ps(max), f = _mm512_set1_ps(by), most = _mm512_set1_ps(FLT_MAX);
     for (size_t i = 0; i < n; i += 16) {
@@ -114,7 +114,7 @@ static void avx512_exp_terms(float *p, const float *x, size_t n, float max, floa
     }
 }
 
-static void avx512_axpy(float *y, const float *x, float factor, size_t n)
+void avx512_axpy(float *y, const float *x, float factor, size_t n)
 {
     __m512 f = _mm512_set1_ps(factor);
     for (size_t i = 0; i < n; i += 16) {
@@ -125,9 +125,5 @@ static void avx512_axpy(float *y, const float *x, float factor, size_t n)
 
 const struct cpu_row cpu_row_avx512 = {
     .ops = CPU_ROW_OPS("avx512", cpu_has_avx512_row),
-    .loops = { .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .quantize = avx512_quantize, .gemv_int = avx512_gemv_int,
-               .widen_int = avx512_widen_int, .tile_int = avx512_tile_int, .rms_norm = avx512_rms_norm, .add = avx512_add,
-               .silu_mul = avx512_silu_mul, .rope = avx512_rope, .axpy = avx512_axpy, .scale = avx512_scale, .max = avx512_max,
-               .sum_exp = avx512_sum_exp, .exp_terms = avx512_exp_terms,
-               .keys = avx512_keys, .values = avx512_values, .soften = avx512_soften },
+    .loops = { AVX512_LOOPS, .gemv_int = avx512_gemv_int, .tile_int = avx512_tile_int },
 };

@@ -1,4 +1,4 @@
-/* loops_avx512.h - the inner loops of the avx512 row that lie in files of their own; see struct cpu_loops. */
+/* loops_avx512.h - the inner loops of the avx512 row, which the rows above it share; see struct cpu_loops. */
 #ifndef BATON_KERNELS_CPU_LOOPS_AVX512_H
 #define BATON_KERNELS_CPU_LOOPS_AVX512_H
 
@@ -15,5 +15,22 @@ void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, siz
 void avx512_keys(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
 void avx512_values(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
 float avx512_soften(float *scores, size_t n_keys, float scale, float *max, float *sum);
+
+void  avx512_rms_norm(float *y, const float *x, const float *weight, size_t n, float eps);
+void  avx512_add(float *x, const float *y, size_t n);
+void  avx512_silu_mul(float *out, const float *gate, const float *up, size_t n);
+void  avx512_rope(float *x, const float *cs, size_t rot_dim, bool interleaved);
+void  avx512_axpy(float *y, const float *x, float factor, size_t n);
+void  avx512_scale(float *x, float factor, size_t n);
+float avx512_max(const float *x, size_t n);
+float avx512_sum_exp(const float *x, float max, size_t n);
+void  avx512_exp_terms(float *p, const float *x, size_t n, float max, float by);
+
+/* All but what each row has of its own: the integer products, and those of bf16. */
+#define AVX512_LOOPS                                                                                                              \
+    .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .quantize = avx512_quantize, .widen_int = avx512_widen_int,  \
+    .rms_norm = avx512_rms_norm, .add = avx512_add, .silu_mul = avx512_silu_mul, .rope = avx512_rope, .axpy = avx512_axpy,        \
+    .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp, .exp_terms = avx512_exp_terms, .keys = avx512_keys,      \
+    .values = avx512_values, .soften = avx512_soften
 
 #endif
