@@ -292,6 +292,7 @@ ROW_TESTS(ref, "ref")
 ROW_TESTS(avx2, "avx2")
 ROW_TESTS(avx512, "avx512")
 ROW_TESTS(avx512_vnni, "avx512-vnni")
+ROW_TESTS(avx512_bf16, "avx512-bf16")
 ROW_TESTS(amx, "amx")
 
-TEST_MAIN(ROW_CASES(ref), ROW_CASES(avx2), ROW_CASES(avx512), ROW_CASES(avx512_vnni), ROW_CASES(amx))
+TEST_MAIN(ROW_CASES(ref), ROW_CASES(avx2), ROW_CASES(avx512), ROW_CASES(avx512_vnni), ROW_CASES(avx512_bf16), ROW_CASES(amx))
