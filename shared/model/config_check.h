@@ -6,7 +6,7 @@
 
 /* Upper bounds far above any released model; they keep products of sizes within 64 bits. */
 enum {
-    CONFIG_LAYERS_MAX = 4096,
+    CONFIG_LAYERS_MAX = MODEL_LAYERS_MAX,
     CONFIG_HEADS_MAX = 4096,
     CONFIG_WIDTH_MAX = 1 << 20,
     CONFIG_VOCAB_MAX = 1 << 24,
@@ -17,6 +17,8 @@ enum {
 enum status config_check(const struct model_config *c, struct err *err) MUST_CHECK;
 /* Add an end-of-sequence id unless it is there; ERR_INVALID when the table is full or the id negative. */
 enum status config_add_eos(struct model_config *c, int64_t id, struct err *err) MUST_CHECK;
+/* Mark a layer as one with experts. */
+void config_set_sparse(struct model_config *c, uint32_t i_layer);
 /* Every value "not given". */
 struct model_generation config_no_generation(void);
 

@@ -1,20 +1,19 @@
 /* config_hf.c - config.json and generation_config.json.
  *
- * Defaults of absent members are those of transformers' LlamaConfig, since its files leave out what equals them. */
+ * Defaults of absent members are those of transformers' configuration class of the family (model_rows.h), since its files leave out what
+ * equals them. Thread: any. */
 #include "shared/model/config_hf.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-#include "shared/base/json.h"
 #include "shared/model/config_check.h"
 #include "shared/model/file_map.h"
-#include "shared/model/model_rows.h"
 
 enum { CONFIG_BYTES_MAX = 4 << 20 };
 
-static enum status get_u32(const cJSON *o, const char *name, uint32_t min, uint32_t max, uint32_t *out, struct err *err)
+enum status config_hf_u32(const cJSON *o, const char *name, uint32_t min, uint32_t max, uint32_t *out, struct err *err)
 {
     int64_t v = *out;
     TRY(json_get_i64(o, name, min, max, &v, err));
@@ -22,123 +21,40 @@ static enum status get_u32(const cJSON *o, const char *name, uint32_t min, uint3
     return OK;
 }
 
-static enum status need_u32(const cJSON *o, const char *name, uint32_t max, uint32_t *out, struct err *err)
+enum status config_hf_need_u32(const cJSON *o, const char *name, uint32_t max, uint32_t *out, struct err *err)
 {
     if (!json_member(o, name)) return err_field(err, ERR_INVALID, name, "\"%s\" is missing", name);
-    return get_u32(o, name, 1, max, out, err);
+    return config_hf_u32(o, name, 1, max, out, err);
 }
 
-static enum status need_f64(const cJSON *o, const char *name, double min, double max, double *out, struct err *err)
+enum status config_hf_first_i64(const cJSON *o, const char *name, int64_t min, int64_t max, int64_t *out, struct err *err)
 {
-    if (!json_member(o, name)) return err_field(err, ERR_INVALID, name, "\"%s\" is missing", name);
-    return json_get_f64(o, name, min, max, out, err);
+    const cJSON *v = json_member(o, name);
+    if (!cJSON_IsArray(v)) return json_get_i64(o, name, min, max, out, err);
+    v = cJSON_GetArrayItem(v, 0);
+    if (!cJSON_IsNumber(v) || !(v->valuedouble >= (double)min && v->valuedouble <= (double)max) || v->valuedouble != floor(v->valuedouble))
+        return err_field(err, ERR_INVALID, name, "\"%s\" does not begin with a number from %" PRId64 " to %" PRId64, name, min, max);
+    *out = (int64_t)v->valuedouble;
+    return OK;
 }
 
-/* ---- what is refused --------------------------------------------------------------------------------------------- */
-
-/* Members that change the arithmetic in ways the families here do not have. A value that switches the feature off
- * (null, false, 0, and 1 for multipliers) is accepted. */
-static const struct {
-    const char *name, *what;
-    bool        one_is_off;
-} REFUSED[] = {
-    { "quantization_config", "quantised safetensors weights", false },
-    { "compression_config", "compressed weights", false },
-    { "partial_rotary_factor", "rotary embedding of a part of each head", true },
-    { "attn_logit_softcapping", "soft-capped attention scores", false },
-    { "final_logit_softcapping", "soft-capped logits", false },
-    { "query_pre_attn_scalar", "another attention scale", false },
-    { "attention_multiplier", "another attention scale", false },
-    { "embedding_multiplier", "scaled embeddings", true },
-    { "residual_multiplier", "scaled residuals", true },
-    { "logits_scaling", "scaled logits", true },
-    { "logit_scale", "scaled logits", true },
-    { "scale_emb", "scaled embeddings", true },
-    { "scale_depth", "scaled residuals", true },
-    { "num_local_experts", "a mixture of experts", false },
-    { "num_experts", "a mixture of experts", false },
-    { "n_routed_experts", "a mixture of experts", false },
-    { "use_qk_norm", "normalised queries and keys", false },
-    { "qk_layernorm", "normalised queries and keys", false },
-    { "no_rope_layers", "layers without rotary embedding", false },
-    { "attention_chunk_size", "chunked attention", false },
-    { "use_parallel_residual", "parallel residuals", false },
-    { "is_encoder_decoder", "an encoder", false },
-};
-
-static bool is_off(const cJSON *v, bool one_is_off)
+enum status config_hf_choice(const cJSON *o, const char *name, const char *const *choices, int *out, struct err *err)
 {
-    if (cJSON_IsFalse(v)) return true;
-    if (cJSON_IsNumber(v)) return v->valuedouble == (one_is_off ? 1.0 : 0.0);
-    return false;
-}
-
-static enum status refuse_unknown_arithmetic(const cJSON *o, struct err *err)
-{
-    for (size_t i = 0; i < sizeof REFUSED / sizeof REFUSED[0]; i++) {
-        const cJSON *v = json_member(o, REFUSED[i].name);
-        if (!v || is_off(v, REFUSED[i].one_is_off)) continue;
-        return err_field(err, ERR_UNSUPPORTED, REFUSED[i].name, "\"%s\" asks for %s, which is not supported", REFUSED[i].name,
-                         REFUSED[i].what);
+    const char *v = NULL;
+    struct buf  known = { 0 };
+    TRY(json_get_str(o, name, &v, err));
+    if (!v) return OK;
+    for (int i = 0; choices[i]; i++) {
+        if (strcmp(choices[i], v) == 0) {
+            buf_release(&known);
+            *out = i;
+            return OK;
+        }
+        buf_printf(&known, "%s\"%s\"", i ? ", " : "", choices[i]);
     }
-    const char *act = "silu";
-    TRY(json_get_str(o, "hidden_act", &act, err));
-    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
-        return err_field(err, ERR_UNSUPPORTED, "hidden_act", "\"hidden_act\" is \"%s\", only \"silu\" is supported", act);
-    return OK;
-}
-
-/* A window is active when a size is given and nothing switches it off. */
-static enum status refuse_windows(const cJSON *o, struct err *err)
-{
-    const cJSON *window = json_member(o, "sliding_window"), *types = json_member(o, "layer_types"), *t;
-    bool         use = true;
-    TRY(json_get_bool(o, "use_sliding_window", &use, err));
-    if (window && use && !is_off(window, false))
-        return err_field(err, ERR_UNSUPPORTED, "sliding_window", "\"sliding_window\" is active, which is not supported");
-    cJSON_ArrayForEach(t, types)
-        if (!cJSON_IsString(t) || strcmp(t->valuestring, "full_attention") != 0)
-            return err_field(err, ERR_UNSUPPORTED, "layer_types", "\"layer_types\" holds \"%s\", only \"full_attention\" is supported",
-                             cJSON_IsString(t) ? t->valuestring : "?");
-    return OK;
-}
-
-/* ---- rope -------------------------------------------------------------------------------------------------------- */
-
-static enum status read_llama3(const cJSON *config, const cJSON *r, struct model_config *c, struct err *err)
-{
-    c->rope.kind = ROPE_LLAMA3;
-    TRY(need_f64(r, "factor", 1, 1e6, &c->rope.factor, err));
-    TRY(need_f64(r, "low_freq_factor", 1e-6, 1e6, &c->rope.low_freq_factor, err));
-    TRY(need_f64(r, "high_freq_factor", 1e-6, 1e6, &c->rope.high_freq_factor, err));
-    /* transformers 5 moved it one level up in some files */
-    const cJSON *where = json_member(r, "original_max_position_embeddings") ? r : config;
-    return need_f64(where, "original_max_position_embeddings", 1, CONFIG_POSITIONS_MAX, &c->rope.original_max, err);
-}
-
-/* "rope_parameters" is what transformers 5 writes: theta and scaling in one object. Before: "rope_theta" and
- * "rope_scaling" (null, or {"type" or "rope_type": ..}). */
-static enum status read_rope(const cJSON *o, struct model_config *c, struct err *err)
-{
-    const char  *member = json_member(o, "rope_parameters") ? "rope_parameters" : "rope_scaling", *type = "default";
-    const cJSON *r = json_member(o, member);
-    c->rope_theta = 10000.0;
-    TRY(json_get_f64(o, "rope_theta", 1, 1e15, &c->rope_theta, err));
-    if (!r) return OK;
-    if (!cJSON_IsObject(r)) return err_field(err, ERR_INVALID, member, "\"%s\" is not an object", member);
-    TRY(json_get_f64(r, "rope_theta", 1, 1e15, &c->rope_theta, err));
-    TRY(json_get_str(r, "type", &type, err));
-    TRY(json_get_str(r, "rope_type", &type, err));
-    const cJSON *v;
-    cJSON_ArrayForEach(v, r)
-        if (cJSON_IsObject(v)) return err_field(err, ERR_UNSUPPORTED, member, "\"%s\" differs between layers, which is not supported", member);
-    TRY(refuse_unknown_arithmetic(r, err)); /* partial_rotary_factor moved in here */
-    if (strcmp(type, "default") == 0) return OK;
-    if (strcmp(type, "llama3") == 0) return read_llama3(o, r, c, err);
-    if (strcmp(type, "linear") != 0)
-        return err_field(err, ERR_UNSUPPORTED, member, "rope type \"%s\" is not supported (default, linear and llama3 are)", type);
-    c->rope.kind = ROPE_LINEAR;
-    return need_f64(r, "factor", 1e-6, 1e6, &c->rope.factor, err);
+    enum status st = err_field(err, ERR_UNSUPPORTED, name, "\"%s\" is \"%s\", supported: %s", name, v, known.data);
+    buf_release(&known);
+    return st;
 }
 
 /* ---- ids --------------------------------------------------------------------------------------------------------- */
@@ -190,28 +106,29 @@ static enum status read_arch(const cJSON *top, const cJSON *o, struct model_conf
     }
     if (strlen(name) >= sizeof c->arch) return err_field(err, ERR_UNSUPPORTED, "architectures", "the architecture's name is too long");
     memcpy(c->arch, name, strlen(name) + 1);
-    return model_row_find(c->arch, err) ? OK : err->code; /* before anything else: no other member means much then */
+    return OK;
 }
 
-static enum status read_sizes(const cJSON *o, struct model_config *c, struct err *err)
+static enum status read_sizes(const cJSON *o, const struct model_ops *row, struct model_config *c, struct err *err)
 {
-    double eps = 1e-6;
-    TRY(need_u32(o, "num_hidden_layers", CONFIG_LAYERS_MAX, &c->n_layers, err));
-    TRY(need_u32(o, "hidden_size", CONFIG_WIDTH_MAX, &c->hidden, err));
-    TRY(need_u32(o, "num_attention_heads", CONFIG_HEADS_MAX, &c->n_heads, err));
-    TRY(need_u32(o, "intermediate_size", CONFIG_WIDTH_MAX, &c->intermediate, err));
-    TRY(need_u32(o, "vocab_size", CONFIG_VOCAB_MAX, &c->n_vocab, err));
+    double eps = row->defaults.rms_eps;
+    TRY(config_hf_need_u32(o, "num_hidden_layers", CONFIG_LAYERS_MAX, &c->n_layers, err));
+    TRY(config_hf_need_u32(o, "hidden_size", CONFIG_WIDTH_MAX, &c->hidden, err));
+    TRY(config_hf_need_u32(o, "num_attention_heads", CONFIG_HEADS_MAX, &c->n_heads, err));
+    TRY(config_hf_need_u32(o, "intermediate_size", CONFIG_WIDTH_MAX, &c->intermediate, err));
+    TRY(config_hf_need_u32(o, "vocab_size", CONFIG_VOCAB_MAX, &c->n_vocab, err));
     c->n_kv_heads = c->n_heads;
-    TRY(get_u32(o, "num_key_value_heads", 1, CONFIG_HEADS_MAX, &c->n_kv_heads, err));
-    if (!json_member(o, "head_dim") && c->hidden % c->n_heads != 0)
+    TRY(config_hf_u32(o, "num_key_value_heads", 1, CONFIG_HEADS_MAX, &c->n_kv_heads, err));
+    if (!json_member(o, "head_dim") && !json_member(o, "kv_lora_rank") && c->hidden % c->n_heads != 0)
         return err_field(err, ERR_INVALID, "hidden_size", "hidden_size %" PRIu32 " is not divisible by %" PRIu32 " heads and \"head_dim\" is missing",
                          c->hidden, c->n_heads);
     c->head_dim = c->hidden / c->n_heads;
-    TRY(get_u32(o, "head_dim", 1, CONFIG_WIDTH_MAX, &c->head_dim, err));
-    c->max_position = 2048;
-    TRY(get_u32(o, "max_position_embeddings", 1, CONFIG_POSITIONS_MAX, &c->max_position, err));
+    TRY(config_hf_u32(o, "head_dim", 1, CONFIG_WIDTH_MAX, &c->head_dim, err));
+    c->max_position = row->defaults.max_position;
+    TRY(config_hf_u32(o, "max_position_embeddings", 1, CONFIG_POSITIONS_MAX, &c->max_position, err));
     TRY(json_get_f64(o, "rms_norm_eps", 1e-12, 1, &eps, err));
     c->rms_eps = (float)eps;
+    c->tied = row->defaults.tied;
     TRY(json_get_bool(o, "tie_word_embeddings", &c->tied, err));
     TRY(json_get_bool(o, "attention_bias", &c->attention_bias, err));
     return json_get_bool(o, "mlp_bias", &c->mlp_bias, err);
@@ -223,14 +140,17 @@ static enum status read_config(const cJSON *top, struct model_config *c, struct 
     const cJSON *text = json_member(top, "text_config");
     const cJSON *o = cJSON_IsObject(text) && !json_member(top, "hidden_size") ? text : top;
     TRY(read_arch(top, o, c, err));
-    TRY(refuse_unknown_arithmetic(top, err));
-    if (o != top) TRY(refuse_unknown_arithmetic(o, err));
-    TRY(refuse_windows(o, err));
-    TRY(read_sizes(o, c, err));
+    const struct model_ops *row = model_row_find(c->arch, err);
+    if (!row) return err->code; /* before anything else: no other member means much then */
+    TRY(config_hf_refuse(top, row, err));
+    if (o != top) TRY(config_hf_refuse(o, row, err));
+    TRY(read_sizes(o, row, c, err));
     if (o != top) TRY(json_get_bool(top, "tie_word_embeddings", &c->tied, err));
-    TRY(read_rope(o, c, err));
+    TRY(config_hf_window(o, row, c, err));
+    TRY(config_hf_rope(o, row, c, err));
     TRY(read_eos(o, c, err));
-    return read_bos(o, c, err);
+    TRY(read_bos(o, c, err));
+    return row->read_hf ? row->read_hf(o, c, err) : OK;
 }
 
 /* do_sample is not read: as in vLLM the values are defaults of requests, and a request says whether it samples. */
@@ -249,7 +169,7 @@ static enum status read_generation(const cJSON *o, struct model_config *c, struc
 enum status config_hf_parse(struct str config, struct str generation, struct model_config *out, struct model_generation *out_gen,
                             struct err *err)
 {
-    struct model_config     c = { .bos = -1 };
+    struct model_config     c = { .bos = -1, .moe = { .n_groups = 1, .topk_groups = 1, .scale = 1 } };
     struct model_generation g = config_no_generation();
     cJSON                  *doc;
     enum status             st = json_parse(config, false, &doc, err);

@@ -1,4 +1,4 @@
-/* model.c - the registry of architectures, loading, the fingerprint. Thread: load on any; forward on the engine thread. */
+/* model.c - loading, the memory a model takes, the fingerprint. Thread: load on any; forward on the engine thread. */
 #include "shared/model/model.h"
 
 #include <inttypes.h>
@@ -7,33 +7,15 @@
 
 #include "shared/base/assert.h"
 #include "shared/base/hash.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/model/config_gguf.h"
 #include "shared/model/config_hf.h"
+#include "shared/model/decoder.h"
 #include "shared/model/host_memory.h"
 #include "shared/model/model_files.h"
 #include "shared/model/model_rows.h"
 #include "shared/model/weights.h"
-
-static const struct model_ops *const MODEL_ROWS[] = { &model_llama_ops };
-
-const struct model_ops *model_row_find(const char *arch, struct err *err)
-{
-    struct buf known = { 0 };
-    for (size_t i = 0; i < COUNT_OF(MODEL_ROWS); i++)
-        for (const char *const *name = MODEL_ROWS[i]->archs; *name; name++) {
-            if (strcmp(*name, arch) == 0) {
-                buf_release(&known);
-                return MODEL_ROWS[i];
-            }
-            buf_printf(&known, "%s%s", known.len ? ", " : "", *name);
-        }
-    err_field(err, ERR_UNSUPPORTED, "architectures", "architecture %s is not supported; these are: %s", arch, known.data);
-    buf_release(&known);
-    return NULL;
-}
-
-/* ---- load -------------------------------------------------------------------------------------------------------- */
 
 static enum status read_config(struct model *m, const char *path, struct err *err)
 {
@@ -44,65 +26,81 @@ static enum status read_config(struct model *m, const char *path, struct err *er
 
 static enum status choose_length(struct model *m, uint32_t asked, struct err *err)
 {
-    if (asked > m->config.max_position)
+    const struct model_config *c = &m->config;
+    if (asked > c->max_position)
         return err_field(err, ERR_CONFIG, "max-model-len", "--max-model-len %" PRIu32 " is more than the %" PRIu32 " positions of this model",
-                         asked, m->config.max_position);
-    m->max_len = asked ? asked : m->config.max_position;
+                         asked, c->max_position);
+    m->max_len = asked ? asked : c->max_position;
+    if (c->window > 0 && m->max_len > c->window)
+        return err_field(err, ERR_UNSUPPORTED, "sliding_window", "\"sliding_window\" is %" PRIu32 " and contexts of %" PRIu32
+                         " were asked for; only contexts that fit in the window are supported: give --max-model-len %" PRIu32, c->window, m->max_len, c->window);
     return OK;
 }
 
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
 static double gib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0 * 1024.0); }
 
-/* Packed weights are as large as in the file, except that f16 is widened to f32. */
-static uint64_t packed_bytes(const struct weights *w)
-{
-    uint64_t bytes = w->total_bytes;
-    for (size_t i = 0; i < w->n_tensors; i++)
-        if (w->tensors[i].dtype == DTYPE_F16) bytes += w->tensors[i].bytes;
-    return bytes;
-}
-
-/* The widths below are those of the activation buffers. The KV pool is not in it: its owner knows what it asks for. */
+/* What the plan came to. The KV pool is not in the sum: its owner knows what it asks for. */
 static enum status check_memory(const struct model *m, struct err *err)
 {
-    const struct model_config *c = &m->config;
-    uint64_t heads = (uint64_t)c->head_dim * (2ull * c->n_heads + 2ull * c->n_kv_heads);
-    uint64_t rows = m->max_rows * (2ull * c->hidden + heads + 3ull * c->intermediate) * sizeof(float);
-    uint64_t angles = (uint64_t)m->max_len * c->head_dim * sizeof(float);
-    uint64_t weights = packed_bytes(m->weights), need = weights + rows + angles, have = host_memory_available();
+    uint64_t need = (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes, have = host_memory_available();
+    struct kv_layout kv;
+    model_kv_layout(m, 1, 1, &kv);
+    log_info("model memory", "need_gib=%.2f weights_gib=%.2f activations_gib=%.2f rows_per_step=%" PRIu32 " angles_gib=%.2f positions=%" PRIu32
+             " kv_bytes_per_token=%zu available_gib=%.2f", gib(need), gib(m->weight_bytes), gib(m->buffer_bytes), m->max_rows, gib(m->rope_bytes),
+             m->max_len, kv_layout_block_bytes(&kv), gib(have));
     if (need <= have) return OK;
     return err_set(err, ERR_NOMEM,
                    "the model needs %.2f GiB (weights %.2f, %" PRIu32 " rows per step %.2f, %" PRIu32 " positions %.2f) and %.2f GiB are available; "
                    "lower --max-num-batched-tokens or --max-model-len, or take a smaller model",
-                   gib(need), gib(weights), m->max_rows, gib(rows), m->max_len, gib(angles), gib(have));
+                   gib(need), gib(m->weight_bytes), m->max_rows, gib(m->buffer_bytes), m->max_len, gib(m->rope_bytes), gib(have));
+}
+
+/* ---- fingerprint ------------------------------------------------------------------------------------------------- */
+
+static void print_config(struct buf *b, const struct model_config *c)
+{
+    const struct rope_config *r = &c->rope;
+    const struct mla_config  *l = &c->mla;
+    const struct moe_config  *e = &c->moe;
+    buf_printf(b, "|%u %u %u %u %u %u %u|%a %a", c->n_layers, c->hidden, c->n_heads, c->n_kv_heads, c->head_dim, c->intermediate, c->n_vocab,
+               (double)c->rms_eps, c->rope_theta);
+    buf_printf(b, "|%d %a %a %a %a %a %a %d %a %a", (int)r->kind, r->factor, r->original_max, r->low_freq_factor, r->high_freq_factor, r->beta_fast,
+               r->beta_slow, r->no_truncate, r->cos_sin_factor, r->score_factor);
+    buf_printf(b, "|%d %d %d %d %d %d|%u %u %u %u %u", c->rope_interleaved, c->tied, c->attention_bias, c->mlp_bias, c->qkv_bias, c->qk_norm,
+               l->q_lora, l->kv_lora, l->nope, l->rope, l->v);
+    buf_printf(b, "|%u %u %u %u %u %u|%d %d %d %a %a %d|", e->n_experts, e->n_used, e->intermediate, e->shared_intermediate, e->n_groups,
+               e->topk_groups, e->score, e->group_score, e->norm, (double)e->norm_min, (double)e->scale, e->selection_bias);
+    buf_add(b, e->sparse, (c->n_layers + 7) / 8);
 }
 
 /* Everything that decides which bits the KV cache holds. max_len is not part of it: peers may serve different lengths. */
 static uint64_t fingerprint(const struct model *m)
 {
-    const struct model_config *c = &m->config;
-    struct buf                 b = { 0 };
-    buf_printf(&b, "%s %d|%s|%u %u %u %u %u %u %u|%a %a|%d %a %a %a %a|%d %d %d %d", m->kernels->ops->name, (int)m->kernels->activations, m->ops->name, c->n_layers, c->hidden,
-               c->n_heads, c->n_kv_heads, c->head_dim, c->intermediate, c->n_vocab, (double)c->rms_eps, c->rope_theta, (int)c->rope.kind,
-               c->rope.factor, c->rope.low_freq_factor, c->rope.high_freq_factor, c->rope.original_max, c->rope_interleaved, c->tied,
-               c->attention_bias, c->mlp_bias);
+    struct buf b = { 0 };
+    buf_printf(&b, "%s|%d|%d|%s", m->kernels->ops->name, (int)m->kernels->activations, (int)m->quantize, m->ops->name);
+    print_config(&b, &m->config);
     uint64_t h = weights_fingerprint(m->weights, hash_64(b.data, b.len, 0));
     buf_release(&b);
     return h;
 }
 
+/* ---- load -------------------------------------------------------------------------------------------------------- */
+
 static enum status load(struct model *m, const struct model_options *o, const char *path, struct err *err)
 {
     TRY(weights_open(path, &m->weights, err));
-    m->weights->progress = o->progress;
-    m->weights->progress_arg = o->progress_arg;
     TRY(read_config(m, path, err));
     m->ops = model_row_find(m->config.arch, err);
     if (!m->ops) return err->code;
+    m->weights->names.aliases = m->ops->aliases;
+    m->two_forms = model_is_latent(&m->config);
     TRY(choose_length(m, o->max_model_len, err));
+    enum status st = decoder_plan(m, err);
+    if (st != OK) return err_prefix(err, "%s: ", path);
     TRY(check_memory(m, err));
-    enum status st = m->ops->bind(m, err);
-    if (st == OK) st = weights_check_all_used(m->weights, err);
+    st = decoder_pack(m, o, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);
     weights_close(m->weights);
@@ -121,6 +119,7 @@ enum status model_load(const struct model_options *o, struct model **out, struct
     struct model *m = MEM_NEW(struct model);
     m->kernels = o->kernels;
     m->max_rows = o->max_rows;
+    m->quantize = o->quantize;
     enum status st = load(m, o, path.data, err);
     buf_release(&path);
     if (st != OK) model_free(m);
@@ -131,18 +130,26 @@ enum status model_load(const struct model_options *o, struct model **out, struct
 void model_free(struct model *m)
 {
     if (!m) return;
-    if (m->ops) m->ops->release(m);
+    decoder_free(m);
     weights_close(m->weights);
     mem_free(m);
 }
 
 /* ---- use --------------------------------------------------------------------------------------------------------- */
 
+void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out)
+{
+    *out = (struct kv_layout){ .dtype = kv, .block_tokens = block_tokens, .n_layers = c->n_layers, .n_kv_heads = c->n_kv_heads,
+                               .head_dim = c->head_dim, .tp_size = 1, .tp_rank = 0, .n_blocks = n_blocks };
+    if (!model_is_latent(c)) return;
+    out->n_kv_heads = 1;
+    out->head_dim = c->mla.kv_lora + c->mla.rope;
+}
+
 void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out)
 {
-    *out = (struct kv_layout){ .model_fingerprint = m->fingerprint, .dtype = kernel_kv_dtype(m->kernels), .block_tokens = block_tokens,
-                               .n_layers = m->config.n_layers, .n_kv_heads = m->config.n_kv_heads, .head_dim = m->config.head_dim,
-                               .tp_size = 1, .tp_rank = 0, .n_blocks = n_blocks };
+    model_config_kv_layout(&m->config, kernel_kv_dtype(m->kernels), block_tokens, n_blocks, out);
+    out->model_fingerprint = m->fingerprint;
 }
 
 /* Ids and positions were checked where the request came in; a wrong one here would read past a table. */
@@ -161,5 +168,5 @@ static void check_batch(const struct model *m, const struct model_batch *b)
 void model_forward(struct model *m, const struct model_batch *b)
 {
     check_batch(m, b);
-    m->ops->forward(m, b);
+    decoder_forward(m, b);
 }

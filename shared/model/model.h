@@ -1,10 +1,13 @@
-/* model.h - an architecture: one ops table, one row per family (llama here; others follow).
+/* model.h - a language model: its configuration, its weights, and a forward pass over a batch.
  *
- * model_load reads a folder (config.json, *.safetensors, tokenizer.json ...) or a GGUF file, finds the row by architecture
- * name, binds and packs the weights (names, shapes and types are checked; every fault names the tensor or the member) and
- * returns a model that can run forward passes. Anything in a configuration that is not understood and changes the result
- * is refused by name. A model knows no requests and no network.
- * Adding a family: write shared/model/<family>.c with one `struct model_ops`, add it to MODEL_ROWS in model.c.
+ * model_load reads a folder (config.json, *.safetensors, tokenizer.json ...) or a GGUF file, finds the row of MODEL_ROWS by
+ * architecture name, checks names, shapes and types of all weights (every fault names the tensor or the member), adds up what the
+ * model takes in memory, and only then packs. Anything in a configuration that is not understood and changes the result is refused
+ * by name. A model knows no requests and no network.
+ *
+ * All families here are one pre-norm decoder (decoder.h) whose layers are an attention block and a feed-forward block, each of one
+ * of two kinds. A family says what its configuration means and how its files spell the tensors' names.
+ * Adding a family: write shared/model/<family>.c with one `struct model_ops`, add it to MODEL_ROWS in model_rows.c.
  * Thread: load on any; forward on the engine thread. */
 #ifndef BATON_MODEL_MODEL_H
 #define BATON_MODEL_MODEL_H
@@ -12,25 +15,60 @@
 #include "kernels/kernels.h"
 #include "shared/kv/kv_layout.h"
 
-enum { MODEL_EOS_MAX = 16 };
+enum { MODEL_EOS_MAX = 16, MODEL_LAYERS_MAX = 4096 };
+
+/* Rotary positions. angle(position, i) = position * inv_freq[i]; the kinds change inv_freq (rope.h). */
+struct rope_config {
+    enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } kind;
+    double factor, original_max;              /* of all kinds but PLAIN */
+    double low_freq_factor, high_freq_factor; /* LLAMA3 */
+    double beta_fast, beta_slow;              /* YARN */
+    bool   no_truncate;                       /* YARN: the ramp may begin and end between two frequencies */
+    double cos_sin_factor;                    /* cos and sin are multiplied by it; 0: not */
+    double score_factor;                      /* attention scores are multiplied by it; 0: not */
+};
+
+/* Latent attention (DeepSeek): keys and values of all heads are made from one vector of kv_lora + rope elements per token. */
+struct mla_config {
+    uint32_t q_lora;  /* 0: queries come straight from the hidden state */
+    uint32_t kv_lora; /* 0: no latent attention, the rest is unused */
+    uint32_t nope, rope, v;
+};
+
+struct moe_config {
+    uint32_t n_experts;             /* 0: every layer is dense, the rest is unused */
+    uint32_t n_used;                /* experts per token */
+    uint32_t intermediate;          /* of one expert */
+    uint32_t shared_intermediate;   /* of all shared experts together; 0: none */
+    uint32_t n_groups, topk_groups; /* struct route_args says what these mean */
+    int      score, group_score, norm;
+    float    norm_min, scale;
+    bool     selection_bias;
+    uint8_t  sparse[MODEL_LAYERS_MAX / 8]; /* bit i: layer i has experts */
+};
 
 /* Common to all families, filled from config.json or GGUF metadata. */
 struct model_config {
     char     arch[64];             /* as the file spells it */
     uint32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, intermediate, n_vocab, max_position;
+    uint32_t window;               /* positions that attention sees; 0: all. Only contexts that fit in it are served */
     float    rms_eps;
     double   rope_theta;
-    struct {
-        enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3 } kind;
-        double factor, low_freq_factor, high_freq_factor, original_max;
-    } rope;
-    bool     rope_interleaved;     /* pairs (2i, 2i+1): GGUF llama files */
+    struct rope_config rope;
+    bool     rope_interleaved;     /* pairs (2i, 2i+1) instead of (i, i + d/2) */
     bool     tied;                 /* the head is the embedding */
-    bool     attention_bias, mlp_bias;
+    bool     attention_bias, mlp_bias; /* q, k, v and o; gate, up and down */
+    bool     qkv_bias;             /* q, k and v alone */
+    bool     qk_norm;              /* queries and keys are normalised per head, before the rotation */
+    struct mla_config mla;
+    struct moe_config moe;
     int32_t  eos[MODEL_EOS_MAX];
     uint32_t n_eos;
     int32_t  bos;                  /* -1: none */
 };
+
+static inline bool model_layer_is_sparse(const struct model_config *c, uint32_t i) { return (c->moe.sparse[i / 8] >> (i % 8) & 1) != 0; }
+static inline bool model_is_latent(const struct model_config *c) { return c->mla.kv_lora > 0; }
 
 /* Defaults for requests, from generation_config.json; NaN / -1 where the file says nothing. */
 struct model_generation {
@@ -56,25 +94,19 @@ struct model_batch {
     void                  *on_layer_arg;
 };
 
-struct model;
-
-struct model_ops {
-    const char        *name;
-    const char *const *archs; /* config.json "architectures" values and GGUF general.architecture values, NULL-ended */
-    enum status (*bind)(struct model *m, struct err *err);                   /* weights → m->impl */
-    void        (*forward)(struct model *m, const struct model_batch *b);
-    void        (*release)(struct model *m);                                 /* frees m->impl */
-};
-
 struct model_options {
     const char        *path;          /* folder or .gguf file */
     uint32_t           max_rows;      /* rows per step, sizes the activation buffers */
     uint32_t           max_model_len; /* 0: the model's own limit */
+    enum quantize      quantize;      /* of the plain matrices of attention, feed-forward blocks and experts */
     struct kernel_ctx *kernels;       /* borrowed until model_free */
     /* Progress in 0..1 while weights are packed; may be NULL. */
     void (*progress)(void *arg, double done);
     void              *progress_arg;
 };
+
+struct model_ops;
+struct decoder;
 
 struct model {
     const struct model_ops *ops;
@@ -82,16 +114,20 @@ struct model {
     struct model_generation generation;
     struct kernel_ctx      *kernels;
     struct weights         *weights;   /* open files and name → tensor (weights.h); closed after bind */
-    void                   *impl;      /* the row's own data */
+    struct decoder         *decoder;
     uint64_t                fingerprint;
     uint32_t                max_rows, max_len;
-    size_t                  weight_bytes;
+    enum quantize           quantize;
+    bool                    two_forms; /* attention of prompt tokens and of generated tokens rounds differently (attn_seq.generated) */
+    size_t                  weight_bytes, buffer_bytes, rope_bytes; /* packed weights; activations of a step; angles */
 };
 
 enum status model_load(const struct model_options *o, struct model **out, struct err *err) MUST_CHECK;
 void        model_free(struct model *m);
 /* The layout of this model's KV for blocks of block_tokens; n_blocks as given. */
 void        model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out);
+/* The same from a configuration alone, before anything is loaded; the fingerprint stays 0. */
+void        model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out);
 void        model_forward(struct model *m, const struct model_batch *b);
 
 #endif

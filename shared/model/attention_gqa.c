@@ -1,0 +1,117 @@
+/* attention_gqa.c - grouped-query attention:
+ *
+ *     q, k, v = Wq h + bq, Wk h + bk, Wv h + bv            biases: Qwen2, some Llamas
+ *     q, k    = norm(q), norm(k)       per head            Qwen3
+ *     q, k    = rope(q), rope(k)
+ *     x      += Wo softmax(q k^T / sqrt(D)) v + bo         query head i reads key/value head i / (n_heads / n_kv_heads)
+ *
+ * K and V of a layer are complete before its attention begins, so on_layer is called between the two: the bytes travel while the
+ * rest of the layer computes. */
+#include <math.h>
+#include <stdio.h>
+
+#include "shared/base/mem.h"
+#include "shared/model/blocks.h"
+
+static size_t q_width(const struct model_config *c) { return (size_t)c->n_heads * c->head_dim; }
+static size_t kv_width(const struct model_config *c) { return (size_t)c->n_kv_heads * c->head_dim; }
+
+/* ---- bind -------------------------------------------------------------------------------------------------------- */
+
+static enum status bind_biases(struct binder *b, const char *prefix, struct attention_gqa *a)
+{
+    const struct model_config *c = &b->m->config;
+    const size_t q = q_width(c), kv = kv_width(c);
+    if (b->m->weights->gguf) { /* GGUF files have no switch for biases: what is there is used */
+        TRY(bind_vector_if_present(b, prefix, "q_proj.bias", q, &a->q_bias));
+        TRY(bind_vector_if_present(b, prefix, "k_proj.bias", kv, &a->k_bias));
+        TRY(bind_vector_if_present(b, prefix, "v_proj.bias", kv, &a->v_bias));
+        return bind_vector_if_present(b, prefix, "o_proj.bias", c->hidden, &a->o_bias);
+    }
+    if (!c->attention_bias && !c->qkv_bias) return OK;
+    TRY(bind_vector(b, prefix, "q_proj.bias", q, &a->q_bias));
+    TRY(bind_vector(b, prefix, "k_proj.bias", kv, &a->k_bias));
+    TRY(bind_vector(b, prefix, "v_proj.bias", kv, &a->v_bias));
+    return c->attention_bias ? bind_vector(b, prefix, "o_proj.bias", c->hidden, &a->o_bias) : OK;
+}
+
+enum status attention_gqa_bind(struct binder *b, const char *layer, struct attention_gqa *a)
+{
+    const struct model_config *c = &b->m->config;
+    const size_t hidden = c->hidden, q = q_width(c), kv = kv_width(c), all = q + 2 * kv;
+    char prefix[NAME_BYTES_MAX / 2];
+    snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
+    const struct {
+        struct weight     *to;
+        struct matrix_want want;
+    } matrices[] = {
+        { &a->q, { .prefix = prefix, .leaf = "q_proj", .whole = "qkv_proj", .n_out = q, .n_in = hidden, .first = 0, .total = all } },
+        { &a->k, { .prefix = prefix, .leaf = "k_proj", .whole = "qkv_proj", .n_out = kv, .n_in = hidden, .first = q, .total = all } },
+        { &a->v, { .prefix = prefix, .leaf = "v_proj", .whole = "qkv_proj", .n_out = kv, .n_in = hidden, .first = q + kv, .total = all } },
+        { &a->o, { .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = q } },
+    };
+    for (size_t i = 0; i < COUNT_OF(matrices); i++) TRY(bind_matrix(b, &matrices[i].want, BIND_QUANTIZED, matrices[i].to));
+    TRY(bind_biases(b, prefix, a));
+    if (!c->qk_norm) return OK;
+    TRY(bind_vector(b, prefix, "q_norm.weight", c->head_dim, &a->q_norm));
+    return bind_vector(b, prefix, "k_norm.weight", c->head_dim, &a->k_norm);
+}
+
+void attention_gqa_bind_work(struct binder *b, struct attention_gqa_work *w)
+{
+    const struct model_config *c = &b->m->config;
+    const size_t rows = b->m->max_rows;
+    bind_floats(b, rows, q_width(c), &w->q);
+    bind_floats(b, rows, kv_width(c), &w->k);
+    bind_floats(b, rows, kv_width(c), &w->v);
+    bind_floats(b, rows, q_width(c), &w->out);
+    bind_reserve(b, 3 * rows, c->hidden);
+    bind_reserve(b, rows, q_width(c));
+}
+
+void attention_gqa_release(struct attention_gqa *a)
+{
+    struct weight *weights[] = { &a->q, &a->k, &a->v, &a->o };
+    float         *vectors[] = { a->q_bias, a->k_bias, a->v_bias, a->o_bias, a->q_norm, a->k_norm };
+    for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(weights[i]);
+    for (size_t i = 0; i < COUNT_OF(vectors); i++) mem_free(vectors[i]);
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+static void queries_and_keys(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w)
+{
+    const struct model_config *c = &s->m->config;
+    struct kernel_ctx         *k = s->m->kernels;
+    const size_t rows = s->n_rows, hidden = c->hidden, q = q_width(c), kv = kv_width(c), dim = c->head_dim;
+    const struct matmul_args jobs[] = {
+        { .w = &a->q, .bias = a->q_bias, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->q, .y_stride = q },   /* [R, Q] */
+        { .w = &a->k, .bias = a->k_bias, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->k, .y_stride = kv },  /* [R, KV] */
+        { .w = &a->v, .bias = a->v_bias, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->v, .y_stride = kv },  /* [R, KV] */
+    };
+    k->ops->matmul(k, jobs, COUNT_OF(jobs));
+    if (a->q_norm) k->ops->rms_norm(k, w->q, dim, w->q, dim, a->q_norm, rows * c->n_heads, dim, c->rms_eps);
+    if (a->k_norm) k->ops->rms_norm(k, w->k, dim, w->k, dim, a->k_norm, rows * c->n_kv_heads, dim, c->rms_eps);
+    k->ops->rope(k, w->q, q, rows, c->n_heads, dim, dim, s->angles, s->b->pos, c->rope_interleaved);
+    k->ops->rope(k, w->k, kv, rows, c->n_kv_heads, dim, dim, s->angles, s->b->pos, c->rope_interleaved);
+}
+
+void attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, uint32_t i_layer)
+{
+    const struct model_config *c = &s->m->config;
+    const struct model_batch  *b = s->b;
+    struct kernel_ctx         *k = s->m->kernels;
+    const struct kv_layer      kv = block_kv_layer(s, i_layer);
+    queries_and_keys(s, a, w);
+
+    const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs };
+    k->ops->kv_append(k, &append);
+    if (b->on_layer) b->on_layer(b->on_layer_arg, i_layer);
+
+    const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs, .n_heads = (int32_t)c->n_heads,
+                                      .v_dim = (int32_t)c->head_dim, .scale = (float)(1.0 / sqrt((double)c->head_dim)) };
+    k->ops->attention(k, &attend);                                                                                     /* [R, Q] */
+    const struct matmul_args out = { .w = &a->o, .bias = a->o_bias, .x = w->out, .x_stride = q_width(c), .n_rows = s->n_rows, .y = s->x,
+                                     .y_stride = c->hidden, .then = MATMUL_ADD };
+    k->ops->matmul(k, &out, 1);                                                                                        /* [R, H] */
+}

@@ -1,0 +1,319 @@
+/* attention_mla.c - latent attention (DeepSeek-V2, 2024, section 2.1): the cache holds one vector per token for all heads.
+ *
+ *     q          = Wq h, or Wqb norm(Wqa h)               per head: nope elements | rope elements, the latter rotated
+ *     c | r      = Wkva h;  c = norm(c), r = rope(r)      kept: kv_lora + rope elements
+ *     k_h, v_h   = Wk_h c, Wv_h c                         of head h: nope and v elements
+ *     score_h    = (q_nope k_h + q_rope r) * scale        scale = (nope + rope)^-1/2, times the square of YaRN's mscale
+ *     x         += Wo (softmax(score_h) v_h over all h)
+ *
+ * Two forms of one computation. Naive, as written: k_h and v_h are made from every cached c; best where many rows share them, so prompt
+ * tokens take it. Absorbed, since q k_h = (Wk_h^T q) c: queries of kv_lora elements meet c itself, and Wv_h is applied to the softmax's
+ * mean of c; best for one row at a time, so answer tokens take it. They are equal up to rounding, so which one a token takes depends on
+ * the token (attn_seq.generated), never on the batch. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/mem.h"
+#include "shared/model/blocks.h"
+
+enum { ABSORBED_ROWS = 256 }; /* in the absorbed form at a time: a row of DeepSeek-V3 takes 544 KiB there */
+
+struct widths {
+    size_t key, latent, q, out, q_absorbed, out_absorbed;
+};
+
+static struct widths widths_of(const struct model_config *c)
+{
+    const struct mla_config *m = &c->mla;
+    const size_t heads = c->n_heads, latent = (size_t)m->kv_lora + m->rope, key = (size_t)m->nope + m->rope;
+    return (struct widths){ .key = key, .latent = latent, .q = heads * key, .out = heads * m->v, .q_absorbed = heads * latent,
+                            .out_absorbed = heads * m->kv_lora };
+}
+
+static size_t absorbed_rows(const struct model *m) { return m->max_rows < ABSORBED_ROWS ? m->max_rows : ABSORBED_ROWS; }
+
+/* ---- bind -------------------------------------------------------------------------------------------------------- */
+
+static bool is_plain(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16; }
+
+/* A source that can be cut by rows and read across: other types are written out, in f32 where the arithmetic is exact. */
+static enum status make_plain(struct binder *b, struct weight_src *s, void **copy)
+{
+    const enum dtype type = b->m->kernels->activations == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16;
+    *copy = NULL;
+    if (is_plain(s->dtype)) return OK;
+    if (b->packing && !(*copy = bind_plain_copy(b->m->kernels, s, type)))
+        return err_set(b->err, ERR_NOMEM, "no memory to convert kv_b_proj (%zu x %zu)", s->n_out, s->n_in);
+    *s = (struct weight_src){ .dtype = type, .data = *copy ? *copy : s->data, .n_out = s->n_out, .n_in = s->n_in };
+    return OK;
+}
+
+/* The other way of reading a matrix: outputs become inputs. */
+static struct weight_src transpose(const struct weight_src *s)
+{
+    struct weight_src t = *s;
+    t.n_out = s->n_in;
+    t.n_in = s->n_out;
+    t.transposed = !s->transposed;
+    if (!t.row_bytes) t.row_bytes = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in);
+    return t;
+}
+
+/* Outputs [first, first + n) of a plain matrix. */
+static struct weight_src outputs(const struct weight_src *s, size_t first, size_t n)
+{
+    struct weight_src part = *s;
+    part.n_out = n;
+    if (!part.row_bytes) part.row_bytes = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in);
+    part.data = (const char *)s->data + (s->transposed ? dtype_row_bytes(s->dtype, first) : first * part.row_bytes);
+    return part;
+}
+
+static enum status bind_head(struct binder *b, const struct weight_src *k_up, const struct weight_src *v_up, struct attention_mla *a, uint32_t head)
+{
+    const struct weight_src across = transpose(k_up);
+    TRY(bind_source(b, k_up, "kv_b_proj", &a->k_up[head]));
+    TRY(bind_source(b, &across, "kv_b_proj", &a->k_up_transposed[head]));
+    return bind_source(b, v_up, "kv_b_proj", &a->v_up[head]);
+}
+
+/* Checkpoints: rows of kv_b_proj grouped by head, its keys and then its values. */
+static enum status bind_kv_b(struct binder *b, const char *prefix, struct attention_mla *a)
+{
+    const struct mla_config *c = &b->m->config.mla;
+    const size_t             per_head = (size_t)c->nope + c->v;
+    const struct matrix_want want = { .prefix = prefix, .leaf = "kv_b_proj", .n_out = a->n_heads * per_head, .n_in = c->kv_lora };
+    struct weight_src        src;
+    void                    *copy;
+    TRY(weights_matrix(b->m->weights, &want, &src, b->err));
+    void       *scales = (void *)src.scales;
+    enum status st = make_plain(b, &src, &copy);
+    for (uint32_t i = 0; i < a->n_heads && st == OK; i++) {
+        const struct weight_src k_up = outputs(&src, i * per_head, c->nope), v_up = outputs(&src, i * per_head + c->nope, c->v);
+        st = bind_head(b, &k_up, &v_up, a, i);
+    }
+    mem_free(scales);
+    mem_free(copy);
+    return st;
+}
+
+/* Newer GGUF files: one matrix per head, k_b the other way round. */
+static enum status bind_head_split(struct binder *b, const struct matrix_want *k_b, const struct matrix_want *v_b, struct attention_mla *a)
+{
+    struct weight_src k, v;
+    void             *k_copy = NULL, *v_copy = NULL;
+    TRY(weights_matrix(b->m->weights, k_b, &k, b->err));
+    TRY(weights_matrix(b->m->weights, v_b, &v, b->err));
+    enum status st = make_plain(b, &k, &k_copy);
+    if (st == OK) st = make_plain(b, &v, &v_copy);
+    if (st == OK) {
+        const struct weight_src k_up = transpose(&k);
+        st = bind_head(b, &k_up, &v, a, k_b->i_expert);
+    }
+    mem_free(k_copy);
+    mem_free(v_copy);
+    return st;
+}
+
+static enum status bind_up(struct binder *b, const char *prefix, struct attention_mla *a)
+{
+    const struct mla_config *c = &b->m->config.mla;
+    struct matrix_want k_b = { .prefix = prefix, .leaf = "k_b_proj", .n_out = c->kv_lora, .n_in = c->nope, .n_experts = a->n_heads };
+    struct matrix_want v_b = { .prefix = prefix, .leaf = "v_b_proj", .n_out = c->v, .n_in = c->kv_lora, .n_experts = a->n_heads };
+    if (!weights_has_matrix(b->m->weights, &k_b)) return bind_kv_b(b, prefix, a);
+    char joint[NAME_BYTES_MAX];
+    snprintf(joint, sizeof joint, "%skv_b_proj.weight", prefix);
+    (void)weights_take(b->m->weights, joint); /* some files have both; they are equal */
+    for (k_b.i_expert = v_b.i_expert = 0; k_b.i_expert < a->n_heads; k_b.i_expert++, v_b.i_expert++) TRY(bind_head_split(b, &k_b, &v_b, a));
+    return OK;
+}
+
+enum status attention_mla_bind(struct binder *b, const char *layer, struct attention_mla *a)
+{
+    const struct model_config *c = &b->m->config;
+    const struct widths        n = widths_of(c);
+    const size_t               hidden = c->hidden, q_lora = c->mla.q_lora;
+    char prefix[NAME_BYTES_MAX / 2];
+    snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
+    a->n_heads = c->n_heads;
+    if (!a->k_up) a->k_up = MEM_ARRAY(struct weight, a->n_heads);
+    if (!a->v_up) a->v_up = MEM_ARRAY(struct weight, a->n_heads);
+    if (!a->k_up_transposed) a->k_up_transposed = MEM_ARRAY(struct weight, a->n_heads);
+
+    const struct matrix_want q = { .prefix = prefix, .leaf = "q_proj", .n_out = n.q, .n_in = hidden };
+    const struct matrix_want q_a = { .prefix = prefix, .leaf = "q_a_proj", .n_out = q_lora, .n_in = hidden };
+    const struct matrix_want q_b = { .prefix = prefix, .leaf = "q_b_proj", .n_out = n.q, .n_in = q_lora };
+    const struct matrix_want kv_a = { .prefix = prefix, .leaf = "kv_a_proj_with_mqa", .n_out = n.latent, .n_in = hidden };
+    const struct matrix_want o = { .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = n.out };
+    if (q_lora) {
+        TRY(bind_matrix(b, &q_a, BIND_QUANTIZED, &a->q_a));
+        TRY(bind_matrix(b, &q_b, BIND_QUANTIZED, &a->q_b));
+        TRY(bind_vector(b, prefix, "q_a_layernorm.weight", q_lora, &a->q_a_norm));
+    } else {
+        TRY(bind_matrix(b, &q, BIND_QUANTIZED, &a->q));
+    }
+    TRY(bind_matrix(b, &kv_a, BIND_QUANTIZED, &a->kv_a));
+    TRY(bind_vector(b, prefix, "kv_a_layernorm.weight", c->mla.kv_lora, &a->kv_a_norm));
+    TRY(bind_up(b, prefix, a));
+    return bind_matrix(b, &o, BIND_QUANTIZED, &a->o);
+}
+
+void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
+{
+    const struct model_config *c = &b->m->config;
+    const struct widths        n = widths_of(c);
+    const size_t               rows = b->m->max_rows, some = absorbed_rows(b->m);
+    void *prompts = NULL, *generated = NULL, *jobs = NULL;
+    bind_floats(b, rows, c->mla.q_lora, &w->q_a);
+    bind_floats(b, rows, n.q, &w->q);
+    bind_floats(b, rows, n.latent, &w->latent);
+    bind_floats(b, rows, n.out, &w->out);
+    bind_floats(b, some, n.q_absorbed, &w->q_absorbed);
+    bind_floats(b, some, n.out_absorbed, &w->out_absorbed);
+    bind_buffer(b, 1, rows, sizeof *w->prompts, &prompts);
+    bind_buffer(b, 1, some, sizeof *w->generated, &generated);
+    bind_buffer(b, 1, c->n_heads, sizeof *w->jobs, &jobs);
+    w->prompts = prompts;
+    w->generated = generated;
+    w->jobs = jobs;
+    bind_reserve(b, 2 * rows, c->hidden);
+    bind_reserve(b, rows, c->mla.q_lora);
+    bind_reserve(b, rows, n.out);
+    bind_reserve(b, some * c->n_heads, c->mla.kv_lora > c->mla.nope ? c->mla.kv_lora : c->mla.nope);
+}
+
+void attention_mla_release(struct attention_mla *a)
+{
+    struct weight *weights[] = { &a->q, &a->q_a, &a->q_b, &a->kv_a, &a->o }, *per_head[] = { a->k_up, a->v_up, a->k_up_transposed };
+    for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(weights[i]);
+    for (size_t i = 0; i < COUNT_OF(per_head); i++) {
+        for (uint32_t h = 0; per_head[i] && h < a->n_heads; h++) weight_release(&per_head[i][h]);
+        mem_free(per_head[i]);
+    }
+    mem_free(a->q_a_norm);
+    mem_free(a->kv_a_norm);
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+static void queries_and_latents(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w)
+{
+    const struct model_config *c = &s->m->config;
+    const struct widths        n = widths_of(c);
+    struct kernel_ctx         *k = s->m->kernels;
+    const size_t               rows = s->n_rows, hidden = c->hidden, q_lora = c->mla.q_lora, kv_lora = c->mla.kv_lora;
+    const struct matmul_args   jobs[] = {
+        { .w = q_lora ? &a->q_a : &a->q, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = q_lora ? w->q_a : w->q, .y_stride = q_lora ? q_lora : n.q },
+        { .w = &a->kv_a, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->latent, .y_stride = n.latent },
+    };
+    k->ops->matmul(k, jobs, COUNT_OF(jobs));                                                             /* [R, q_lora] or [R, q]; [R, kv_lora + rope] */
+    if (q_lora) {
+        const struct matmul_args q = { .w = &a->q_b, .x = w->q_a, .x_stride = q_lora, .n_rows = rows, .y = w->q, .y_stride = n.q };
+        k->ops->rms_norm(k, w->q_a, q_lora, w->q_a, q_lora, a->q_a_norm, rows, q_lora, c->rms_eps);
+        k->ops->matmul(k, &q, 1);                                                                        /* [R, n_heads (nope + rope)] */
+    }
+    k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows, kv_lora, c->rms_eps);
+    k->ops->rope(k, w->q + c->mla.nope, n.q, rows, c->n_heads, n.key, c->mla.rope, s->angles, s->b->pos, c->rope_interleaved);
+    k->ops->rope(k, w->latent + kv_lora, n.latent, rows, 1, c->mla.rope, c->mla.rope, s->angles, s->b->pos, c->rope_interleaved);
+}
+
+static float score_scale(const struct model_config *c)
+{
+    double scale = 1.0 / sqrt((double)(c->mla.nope + c->mla.rope));
+    return (float)(c->rope.score_factor > 0 ? scale * c->rope.score_factor : scale);
+}
+
+static void attend_naive(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv)
+{
+    const struct model_config *c = &s->m->config;
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->b->n_seqs; i++)
+        if (!s->b->seqs[i].generated) w->prompts[n++] = s->b->seqs[i];
+    if (n == 0) return;
+    const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .seqs = w->prompts, .n_seqs = n, .n_heads = (int32_t)c->n_heads,
+                                      .v_dim = (int32_t)c->mla.v, .scale = score_scale(c), .k_up = a->k_up, .v_up = a->v_up };
+    s->m->kernels->ops->attention(s->m->kernels, &attend); /* [R, n_heads v] */
+}
+
+struct rope_parts {
+    const float *q;
+    float       *q_absorbed;
+    size_t       n_heads, key, nope, rope, latent;
+};
+
+/* The rotated part of a row's queries goes behind the absorbed part. */
+static void copy_rope_parts(void *arg, int row, int thread)
+{
+    const struct rope_parts *p = arg;
+    (void)thread;
+    for (size_t h = 0; h < p->n_heads; h++) {
+        size_t i = (size_t)row * p->n_heads + h;
+        memcpy(p->q_absorbed + i * p->latent + (p->latent - p->rope), p->q + i * p->key + p->nope, p->rope * sizeof(float));
+    }
+}
+
+/* Rows [begin, begin + n) of the step, those of w->generated. */
+static void attend_absorbed(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv,
+                            size_t begin, size_t n, int32_t n_seqs)
+{
+    const struct model_config *c = &s->m->config;
+    const struct widths        wide = widths_of(c);
+    struct kernel_ctx         *k = s->m->kernels;
+    const float               *q = w->q + begin * wide.q;
+    float                     *out = w->out + begin * wide.out;
+    for (size_t h = 0; h < a->n_heads; h++)
+        w->jobs[h] = (struct matmul_args){ .w = &a->k_up_transposed[h], .x = q + h * wide.key, .x_stride = wide.q, .n_rows = n,
+                                           .y = w->q_absorbed + h * wide.latent, .y_stride = wide.q_absorbed };
+    k->ops->matmul(k, w->jobs, a->n_heads);
+    struct rope_parts parts = { .q = q, .q_absorbed = w->q_absorbed, .n_heads = a->n_heads, .key = wide.key, .nope = c->mla.nope, .rope = c->mla.rope,
+                                .latent = wide.latent };
+    compute_pool_run(k->pool, (int)n, copy_rope_parts, &parts);                              /* [n, n_heads (kv_lora + rope)] */
+    const struct attn_args attend = { .q = w->q_absorbed, .out = w->out_absorbed, .kv = kv, .seqs = w->generated, .n_seqs = n_seqs,
+                                      .n_heads = (int32_t)c->n_heads, .v_dim = (int32_t)c->mla.kv_lora, .scale = score_scale(c) };
+    k->ops->attention(k, &attend);                                                           /* [n, n_heads kv_lora] */
+    for (size_t h = 0; h < a->n_heads; h++)
+        w->jobs[h] = (struct matmul_args){ .w = &a->v_up[h], .x = w->out_absorbed + h * c->mla.kv_lora, .x_stride = wide.out_absorbed, .n_rows = n,
+                                           .y = out + h * c->mla.v, .y_stride = wide.out };
+    k->ops->matmul(k, w->jobs, a->n_heads);                                                  /* [n, n_heads v] */
+}
+
+/* Generated rows in runs that lie one after the other, at most ABSORBED_ROWS at a time; a long sequence is cut. */
+static void attend_generated(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv)
+{
+    const size_t limit = absorbed_rows(s->m);
+    size_t       begin = 0, n = 0;
+    int32_t      n_seqs = 0;
+    for (int32_t i = 0; i < s->b->n_seqs; i++) {
+        const struct attn_seq *from = &s->b->seqs[i];
+        for (int32_t done = 0, part; from->generated && done < from->n_q; done += part) {
+            if (n == limit || (n > 0 && (size_t)(from->q_begin + done) != begin + n)) {
+                attend_absorbed(s, a, w, kv, begin, n, n_seqs);
+                n = 0;
+                n_seqs = 0;
+            }
+            if (n == 0) begin = (size_t)(from->q_begin + done);
+            part = from->n_q - done < (int32_t)(limit - n) ? from->n_q - done : (int32_t)(limit - n);
+            w->generated[n_seqs++] = (struct attn_seq){ .q_begin = (int32_t)n, .n_q = part, .pos_begin = from->pos_begin + done,
+                                                        .block_table = from->block_table, .generated = true };
+            n += (size_t)part;
+        }
+    }
+    if (n > 0) attend_absorbed(s, a, w, kv, begin, n, n_seqs);
+}
+
+void attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, uint32_t i_layer)
+{
+    const struct model_batch *b = s->b;
+    struct kernel_ctx        *k = s->m->kernels;
+    const struct kv_layer     kv = block_kv_layer(s, i_layer);
+    queries_and_latents(s, a, w);
+    const struct kv_append_args append = { .k = w->latent, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs };
+    k->ops->kv_append(k, &append);
+    if (b->on_layer) b->on_layer(b->on_layer_arg, i_layer);
+    attend_naive(s, a, w, kv);
+    attend_generated(s, a, w, kv);
+    const struct matmul_args out = { .w = &a->o, .x = w->out, .x_stride = widths_of(&s->m->config).out, .n_rows = s->n_rows, .y = s->x,
+                                     .y_stride = s->m->config.hidden, .then = MATMUL_ADD };
+    k->ops->matmul(k, &out, 1); /* [R, H] */
+}

@@ -1,0 +1,170 @@
+/* bind.c - checking, adding up and packing. Thread: the loading one; copies are converted on the compute pool. */
+#include "shared/model/bind.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/mem.h"
+
+enum { LINE = 64 };
+
+/* ---- plain copies ------------------------------------------------------------------------------------------------ */
+
+struct copy_job {
+    const struct weight_src *src;
+    enum dtype               type;
+    void                    *to;
+};
+
+static void transposed_row(const struct weight_src *s, size_t row, float *out)
+{
+    size_t element = dtype_block_bytes(s->dtype), stride = s->row_bytes ? s->row_bytes : s->n_out * element;
+    for (size_t k = 0; k < s->n_in; k++) dtype_to_f32(s->dtype, (const char *)s->data + k * stride + row * element, &out[k], 1);
+}
+
+static void stored_row(const struct weight_src *s, size_t row, float *out)
+{
+    size_t stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, s->n_in);
+    dtype_to_f32(s->dtype, (const char *)s->data + row * stride, out, s->n_in);
+    const float *scales = s->scales ? s->scales + row / F8_BLOCK * ((s->n_in + F8_BLOCK - 1) / F8_BLOCK) : NULL;
+    for (size_t k = 0; scales && k < s->n_in; k++) out[k] *= scales[k / F8_BLOCK];
+}
+
+static void copy_row(void *arg, int row, int thread)
+{
+    const struct copy_job *j = arg;
+    const size_t           n = j->src->n_in;
+    (void)thread;
+    if (j->type == DTYPE_F32) {
+        float *to = (float *)j->to + (size_t)row * n;
+        if (j->src->transposed) transposed_row(j->src, (size_t)row, to);
+        else stored_row(j->src, (size_t)row, to);
+        return;
+    }
+    float    *wide = MEM_ARRAY(float, n);
+    uint16_t *to = (uint16_t *)j->to + (size_t)row * n;
+    if (j->src->transposed) transposed_row(j->src, (size_t)row, wide);
+    else stored_row(j->src, (size_t)row, wide);
+    for (size_t k = 0; k < n; k++) to[k] = dtype_f32_to_bf16(wide[k]);
+    mem_free(wide);
+}
+
+void *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum dtype type)
+{
+    struct copy_job j = { .src = src, .type = type, .to = mem_try_calloc(src->n_out, dtype_row_bytes(type, src->n_in)) };
+    if (j.to) compute_pool_run(k->pool, (int)src->n_out, copy_row, &j);
+    return j.to;
+}
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum dtype type)
+{
+    bool plain = type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
+    return as == BIND_QUANTIZED && plain ? b->m->quantize : QUANTIZE_NONE;
+}
+
+static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what, struct weight *to)
+{
+    struct kernel_ctx *k = b->m->kernels;
+    for (size_t i = 0; i < a->n_parts; i++)
+        b->weight_bytes += weight_packed_bytes(a->parts[i].dtype, a->quantize, a->parts[i].n_out, a->parts[i].n_in);
+    if (!b->packing) return OK;
+    enum status st = k->ops->weight_pack(k, a, to);
+    if (st != OK) return err_set(b->err, st, "no memory to pack %s (%zu x %zu)", what, a->parts[0].n_out, a->parts[0].n_in);
+    if (b->progress) b->progress(b->progress_arg, (double)b->weight_bytes / (double)(b->weight_total ? b->weight_total : 1));
+    return OK;
+}
+
+/* Pack as `as` says; parts of different types, which cannot be packed as one, go to f32 first. */
+static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, enum weight_join join, enum bind_as as, const char *what,
+                           struct weight *to)
+{
+    void *copies[2] = { NULL, NULL };
+    bool  widen = as == BIND_F32;
+    for (size_t i = 1; i < n; i++) widen = widen || src[i].dtype != src[0].dtype;
+    for (size_t i = 0; i < n && widen; i++) {
+        if (b->packing && !(copies[i] = bind_plain_copy(b->m->kernels, &src[i], DTYPE_F32))) {
+            mem_free(copies[0]);
+            return err_set(b->err, ERR_NOMEM, "no memory to convert %s (%zu x %zu)", what, src[i].n_out, src[i].n_in);
+        }
+        src[i] = (struct weight_src){ .dtype = DTYPE_F32, .data = copies[i], .n_out = src[i].n_out, .n_in = src[i].n_in };
+    }
+    const struct weight_pack_args a = { .parts = src, .n_parts = n, .join = join, .quantize = quantize_of(b, as, src[0].dtype) };
+    enum status st = pack(b, &a, what, to);
+    for (size_t i = 0; i < n; i++) mem_free(copies[i]);
+    return st;
+}
+
+enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum bind_as as, struct weight *to)
+{
+    struct weight_src src;
+    TRY(weights_matrix(b->m->weights, want, &src, b->err));
+    void *scales = (void *)src.scales;
+    enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, want->leaf, to);
+    mem_free(scales);
+    return st;
+}
+
+enum status bind_pair(struct binder *b, const struct matrix_want *gate, const struct matrix_want *up, enum bind_as as, struct weight *to)
+{
+    struct weight_src src[2];
+    TRY(weights_matrix(b->m->weights, gate, &src[0], b->err));
+    void       *scales[2] = { (void *)src[0].scales, NULL };
+    enum status st = weights_matrix(b->m->weights, up, &src[1], b->err);
+    if (st == OK) {
+        scales[1] = (void *)src[1].scales;
+        st = pack_as(b, src, 2, JOIN_PAIRED, as, gate->leaf, to);
+    }
+    mem_free(scales[0]);
+    mem_free(scales[1]);
+    return st;
+}
+
+enum status bind_source(struct binder *b, const struct weight_src *src, const char *what, struct weight *to)
+{
+    struct weight_src copy = *src;
+    return pack_as(b, &copy, 1, JOIN_STACKED, BIND_AS_STORED, what, to);
+}
+
+enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
+{
+    char   full[NAME_BYTES_MAX];
+    float *v;
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    TRY(weights_vector(b->m->weights, full, n, &v, b->err));
+    b->weight_bytes += n * sizeof *v;
+    if (b->packing) *to = v;
+    else mem_free(v);
+    return OK;
+}
+
+enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
+{
+    char full[NAME_BYTES_MAX];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    return weights_find(b->m->weights, full) ? bind_vector(b, prefix, name, n, to) : OK;
+}
+
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+
+void bind_buffer(struct binder *b, size_t n_rows, size_t width, size_t element, void **to)
+{
+    if (b->packing) *to = b->buffers + b->buffer_bytes;
+    b->buffer_bytes += (n_rows * width * element + LINE - 1) / LINE * LINE;
+}
+
+void bind_floats(struct binder *b, size_t n_rows, size_t width, float **to)
+{
+    void *p = NULL;
+    bind_buffer(b, n_rows, width, sizeof **to, &p);
+    if (b->packing) *to = p;
+}
+
+void bind_reserve(struct binder *b, size_t n_rows, size_t n_in)
+{
+    if (n_rows * n_in <= b->rounded_rows * b->rounded_in) return;
+    b->rounded_rows = n_rows;
+    b->rounded_in = n_in;
+}

@@ -1,0 +1,50 @@
+/* bind.h - binding: from tensors in files to packed weights and buffers, in two passes over the same code.
+ *
+ * The first pass checks that every tensor is there with the right shape and type and adds up what all of it will take; nothing is
+ * packed. So a fault, or too little memory, is known in milliseconds, before minutes of packing. The second pass packs. Blocks are
+ * bound by calling the functions below in both passes alike; where to, is left alone in the first.
+ * Thread: the loading one. */
+#ifndef BATON_MODEL_BIND_H
+#define BATON_MODEL_BIND_H
+
+#include "shared/model/model.h"
+#include "shared/model/weights.h"
+
+enum bind_as {
+    BIND_AS_STORED,
+    BIND_QUANTIZED, /* as --quantization asks, where the stored type is a plain one */
+    BIND_F32        /* converted: routers */
+};
+
+struct binder {
+    struct model *m;
+    struct err   *err;
+    bool          packing;      /* second pass */
+    size_t        weight_bytes; /* packed sizes this pass came by */
+    size_t        weight_total; /* second pass: what the first came by */
+    size_t        buffer_bytes; /* the same of activation buffers */
+    char         *buffers;      /* second pass: memory for them */
+    size_t        rounded_rows, rounded_in; /* the largest input of a matmul call (kernel_ctx_reserve): rows times width */
+    void (*progress)(void *arg, double done); /* may be NULL */
+    void         *progress_arg;
+};
+
+enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum bind_as as, struct weight *to) MUST_CHECK;
+/* Gate and up, for MATMUL_SILU_MUL. */
+enum status bind_pair(struct binder *b, const struct matrix_want *gate, const struct matrix_want *up, enum bind_as as, struct weight *to) MUST_CHECK;
+/* A matrix that the caller took itself (weights_matrix) and perhaps cut into pieces. */
+enum status bind_source(struct binder *b, const struct weight_src *src, const char *what, struct weight *to) MUST_CHECK;
+/* "<prefix><name>", [n] f32. */
+enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n, float **to) MUST_CHECK;
+/* Left alone (NULL) when the file has none. */
+enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n, float **to) MUST_CHECK;
+/* Room for n rows of `width` elements, aligned to a cache line; zeroed; belongs to the binder's memory. */
+void        bind_buffer(struct binder *b, size_t n_rows, size_t width, size_t element, void **to);
+void        bind_floats(struct binder *b, size_t n_rows, size_t width, float **to);
+/* A matmul call of the step will have this much input: kernel_ctx_reserve's arguments. */
+void        bind_reserve(struct binder *b, size_t n_rows, size_t n_in);
+
+/* A copy of `src` in a plain type (f32 or bf16), [n_out, n_in] in order; freed with mem_free. NULL: no memory. */
+void       *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum dtype type);
+
+#endif

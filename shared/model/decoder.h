@@ -1,0 +1,21 @@
+/* decoder.h - the pre-norm decoder that every family here is:
+ *
+ *     x = E[token]
+ *     per layer:  x += attention(norm(x))
+ *                 x += ffn(norm(x))
+ *     logits = Whead norm(x)
+ *
+ * Life cycle: decoder_plan checks the weights and says what all of it takes; decoder_pack makes it; decoder_free. */
+#ifndef BATON_MODEL_DECODER_H
+#define BATON_MODEL_DECODER_H
+
+#include "shared/model/model.h"
+
+/* m->decoder from m->weights, nothing packed yet; fills m->weight_bytes, buffer_bytes and rope_bytes. */
+enum status decoder_plan(struct model *m, struct err *err) MUST_CHECK;
+/* Pack and allocate. */
+enum status decoder_pack(struct model *m, const struct model_options *o, struct err *err) MUST_CHECK;
+void        decoder_free(struct model *m);
+void        decoder_forward(struct model *m, const struct model_batch *b);
+
+#endif

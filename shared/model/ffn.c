@@ -1,0 +1,63 @@
+/* ffn.c - the dense feed-forward block: x += Wdown (silu(Wgate h) * Wup h). Shared experts are one, too. */
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/mem.h"
+#include "shared/model/blocks.h"
+
+/* gate's, then up's */
+static enum status bind_gate_up_bias(struct binder *b, const char *prefix, size_t n, struct ffn *f)
+{
+    float *gate = NULL, *up = NULL;
+    TRY(bind_vector(b, prefix, "gate_proj.bias", n, &gate));
+    enum status st = bind_vector(b, prefix, "up_proj.bias", n, &up);
+    if (st == OK && b->packing) {
+        f->gate_up_bias = mem_aligned(64, 2 * n * sizeof *gate);
+        memcpy(f->gate_up_bias, gate, n * sizeof *gate);
+        memcpy(f->gate_up_bias + n, up, n * sizeof *up);
+    }
+    mem_free(gate);
+    mem_free(up);
+    return st;
+}
+
+enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn *f)
+{
+    const size_t             hidden = b->m->config.hidden;
+    const struct matrix_want gate = { .prefix = prefix, .leaf = "gate_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = 0, .total = 2 * n };
+    const struct matrix_want up = { .prefix = prefix, .leaf = "up_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = n, .total = 2 * n };
+    const struct matrix_want down = { .prefix = prefix, .leaf = "down_proj", .n_out = hidden, .n_in = n };
+    TRY(bind_pair(b, &gate, &up, BIND_QUANTIZED, &f->gate_up));
+    TRY(bind_matrix(b, &down, BIND_QUANTIZED, &f->down));
+    if (!b->m->config.mlp_bias) return OK;
+    TRY(bind_gate_up_bias(b, prefix, n, f));
+    return bind_vector(b, prefix, "down_proj.bias", hidden, &f->down_bias);
+}
+
+void ffn_bind_work(struct binder *b, struct ffn_work *w)
+{
+    const struct model_config *c = &b->m->config;
+    bind_floats(b, b->m->max_rows, c->intermediate, &w->act);
+    bind_reserve(b, b->m->max_rows, c->hidden);
+    bind_reserve(b, b->m->max_rows, c->intermediate);
+}
+
+void ffn_release(struct ffn *f)
+{
+    weight_release(&f->gate_up);
+    weight_release(&f->down);
+    mem_free(f->gate_up_bias);
+    mem_free(f->down_bias);
+}
+
+void ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w)
+{
+    struct kernel_ctx       *k = s->m->kernels;
+    const size_t             rows = s->n_rows, hidden = s->m->config.hidden, n = f->down.n_in;
+    const struct matmul_args gate_up = { .w = &f->gate_up, .bias = f->gate_up_bias, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->act,
+                                         .y_stride = n, .then = MATMUL_SILU_MUL };
+    const struct matmul_args down = { .w = &f->down, .bias = f->down_bias, .x = w->act, .x_stride = n, .n_rows = rows, .y = s->x,
+                                      .y_stride = hidden, .then = MATMUL_ADD };
+    k->ops->matmul(k, &gate_up, 1); /* [R, I] */
+    k->ops->matmul(k, &down, 1);    /* [R, H] */
+}

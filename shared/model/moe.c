@@ -1,0 +1,177 @@
+/* moe.c - a mixture of experts:
+ *
+ *     z = Wr h                                             the router, in f32
+ *     e_1 .. e_k, w_1 .. w_k = route(z)                    struct route_args; the configuration has each family's values
+ *     x += sum_j w_j Expert_{e_j}(h) + Shared(h)           each a SwiGLU as in ffn.c
+ *
+ * Rows are sorted by expert first (a counting sort on the engine thread: a step has few thousand of them), so that an expert is one
+ * product over all rows that chose it, and all experts are one call. Slot i of that order holds one (row, choice); `rows` and `index`
+ * map between the two. A row's result depends on nothing but the row: the order changes where it is computed, not how.
+ * Long steps are routed in pieces, which bounds the buffers; weights are then read once per piece. */
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/mem.h"
+#include "shared/model/blocks.h"
+
+/* Elements of one [rows used, H] buffer: 256 MiB. ERNIE-21B routes 4369 rows at a time in it, DeepSeek-V3 1170. */
+static const size_t WORK_ELEMENTS = (size_t)64 << 20;
+enum { ROWS_MIN = 16 };
+
+static size_t round_up(size_t n) { return (n + 31) / 32 * 32; }
+
+/* ---- bind -------------------------------------------------------------------------------------------------------- */
+
+enum status moe_bind(struct binder *b, const char *layer, struct moe *e)
+{
+    const struct model_config *c = &b->m->config;
+    const size_t hidden = c->hidden, n = c->moe.intermediate;
+    char mlp[NAME_BYTES_MAX / 2], experts[NAME_BYTES_MAX / 2], shared[NAME_BYTES_MAX / 2];
+    snprintf(mlp, sizeof mlp, "%smlp.", layer);
+    snprintf(experts, sizeof experts, "%smlp.experts.", layer);
+    snprintf(shared, sizeof shared, "%smlp.shared_experts.", layer);
+    e->n_experts = c->moe.n_experts;
+    if (!e->gate_up) e->gate_up = MEM_ARRAY(struct weight, e->n_experts);
+    if (!e->down) e->down = MEM_ARRAY(struct weight, e->n_experts);
+
+    const struct matrix_want router = { .prefix = mlp, .leaf = "gate", .n_out = e->n_experts, .n_in = hidden };
+    TRY(bind_matrix(b, &router, BIND_F32, &e->router));
+    if (c->moe.selection_bias) TRY(bind_vector(b, mlp, "gate.e_score_correction_bias", e->n_experts, &e->selection_bias));
+    for (uint32_t i = 0; i < e->n_experts; i++) {
+        struct matrix_want gate = { .prefix = experts, .leaf = "gate_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = 0,
+                                    .total = 2 * n, .i_expert = i, .n_experts = e->n_experts };
+        struct matrix_want up = gate, down = gate;
+        up.leaf = "up_proj";
+        up.first = n;
+        down.leaf = "down_proj";
+        down.whole = NULL;
+        down.n_out = hidden;
+        down.n_in = n;
+        TRY(bind_pair(b, &gate, &up, BIND_QUANTIZED, &e->gate_up[i]));
+        TRY(bind_matrix(b, &down, BIND_QUANTIZED, &e->down[i]));
+    }
+    return c->moe.shared_intermediate ? ffn_bind(b, shared, c->moe.shared_intermediate, &e->shared) : OK;
+}
+
+static uint32_t rows_at_a_time(const struct model *m)
+{
+    const struct model_config *c = &m->config;
+    size_t widest = c->moe.intermediate > c->hidden ? c->moe.intermediate : c->hidden, rows = WORK_ELEMENTS / (c->moe.n_used * widest);
+    if (rows < ROWS_MIN) rows = ROWS_MIN;
+    return rows < m->max_rows ? (uint32_t)rows : m->max_rows;
+}
+
+void moe_bind_work(struct binder *b, struct moe_work *w)
+{
+    const struct model_config *c = &b->m->config;
+    const size_t rows = rows_at_a_time(b->m), experts = c->moe.n_experts, used = c->moe.n_used;
+    void *experts_of = NULL, *row_of = NULL, *index = NULL, *begin = NULL, *jobs = NULL;
+    bind_buffer(b, rows, used, sizeof *w->experts, &experts_of);
+    bind_buffer(b, rows, used, sizeof *w->rows, &row_of);
+    bind_buffer(b, rows, used, sizeof *w->index, &index);
+    bind_buffer(b, 1, experts + 1, sizeof *w->begin, &begin);
+    bind_buffer(b, 1, experts + 1, sizeof *w->jobs, &jobs);
+    w->max_rows = (uint32_t)rows;
+    w->experts = experts_of;
+    w->rows = row_of;
+    w->index = index;
+    w->begin = begin;
+    w->jobs = jobs;
+    bind_floats(b, rows, experts, &w->logits);
+    bind_floats(b, rows, used, &w->weights);
+    bind_floats(b, rows * used, c->moe.intermediate, &w->act);
+    bind_floats(b, rows * used, c->hidden, &w->out);
+    bind_floats(b, rows, c->moe.shared_intermediate, &w->shared_act);
+    bind_reserve(b, rows * (used + 1), c->hidden);
+    bind_reserve(b, rows, used * round_up(c->moe.intermediate) + round_up(c->moe.shared_intermediate));
+}
+
+void moe_release(struct moe *e)
+{
+    weight_release(&e->router);
+    for (uint32_t i = 0; e->gate_up && i < e->n_experts; i++) weight_release(&e->gate_up[i]);
+    for (uint32_t i = 0; e->down && i < e->n_experts; i++) weight_release(&e->down[i]);
+    ffn_release(&e->shared);
+    mem_free(e->selection_bias);
+    mem_free(e->gate_up);
+    mem_free(e->down);
+}
+
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
+
+static void route(const struct step *s, const struct moe *e, const struct moe_work *w, const float *h, size_t rows)
+{
+    const struct moe_config *c = &s->m->config.moe;
+    struct kernel_ctx       *k = s->m->kernels;
+    const struct matmul_args router = { .w = &e->router, .x = h, .x_stride = e->router.n_in, .n_rows = rows, .y = w->logits, .y_stride = c->n_experts };
+    k->ops->matmul(k, &router, 1); /* [rows, E] */
+    struct route_args a = { .logits = w->logits, .bias = e->selection_bias, .n_rows = rows, .n_experts = (int32_t)c->n_experts,
+                            .n_used = (int32_t)c->n_used, .n_groups = (int32_t)c->n_groups, .topk_groups = (int32_t)c->topk_groups,
+                            .norm_min = c->norm_min, .scale = c->scale, .experts = w->experts, .weights = w->weights };
+    a.score = c->score == ROUTE_SIGMOID ? ROUTE_SIGMOID : ROUTE_SOFTMAX;
+    a.group_score = c->group_score == GROUP_TOP2_SUM ? GROUP_TOP2_SUM : GROUP_MAX;
+    a.norm = c->norm == NORM_MAX ? NORM_MAX : c->norm == NORM_SUM ? NORM_SUM : NORM_NONE;
+    k->ops->route(k, &a);
+}
+
+/* Slots in order of expert, and inside an expert in order of row. */
+static void sort_by_expert(const struct moe *e, const struct moe_work *w, size_t n, size_t used)
+{
+    int32_t *begin = w->begin; /* while slots are given out, begin[i] is the next one of expert i */
+    memset(begin, 0, (e->n_experts + 1) * sizeof *begin);
+    for (size_t i = 0; i < n; i++) begin[w->experts[i] + 1]++;
+    for (uint32_t i = 0; i < e->n_experts; i++) begin[i + 1] += begin[i];
+    for (size_t i = 0; i < n; i++) {
+        int32_t slot = begin[w->experts[i]]++;
+        w->index[i] = slot;
+        w->rows[slot] = (int32_t)(i / used);
+    }
+    memmove(begin + 1, begin, e->n_experts * sizeof *begin);
+    begin[0] = 0;
+}
+
+/* gate and up of all experts and the shared one in one call, then down of all. The shared one adds to x, the others are kept by slot. */
+static void run_experts(const struct step *s, const struct moe *e, const struct moe_work *w, float *x, const float *h, size_t rows)
+{
+    struct kernel_ctx *k = s->m->kernels;
+    const size_t hidden = s->m->config.hidden, inner = s->m->config.moe.intermediate, shared = s->m->config.moe.shared_intermediate;
+    size_t n = 0;
+    for (uint32_t i = 0; i < e->n_experts; i++) {
+        size_t at = (size_t)w->begin[i], here = (size_t)w->begin[i + 1] - at;
+        if (here == 0) continue;
+        w->jobs[n++] = (struct matmul_args){ .w = &e->gate_up[i], .x = h, .x_stride = hidden, .x_rows = w->rows + at, .n_rows = here,
+                                             .y = w->act + at * inner, .y_stride = inner, .then = MATMUL_SILU_MUL };
+    }
+    if (shared)
+        w->jobs[n++] = (struct matmul_args){ .w = &e->shared.gate_up, .bias = e->shared.gate_up_bias, .x = h, .x_stride = hidden, .n_rows = rows,
+                                             .y = w->shared_act, .y_stride = shared, .then = MATMUL_SILU_MUL };
+    k->ops->matmul(k, w->jobs, n); /* [rows used, I], [rows, shared I] */
+    n = 0;
+    for (uint32_t i = 0; i < e->n_experts; i++) {
+        size_t at = (size_t)w->begin[i], here = (size_t)w->begin[i + 1] - at;
+        if (here == 0) continue;
+        w->jobs[n++] = (struct matmul_args){ .w = &e->down[i], .x = w->act + at * inner, .x_stride = inner, .n_rows = here,
+                                             .y = w->out + at * hidden, .y_stride = hidden };
+    }
+    if (shared)
+        w->jobs[n++] = (struct matmul_args){ .w = &e->shared.down, .bias = e->shared.down_bias, .x = w->shared_act, .x_stride = shared,
+                                             .n_rows = rows, .y = x, .y_stride = hidden, .then = MATMUL_ADD };
+    k->ops->matmul(k, w->jobs, n); /* [rows used, H], [rows, H] */
+}
+
+void moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w)
+{
+    const size_t       hidden = s->m->config.hidden, used = s->m->config.moe.n_used;
+    struct kernel_ctx *k = s->m->kernels;
+    for (size_t at = 0, rows; at < s->n_rows; at += rows) {
+        rows = s->n_rows - at < w->max_rows ? s->n_rows - at : w->max_rows;
+        float       *x = s->x + at * hidden;
+        const float *h = s->h + at * hidden;
+        route(s, e, w, h, rows);
+        sort_by_expert(e, w, rows * used, used);
+        run_experts(s, e, w, x, h, rows);
+        const struct combine_args c = { .y = x, .rows = w->out, .index = w->index, .weights = w->weights, .n_rows = rows, .n_used = used,
+                                        .n = hidden, .add = true };
+        k->ops->combine(k, &c); /* [rows, H] */
+    }
+}
