@@ -184,9 +184,9 @@ const struct compat_row COMPATIBILITY[] = {
 
     /* ---- values, members and models ---- */
     VALUE("--quantization ascend", "002", REFUSED, "a format of Ascend NPUs; give a checkpoint in bf16 or a GGUF file"),
-    VALUE("--quantization wint4", "003", REFUSED, "quantising while loading is not built yet; a GGUF file has quantised weights, and with one the option has no effect"),
-    VALUE("--quantization wint8", "003", REFUSED, "as wint4"),
-    VALUE("--quantization block_wise_fp8", "003", REFUSED, "as wint4"),
+    VALUE("--quantization wint4", "003", WORKS, "a checkpoint is quantised while it is loaded, by FastDeploy's rules; with a GGUF file, whose weights are quantised, the option has no effect"),
+    VALUE("--quantization wint8", "003", WORKS, "as wint4"),
+    VALUE("--quantization block_wise_fp8", "003", WORKS, "as wint4"),
     VALUE("--cache-transfer-protocol rdma", "001", WORKS, "KV goes through RDMA queue pairs; with \"rdma,ipc\" shared memory is used inside a host, whatever the order"),
     VALUE("--additional-config enable_weight_nz_layout", "002", ACCEPTED, "it tunes Ascend kernels"),
     VALUE("--additional-config enable_prefill_optimizations", "002", ACCEPTED, "it tunes Ascend kernels"),

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/kernels.h"
+#include "kernels/quantize.h"
 #include "kvtransfer/transport.h"
 #include "shared/base/json.h"
 #include "shared/base/log.h"
@@ -48,7 +48,7 @@ static bool is_gguf(const char *path)
     return str_ends(str_of(path), ".gguf");
 }
 
-static enum status read_quantization(const struct config *c, const struct node_options *o, struct err *err)
+static enum status read_quantization(const struct config *c, struct node_options *o, struct err *err)
 {
     const char *q = config_string(c, "quantization");
     if (!q || !*q || str_eq_c(str_of(q), "none")) return OK;
@@ -58,8 +58,7 @@ static enum status read_quantization(const struct config *c, const struct node_o
         fprintf(stderr, "note: --quantization %s has no effect on a GGUF file, whose weights are quantised already\n", q);
         return OK;
     }
-    return err_field(err, ERR_CONFIG, "quantization",
-                     "--quantization %s is not built yet and would change answers; leave it out, or give a GGUF file with quantised weights", q);
+    return quantize_from_name(q, &o->quantize, err) == OK ? OK : err_prefix(err, "--quantization: ");
 }
 
 static enum status read_model(const struct config *c, struct node_options *o, struct err *err)

@@ -4,6 +4,7 @@
 #ifndef BATON_DEPLOY_CLI_NODE_OPTIONS_H
 #define BATON_DEPLOY_CLI_NODE_OPTIONS_H
 
+#include "kernels/kernels.h"
 #include "kvtransfer/tuning.h"
 #include "kernels/kernels.h"
 #include "scheduler/directory.h"
@@ -23,6 +24,7 @@ struct node_options {
     /* engine */
     const char    *cpu_isa;
     enum activations activations;
+    enum quantize    quantize;
     int            n_threads;
     uint32_t       max_model_len;
     bool           max_model_len_given; /* else a smaller limit of the model's own is fine */

@@ -22,7 +22,9 @@ const struct option OPTIONS[] = {
     { .name = "chat-template", .env = "BATON_CHAT_TEMPLATE", .type = OPT_STRING, .group = "Model", .commands = NODE,
       .help = "File with a Jinja chat template to use in place of the model's own." },
     { .name = "quantization", .type = OPT_STRING, .group = "Model", .commands = NODE,
-      .help = "Quantise a checkpoint while loading. A GGUF file is quantised already: there the option has no effect." },
+      .help = "Quantise a checkpoint while loading: wint8, wint4 (attention, feed-forward blocks and experts, one scale per output) or block_wise_fp8 "
+              "(128 x 128 blocks). Embedding, head, norms, routers and kv_b of latent attention stay as they are. A GGUF file is quantised "
+              "already: there the option has no effect." },
     { .name = "activations", .env = "BATON_ACTIVATIONS", .type = OPT_ENUM, .choices = "auto|f32", .def = "auto", .group = "Model", .commands = NODE,
       .help = "Arithmetic: auto rounds the inputs of quantised matrices to int8 and of bf16 ones to bf16 where the processor multiplies them, and "
               "keeps the KV cache in bf16; f32 is exact. Nodes of one cluster must agree." },
@@ -215,7 +217,7 @@ const struct option OPTIONS[] = {
     /* ---- Refused: would change answers, or needs what is not built ---- */
     REFUSE("tokenizer", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Another model's tokenizer.", "the tokenizer is the model's own: a different one would change every answer"),
     REFUSE("kv-cache-dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of the KV cache.", "the KV cache is f32 in this build; a smaller type would change answers"),
-    REFUSE("dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of weights and activations.", "weights keep the type of their file and activations are f32 (--activations)"),
+    REFUSE("dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of weights and activations.", "weights keep the type of their file; --activations chooses the arithmetic"),
     REFUSE("guided-decoding-backend", NULL, NULL, OPT_STRING, "off", "Compatibility", "Structured output.", "structured output is not built yet"),
     REFUSE("reasoning-parser", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Split reasoning from the answer.", "reasoning parsers are not built yet: answers would keep their <think> part"),
     REFUSE("tool-call-parser", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Parse tool calls.", "tool call parsers are not built yet"),

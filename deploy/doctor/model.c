@@ -24,10 +24,11 @@ static enum status read_config(const char *path, struct model_config *out, struc
 
 static void check_kv(struct doctor *d, const struct model_config *m)
 {
-    struct kv_layout l = { .dtype = DTYPE_F32, .block_tokens = (uint32_t)config_int(d->c, "block-size"), .n_layers = m->n_layers, .n_kv_heads = m->n_kv_heads,
-                           .head_dim = m->head_dim, .tp_size = 1, .n_blocks = 1 };
+    struct kv_layout l;
     struct err err = { 0 };
     uint64_t limit, left = doctor_free_memory(&limit);
+    bool exact = strcmp(config_string(d->c, "activations"), "f32") == 0;
+    model_config_kv_layout(m, exact ? DTYPE_F32 : DTYPE_BF16, (uint32_t)config_int(d->c, "block-size"), 1, &l);
     if (kv_layout_check(&l, &err) != OK) {
         doctor_add(d, "KV cache", DOCTOR_FAIL, "%s", err.text);
         return;

@@ -91,6 +91,7 @@ static uint64_t fingerprint(const struct model *m)
 static enum status load(struct model *m, const struct model_options *o, const char *path, struct err *err)
 {
     TRY(weights_open(path, &m->weights, err));
+    if (m->weights->gguf) m->quantize = QUANTIZE_NONE; /* such files are quantised where their makers wanted it */
     TRY(read_config(m, path, err));
     m->ops = model_row_find(m->config.arch, err);
     if (!m->ops) return err->code;
