@@ -39,7 +39,8 @@ static enum status choose_length(struct model *m, uint32_t asked, struct err *er
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static double gib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0 * 1024.0); }
+static double mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
+static double gib(uint64_t bytes) { return mib(bytes) / 1024.0; }
 
 /* What the plan came to. The KV pool is not in the sum: its owner knows what it asks for. */
 static enum status check_memory(const struct model *m, struct err *err)
@@ -47,9 +48,9 @@ static enum status check_memory(const struct model *m, struct err *err)
     uint64_t need = (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes, have = host_memory_available();
     struct kv_layout kv;
     model_kv_layout(m, 1, 1, &kv);
-    log_info("model memory", "need_gib=%.2f weights_gib=%.2f activations_gib=%.2f rows_per_step=%" PRIu32 " angles_gib=%.2f positions=%" PRIu32
-             " kv_bytes_per_token=%zu available_gib=%.2f", gib(need), gib(m->weight_bytes), gib(m->buffer_bytes), m->max_rows, gib(m->rope_bytes),
-             m->max_len, kv_layout_block_bytes(&kv), gib(have));
+    log_info("model memory", "need_mib=%.1f weights_mib=%.1f activations_mib=%.1f rows_per_step=%" PRIu32 " angles_mib=%.1f positions=%" PRIu32
+             " kv_bytes_per_token=%zu available_mib=%.0f", mib(need), mib(m->weight_bytes), mib(m->buffer_bytes), m->max_rows, mib(m->rope_bytes),
+             m->max_len, kv_layout_block_bytes(&kv), mib(have));
     if (need <= have) return OK;
     return err_set(err, ERR_NOMEM,
                    "the model needs %.2f GiB (weights %.2f, %" PRIu32 " rows per step %.2f, %" PRIu32 " positions %.2f) and %.2f GiB are available; "

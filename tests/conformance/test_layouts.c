@@ -1,0 +1,304 @@
+/* test_layouts.c - the same weights in every layout that folders have give the same bits as in the plainest one.
+ *
+ * The golden folders (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's layout, with the experts of a layer in one
+ * tensor, with other prefixes, in several types at once, and as f8 with block scales beside the f32 numbers that those mean. */
+#include "tests/fixtures/model_rig.h"
+#include "tests/fixtures/tensor_sheet.h"
+
+/* ---- rewriting --------------------------------------------------------------------------------------------------- */
+
+static struct str config_of(const char *name, struct buf *b)
+{
+    struct err err;
+    buf_clear(b);
+    if (file_read(golden(name, "model/config.json").text, 1 << 20, b, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    return buf_str(b);
+}
+
+/* [rows, columns] → [columns, rows] */
+static void transpose(struct sheet_tensor *t)
+{
+    size_t   rows = t->shape[0], columns = t->shape[1], element = dtype_block_bytes(t->dtype);
+    uint8_t *to = mem_calloc(1, t->bytes);
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) memcpy(to + (c * rows + r) * element, t->data + (r * columns + c) * element, element);
+    mem_free(t->data);
+    t->data = to;
+    t->shape[0] = columns;
+    t->shape[1] = rows;
+}
+
+/* Rows of the parts "<stem><part>.weight", one after the other, as "<stem><whole>.weight". */
+static void join(struct sheet *s, const char *stem, const char *const *parts, size_t n, const char *whole)
+{
+    struct sheet_tensor *from[3];
+    uint64_t             shape[2] = { 0, 0 };
+    char                 name[160];
+    for (size_t i = 0; i < n; i++) {
+        sheet_print(name, sizeof name, "%s%s.weight", stem, parts[i]);
+        from[i] = sheet_find(s, name);
+        CHECK(from[i] != NULL);
+        shape[0] += from[i]->shape[0];
+        shape[1] = from[i]->shape[1];
+    }
+    sheet_print(name, sizeof name, "%s%s.weight", stem, whole);
+    struct sheet_tensor *to = sheet_add(s, name, from[0]->type, from[0]->dtype, 2, shape);
+    uint8_t             *at = to->data;
+    for (size_t i = 0; i < n; at += from[i]->bytes, i++) {
+        memcpy(at, from[i]->data, from[i]->bytes);
+        sheet_drop(from[i]);
+    }
+}
+
+static void to_paddle(struct sheet *s, bool u16)
+{
+    static const char *const QKV[] = { "q_proj", "k_proj", "v_proj" }, *const GATE_UP[] = { "gate_proj", "up_proj" };
+    char stem[160];
+    for (size_t i = 0, n = s->n; i < n; i++) {
+        sheet_print(stem, sizeof stem, "%s", s->t[i].name);
+        if (sheet_ends(&s->t[i], "q_proj.weight")) {
+            stem[strlen(stem) - strlen("q_proj.weight")] = 0;
+            join(s, stem, QKV, 3, "qkv_proj");
+        } else if (sheet_ends(&s->t[i], "gate_proj.weight")) {
+            stem[strlen(stem) - strlen("gate_proj.weight")] = 0;
+            join(s, stem, GATE_UP, 2, "up_gate_proj");
+        }
+    }
+    for (size_t i = 0; i < s->n; i++) {
+        struct sheet_tensor *t = &s->t[i];
+        bool matrix = t->name[0] && t->n_dims == 2 && !strstr(t->name, "embed_tokens") && !strstr(t->name, "correction_bias");
+        if (matrix) transpose(t);
+        if (u16 && t->dtype == DTYPE_BF16) sheet_print(t->type, sizeof t->type, "U16");
+        if (str_starts(str_of(t->name), "model.")) sheet_rename(t, "model.", "ernie.");
+    }
+}
+
+/* "<stem>experts.<i>.gate_proj.weight" .. → "<stem>experts.gate_up_proj" [E, 2 I, H] and "<stem>experts.down_proj" [E, H, I] */
+static void fuse_layer(struct sheet *s, const char *stem)
+{
+    struct sheet_tensor *gate_up = NULL, *down = NULL, *part[3];
+    static const char *const PARTS[] = { "gate_proj", "up_proj", "down_proj" };
+    char name[200];
+    uint64_t n = 0;
+    do sheet_print(name, sizeof name, "%s%llu.gate_proj.weight", stem, (unsigned long long)n++);
+    while (sheet_find(s, name));
+    n--;
+    for (uint64_t i = 0; i < n; i++) {
+        for (size_t p = 0; p < 3; p++) {
+            sheet_print(name, sizeof name, "%s%llu.%s.weight", stem, (unsigned long long)i, PARTS[p]);
+            part[p] = sheet_find(s, name);
+            CHECK(part[p] != NULL);
+        }
+        if (i == 0) {
+            char whole[200];
+            sheet_print(whole, sizeof whole, "%sgate_up_proj", stem);
+            gate_up = sheet_add(s, whole, part[0]->type, part[0]->dtype, 3, (uint64_t[]){ n, 2 * part[0]->shape[0], part[0]->shape[1] });
+            sheet_print(whole, sizeof whole, "%sdown_proj", stem);
+            down = sheet_add(s, whole, part[2]->type, part[2]->dtype, 3, (uint64_t[]){ n, part[2]->shape[0], part[2]->shape[1] });
+        }
+        memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes), part[0]->data, part[0]->bytes);
+        memcpy(gate_up->data + i * (part[0]->bytes + part[1]->bytes) + part[0]->bytes, part[1]->data, part[1]->bytes);
+        memcpy(down->data + i * part[2]->bytes, part[2]->data, part[2]->bytes);
+        for (size_t p = 0; p < 3; p++) sheet_drop(part[p]);
+    }
+}
+
+static void fuse_experts(struct sheet *s)
+{
+    char stem[160];
+    for (size_t i = 0, n = s->n; i < n; i++) { /* Mixtral's own names first */
+        if (!strstr(s->t[i].name, "block_sparse_moe")) continue;
+        sheet_rename(&s->t[i], "block_sparse_moe", "mlp");
+        sheet_rename(&s->t[i], ".w1.", ".gate_proj.");
+        sheet_rename(&s->t[i], ".w2.", ".down_proj.");
+        sheet_rename(&s->t[i], ".w3.", ".up_proj.");
+    }
+    for (size_t i = 0, n = s->n; i < n; i++) {
+        char *at = strstr(s->t[i].name, "experts.0.gate_proj");
+        if (!at || strstr(s->t[i].name, "shared")) continue;
+        sheet_print(stem, sizeof stem, "%.*sexperts.", (int)(at - s->t[i].name), s->t[i].name);
+        fuse_layer(s, stem);
+    }
+}
+
+static void add_prefix(struct sheet *s, const char *prefix, bool drop_model)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        char name[160];
+        bool inside = str_starts(str_of(s->t[i].name), "model.");
+        sheet_print(name, sizeof name, "%s%s", prefix, inside && drop_model ? s->t[i].name + 6 : s->t[i].name);
+        sheet_print(s->t[i].name, sizeof s->t[i].name, "%s", name);
+    }
+}
+
+/* Every third tensor in f32: parts of what is packed together have different types. */
+static void mix_types(struct sheet *s)
+{
+    for (size_t i = 0; i < s->n; i += 3) sheet_make_f32(&s->t[i], sheet_values(&s->t[i]));
+}
+
+/* ---- comparing --------------------------------------------------------------------------------------------------- */
+
+enum { N_IDS = 40, N_ANSWER = 5 };
+
+/* Logits of a prompt and of some tokens after it. */
+static float *answers(const char *path, const char *isa, struct rig *r)
+{
+    int32_t ids[N_IDS + N_ANSWER];
+    rig_open(r, path, isa);
+    float *out = MEM_ARRAY(float, (N_IDS + N_ANSWER) * (size_t)r->n_vocab);
+    for (int32_t i = 0; i < N_IDS + N_ANSWER; i++) ids[i] = (7 + 31 * i) % (int32_t)r->n_vocab;
+    feed_all(r, &(struct feed){ .table = 1, .ids = ids, .n = N_IDS }, 1, out);
+    feed_all(r, &(struct feed){ .table = 1, .ids = ids + N_IDS, .n = N_ANSWER, .pos = N_IDS, .generated = true }, 1, out + N_IDS * (size_t)r->n_vocab);
+    return out;
+}
+
+static void check_same(const char *want_path, const char *path, const char *what)
+{
+    for (size_t row = 0; KERNEL_ROWS[row]; row++) {
+        if (!KERNEL_ROWS[row]->available()) continue;
+        struct rig a, b;
+        float *want = answers(want_path, KERNEL_ROWS[row]->name, &a), *have = answers(path, KERNEL_ROWS[row]->name, &b);
+        if (memcmp(want, have, (N_IDS + N_ANSWER) * (size_t)a.n_vocab * sizeof *want) != 0)
+            test_fail(__FILE__, __LINE__, "%s: the logits on %s differ", what, KERNEL_ROWS[row]->name);
+        mem_free(want);
+        mem_free(have);
+        rig_close(&a);
+        rig_close(&b);
+    }
+}
+
+static struct path other(const char *name, const char *what)
+{
+    struct path p;
+    sheet_print(p.text, sizeof p.text, "%s/%s-%s", test_tmpdir(), name, what);
+    return p;
+}
+
+static void check_rewritten(const char *name, struct sheet *s, const char *what)
+{
+    struct buf  b = { 0 };
+    struct path p = other(name, what);
+    sheet_write_folder(s, p.text, config_of(name, &b));
+    check_same(golden(name, "model").text, p.text, p.text);
+    sheet_release(s);
+    buf_release(&b);
+}
+
+TEST(paddle_layout)
+{
+    static const char *const NAMES[] = { "ernie", "ernie_moe", "ernie_moe_untied", "ernie_moe_interval" };
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++)
+        for (int u16 = 0; u16 < 2; u16++) {
+            struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
+            to_paddle(s, u16 != 0);
+            check_rewritten(NAMES[i], s, u16 ? "paddle-u16" : "paddle");
+        }
+}
+
+TEST(fused_experts)
+{
+    static const char *const NAMES[] = { "qwen3_moe", "mixtral", "ernie_moe", "deepseek_v2_grouped" };
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
+        fuse_experts(s);
+        check_rewritten(NAMES[i], s, "fused");
+    }
+}
+
+TEST(prefixes)
+{
+    static const struct {
+        const char *prefix;
+        bool        drop_model;
+    } SPELLINGS[] = { { "", true }, { "language_model.", false }, { "language_model.", true } };
+    for (size_t i = 0; i < COUNT_OF(SPELLINGS); i++) {
+        struct sheet *s = sheet_read(golden("ernie_moe", "model").text);
+        for (size_t t = 0; t < s->n; t++)
+            if (strstr(s->t[t].name, "mtp_")) sheet_drop(&s->t[t]);
+        add_prefix(s, SPELLINGS[i].prefix, SPELLINGS[i].drop_model);
+        for (size_t t = 0; t < s->n; t++)
+            if (strcmp(s->t[t].name, SPELLINGS[i].prefix) == 0) sheet_drop(&s->t[t]);
+        check_rewritten("ernie_moe", s, SPELLINGS[i].drop_model ? "dropped" : "added");
+    }
+}
+
+TEST(several_types_in_one_model)
+{
+    static const char *const NAMES[] = { "llama_bias", "qwen3_moe", "mixtral", "ernie_moe", "deepseek_v3" };
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
+        mix_types(s);
+        check_rewritten(NAMES[i], s, "mixed");
+    }
+}
+
+/* ---- f8 ---------------------------------------------------------------------------------------------------------- */
+
+static bool is_f8_matrix(const struct sheet_tensor *t)
+{
+    static const char *const KEPT[] = { "embed_tokens", "lm_head", "norm", "mlp.gate.", "eh_proj", "shared_head" };
+    for (size_t i = 0; i < COUNT_OF(KEPT); i++)
+        if (strstr(t->name, KEPT[i])) return false;
+    return t->n_dims == 2 && sheet_ends(t, ".weight");
+}
+
+/* Scales that are not powers of two, and a partial block at both edges. */
+static void to_f8(struct sheet *f8, struct sheet *meant, size_t i)
+{
+    struct sheet_tensor *t = &f8->t[i];
+    const size_t rows = t->shape[0], columns = t->shape[1], across = (columns + F8_BLOCK - 1) / F8_BLOCK, down = (rows + F8_BLOCK - 1) / F8_BLOCK;
+    float   *v = sheet_values(t);
+    uint8_t *q = mem_calloc(rows, columns);
+    char     name[200];
+    sheet_print(name, sizeof name, "%s_scale_inv", t->name);
+    struct sheet_tensor *scales = sheet_add(f8, name, "F32", DTYPE_F32, 2, (uint64_t[]){ down, across });
+    float               *scale = (float *)scales->data;
+    for (size_t b = 0; b < down * across; b++) scale[b] = 0.003f + 0.0001f * (float)b;
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) {
+            float s = scale[r / F8_BLOCK * across + c / F8_BLOCK];
+            q[r * columns + c] = dtype_f32_to_f8_e4m3(v[r * columns + c] / s);
+            v[r * columns + c] = dtype_f8_e4m3_to_f32(q[r * columns + c]) * s;
+        }
+    sheet_make_f32(&meant->t[i], v);
+    mem_free(t->data);
+    t->data = q;
+    t->bytes = rows * columns;
+    t->dtype = DTYPE_F8_E4M3;
+    sheet_print(t->type, sizeof t->type, "F8_E4M3");
+}
+
+/* The configuration with one more member, after the opening brace. */
+static struct str with_member(struct str config, const char *member, struct buf *b)
+{
+    buf_clear(b);
+    buf_printf(b, "{%s,%.*s", member, (int)(config.n - 1), config.p + 1);
+    return buf_str(b);
+}
+
+static const char F8_CONFIG[] =
+    "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128],\"activation_scheme\":\"dynamic\"}";
+
+TEST(f8_with_block_scales)
+{
+    static const char *const NAMES[] = { "deepseek_v3", "deepseek_v2_lite", "qwen3_moe" };
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        struct buf    a = { 0 }, b = { 0 };
+        struct path   f8 = other(NAMES[i], "f8"), meant = other(NAMES[i], "meant");
+        struct sheet *s = sheet_read(golden(NAMES[i], "model").text), *m = sheet_read(golden(NAMES[i], "model").text);
+        for (size_t t = 0, n = s->n; t < n; t++)
+            if (is_f8_matrix(&s->t[t])) to_f8(s, m, t);
+        struct str config = config_of(NAMES[i], &a);
+        sheet_write_folder(s, f8.text, with_member(config, F8_CONFIG, &b));
+        sheet_write_folder(m, meant.text, config);
+        check_same(meant.text, f8.text, f8.text);
+        sheet_release(s);
+        sheet_release(m);
+        buf_release(&a);
+        buf_release(&b);
+    }
+}
+
+TEST_MAIN(CASE_T(paddle_layout, 120), CASE_T(fused_experts, 120), CASE(prefixes), CASE_T(several_types_in_one_model, 120),
+          CASE_T(f8_with_block_scales, 120))
