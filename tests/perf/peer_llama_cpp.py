@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Baton and llama.cpp in turns on the same files. usage: see peer_llama_cpp.sh, which prepares what this needs. Standard library only.
+
+Both programs are started once per file and then asked for the same steps (bench_engine.c, llama_cpp_steps.py): forward passes without sampling and without
+a server. In every round each asks follows the other's, in changing order, so that what disturbs the machine meets both; medians over the rounds are printed
+and the ratio is the median of the rounds' ratios. One round before the first warms up.
+
+Limits come from bench_kernels in the same run: reading memory, and the highest peak it prints. The traffic of a decode step is every matrix once (the tied
+embedding as the head; of n experts those that a step of random choices would touch), as stored in the file."""
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "fixtures"))
+from gguf_file import read_gguf  # noqa: E402
+
+CONTEXT, STREAMS = 512, 8
+
+
+class Peer:
+    def __init__(self, name, argv):
+        self.name = name
+        self.p = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        ready = self.p.stdout.readline().split()
+        self.failed = not ready or ready[0] != "ready"
+        self.row, self.load_ms = (None, None) if self.failed else (ready[2], int(ready[3]) / 1e6)
+
+    def rate(self, question):
+        """Tokens per second."""
+        self.p.stdin.write(question + "\n")
+        self.p.stdin.flush()
+        line = self.p.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended at: {question}")
+        tokens, ns = line.split()
+        return int(tokens) / int(ns) * 1e9
+
+    def close(self):
+        self.p.stdin.close()
+        self.p.wait()
+
+
+def limits(a):
+    """(GB/s, GFLOP/s or GOP/s) from the line that bench_kernels prints first."""
+    p = subprocess.Popen(["stdbuf", "-oL", os.path.join(a.baton, "bench_kernels"), a.isa, str(a.threads)], stdout=subprocess.PIPE, text=True)
+    line = p.stdout.readline()
+    p.terminate()
+    p.wait()
+    print(line.strip())
+    rates = re.findall(r"([0-9.]+) G(B|FLOP|OP)/s", line)
+    return max(float(v) for v, unit in rates if unit == "B"), max(float(v) for v, unit in rates if unit != "B")
+
+
+class File:
+    """What one step of `batch` rows reads and computes."""
+
+    def __init__(self, path):
+        meta, tensors = read_gguf(path)
+        arch = meta["general.architecture"][1]
+        self.experts = meta.get(f"{arch}.expert_count", (0, 0))[1]
+        self.used = meta.get(f"{arch}.expert_used_count", (0, 0))[1]
+        self.fixed = self.expert = self.fixed_flops = self.expert_flops = 0
+        for name, t in tensors.items():
+            if len(t.shape) == 1 or (name == "token_embd.weight" and "output.weight" in tensors):
+                continue
+            n = 2
+            for d in t.shape:
+                n *= d
+            if "_exps" in name:
+                self.expert += t.n_bytes()
+                self.expert_flops += n
+            else:
+                self.fixed += t.n_bytes()
+                self.fixed_flops += n
+
+    def traffic(self, batch):
+        touched = 1 - (1 - self.used / self.experts) ** batch if self.experts else 0
+        return self.fixed + self.expert * touched
+
+    def flops(self):
+        return self.fixed_flops + (self.expert_flops * self.used / self.experts if self.experts else 0)
+
+
+def verdict(met):
+    return "met" if met else "NOT MET"
+
+
+def measure(a, path, gbytes, gflops):
+    print(f"\n{os.path.basename(path)}")
+    peers = [Peer("baton", [os.path.join(a.baton, "bench_engine"), path, a.isa, str(a.threads)]),
+             Peer("llama.cpp", [sys.executable, os.path.join(HERE, "llama_cpp_steps.py"), path, str(a.threads)])]
+    if any(p.failed for p in peers):
+        print("  " + ", ".join(f"{p.name} cannot load it" for p in peers if p.failed))
+        for p in peers:
+            p.close()
+        return False
+    questions = {"prefill": f"prefill {CONTEXT}", "decode, batch 1": f"decode 1 {CONTEXT} {a.steps}",
+                 f"decode, batch {STREAMS}": f"decode {STREAMS} {CONTEXT} {a.steps}"}
+    got = {what: [] for what in questions}
+    for i in range(a.rounds + 1):
+        for what, question in questions.items():
+            order = peers if i % 2 else peers[::-1]
+            rates = {p.name: p.rate(question) for p in order}
+            if i:
+                got[what].append((rates["baton"], rates["llama.cpp"]))
+    for p in peers:
+        p.close()
+    file = File(path)
+    print(f"  loaded in {peers[0].load_ms:.0f} ms (row {peers[0].row}), llama.cpp {peers[1].load_ms:.0f} ms")
+    alone = gbytes * 1e9 / file.traffic(1)
+    for what, rows in got.items():
+        mine, theirs = (statistics.median(column) for column in zip(*rows))
+        ratio = statistics.median(m / t for m, t in rows)
+        if what == "prefill":
+            against = f"{mine * file.flops() / 1e9:6.1f} GOP/s, {mine * file.flops() / 1e9 / gflops:.2f} of peak; wanted ratio >= 1.5: {verdict(ratio >= 1.5)}"
+        elif "batch 1" in what:
+            share = mine / alone
+            met = ratio >= 1.2 or (share >= 0.9 and ratio >= 1)
+            against = f"{mine * file.traffic(1) / 1e9:6.1f} GB/s, {share:.2f} of reading; wanted ratio >= 1.2, or 0.9 of reading and not behind: {verdict(met)}"
+        else:
+            limit = min(STREAMS * alone, gflops * 1e9 / file.flops())
+            step = mine / STREAMS * file.traffic(STREAMS) / 1e9
+            against = f"{step:6.1f} GB/s, {mine / limit:.2f} of min(8 x reading, peak); wanted 0.70 and not behind: {verdict(mine / limit >= 0.7 and ratio >= 1)}"
+        print(f"  {what:16} {mine:8.1f} tok/s   llama.cpp {theirs:8.1f}   ratio {ratio:5.2f}   {against}", flush=True)
+    return True
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("models", nargs="+")
+    a.add_argument("--baton", required=True, help="folder of bench_engine and bench_kernels")
+    a.add_argument("--threads", type=int, default=2)
+    a.add_argument("--rounds", type=int, default=7)
+    a.add_argument("--steps", type=int, default=24)
+    a.add_argument("--isa", default="auto")
+    a = a.parse_args()
+    print(f"prefill of {CONTEXT} tokens, decode behind {CONTEXT} tokens of context, {a.threads} threads, medians of {a.rounds} rounds")
+    gbytes, gflops = limits(a)
+    failed = [path for path in a.models if not measure(a, path, gbytes, gflops)]
+    if failed:
+        sys.exit(f"peer_llama_cpp: not compared: {', '.join(os.path.basename(f) for f in failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Perplexity of a text under several options, and how each compares with the first. Standard library only.
+
+usage: perplexity.py --model MODEL [--text FILE] [--characters 3600] NAME="OPTIONS" NAME="OPTIONS" …      runs BATON_BIN generate once per option set
+       perplexity.py --answers NAME=FILE.jsonl NAME=FILE.jsonl …                                            from batch answers that are there already
+       perplexity.py --requests OUT.jsonl [--text FILE] [--characters 3600]                                 writes the batch and nothing else
+                     [--limit PERCENT] with the first two: exit 1 when any perplexity is further than that from the first
+
+An option set may begin with another model: NAME="@FOLDER OPTIONS". Example, with --model of a bf16 folder:
+    perplexity.py --model smollm2-bf16 bf16="--activations f32" wint8="--quantization wint8 --activations f32" default=""
+
+The text (tests/data/text/darwin_instinct.txt) is cut at ends of sentences into pieces of about that many characters (SmolLM2 has 4.4 per token here). Each
+piece is a prompt of its own; the perplexity is exp of minus the mean logprob of all prompt tokens but the first of each piece. All option sets see the same
+pieces; different tokenizers would not be comparable and are refused (the number of tokens has to agree)."""
+import argparse
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BIN = os.environ.get("BATON_BIN") or os.path.join(HERE, "..", "..", "build", "baton")
+TEXT = os.path.join(HERE, "..", "data", "text", "darwin_instinct.txt")
+
+
+def pieces(text, characters):
+    """Runs of whole sentences, each of at least `characters` characters where there are that many left."""
+    out, piece = [], ""
+    for sentence in re.findall(r".*?(?:[.!?]\s+|\Z)", text, re.S):
+        piece += sentence
+        if len(piece) >= characters:
+            out.append(piece)
+            piece = ""
+    return out + [piece] if piece.strip() else out
+
+
+def write_requests(path, a):
+    with open(a.text, encoding="utf-8") as f:
+        text = f.read()
+    with open(path, "w", encoding="utf-8") as f:
+        for i, piece in enumerate(pieces(text, a.characters)):
+            body = {"model": "m", "prompt": piece, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 0, "return_token_ids": True}
+            f.write(json.dumps({"custom_id": f"piece-{i}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
+
+
+def logprobs_of(path):
+    """Logprobs of every prompt token that has one, over all answers."""
+    out = []
+    with open(path, encoding="utf-8") as f:
+        for line in f:
+            d = json.loads(line)
+            if (d.get("response") or {}).get("status_code") != 200:
+                sys.exit(f"{path}: {d.get('custom_id')} has no answer: {line[:300]}")
+            choice = d["response"]["body"]["choices"][0]
+            known = choice["logprobs"]["token_logprobs"]
+            n_prompt = len(choice.get("prompt_token_ids") or d["response"]["body"].get("prompt_token_ids") or []) or len(known) - 1
+            out += known[1:n_prompt]
+    if not out:
+        sys.exit(f"{path}: no logprobs of prompt tokens")
+    return out
+
+
+def generate(model, options, requests, out):
+    words = shlex.split(options)
+    if words and words[0].startswith("@"):
+        model = words.pop(0)[1:]
+    r = subprocess.run([BIN, "generate", "--model", model, "--served-model-name", "m", "--input", requests, "--output", out, *words], capture_output=True, text=True)
+    if r.returncode:
+        sys.exit(f"baton generate {' '.join(words)}: status {r.returncode}\n{r.stderr[-1500:]}")
+
+
+def named(words):
+    for w in words:
+        if "=" not in w:
+            sys.exit(f"perplexity: {w} is not NAME=…")
+    return [w.split("=", 1) for w in words]
+
+
+def answers_of(a):
+    if a.answers:
+        return named(a.sets)
+    if not a.model:
+        sys.exit("perplexity: --model, --answers or --requests is needed (--help)")
+    folder = tempfile.mkdtemp(prefix="baton-perplexity-")
+    requests = os.path.join(folder, "requests.jsonl")
+    write_requests(requests, a)
+    out = []
+    for i, (name, options) in enumerate(named(a.sets)):
+        out.append((name, os.path.join(folder, f"{i}.jsonl")))
+        generate(a.model, options, requests, out[-1][1])
+    return out
+
+
+def main():
+    a = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1])
+    a.add_argument("--model")
+    a.add_argument("--answers", action="store_true")
+    a.add_argument("--requests")
+    a.add_argument("--text", default=TEXT)
+    a.add_argument("--characters", type=int, default=3600)
+    a.add_argument("--limit", type=float)
+    a.add_argument("sets", nargs="*")
+    a = a.parse_args()
+    if a.requests:
+        return write_requests(a.requests, a)
+    first, far = None, []
+    for name, path in answers_of(a):
+        known = logprobs_of(path)
+        perplexity = math.exp(-sum(known) / len(known))
+        first = first or (perplexity, known)
+        if len(known) != len(first[1]):
+            sys.exit(f"perplexity: {name} has {len(known)} tokens, the first set {len(first[1])}")
+        apart = 100 * (perplexity / first[0] - 1)
+        mean = sum(abs(x - y) for x, y in zip(known, first[1])) / len(known)
+        print(f"{name:24} perplexity {perplexity:9.4f}   {apart:+8.3f} % of the first   mean |difference of logprob| {mean:.5f}   {len(known)} tokens", flush=True)
+        if a.limit is not None and abs(apart) > a.limit:
+            far.append(name)
+    if far:
+        sys.exit(f"perplexity: further than {a.limit} %: {', '.join(far)}")
+
+
+if __name__ == "__main__":
+    main()
