@@ -9,6 +9,7 @@ import time
 import llama_cpp as L
 
 BATCH, STEP, STREAMS, LONGEST = 2048, 512, 8, 4096
+QUIET = L.llama_log_callback(lambda level, text, data: None)  # the library keeps the pointer: this must not go away
 
 
 def id_at(n_vocab, seq, pos):
@@ -59,7 +60,7 @@ class Context:
 
 def main():
     threads = int(sys.argv[2]) if len(sys.argv) > 2 else 2
-    L.llama_log_set(L.llama_log_callback(lambda level, text, data: None), None)
+    L.llama_log_set(QUIET, None)
     L.llama_backend_init()
     t0 = time.perf_counter_ns()
     model = L.llama_model_load_from_file(sys.argv[1].encode(), L.llama_model_default_params())
