@@ -20,10 +20,15 @@ static void take_nibbles(uint8_t *q, const uint8_t *qs)
     }
 }
 
-/* Add bit i of `bits`, times 16, to element i. */
+/* Add bit i of `bits`, times 16, to element i: eight at a time, a bit in each byte of a word. */
 static void add_fifth_bits(uint8_t *q, const uint8_t *bits)
 {
-    for (int i = 0; i < DTYPE_BLOCK; i++) q[i] |= (uint8_t)((bits[i / 8] >> i % 8 & 1) << 4);
+    for (int i = 0; i < DTYPE_BLOCK / 8; i++) {
+        uint64_t eight, own = bits[i] * 0x0101010101010101u & 0x8040201008040201u; /* byte j is 0 or 1 << j; + 127 moves that to bit 7 */
+        memcpy(&eight, q + 8 * i, sizeof eight);
+        eight |= (own + 0x7f7f7f7f7f7f7f7fu) >> 3 & 0x1010101010101010u;
+        memcpy(q + 8 * i, &eight, sizeof eight);
+    }
 }
 
 /* ---- blocks of 32 ---- */
@@ -69,10 +74,19 @@ static void take_q5_1(struct dtype_ints *b, const uint8_t *p) /* d | m | fifth b
 /* The 16 values of the non-linear types, shifted by BYTE_ZERO. */
 static const uint8_t NON_LINEAR[16] = { 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241 };
 
+static void take_non_linear(uint8_t *q, const uint8_t *qs)
+{
+    for (int i = 0; i < HALF; i++) {
+        q[i] = NON_LINEAR[qs[i] & 15];
+        q[i + HALF] = NON_LINEAR[qs[i] >> 4];
+    }
+}
+
 static void take_iq4_nl(struct dtype_ints *b, const uint8_t *p) /* d | nibbles[16] */
 {
-    take_q4_0(b, p);
-    for (int i = 0; i < DTYPE_BLOCK; i++) b->q[i] = NON_LINEAR[b->q[i]];
+    b->d = load16(p);
+    b->m = 0;
+    take_non_linear(b->q, p + 2);
 }
 
 /* ---- blocks of 256 ---- */
@@ -81,6 +95,13 @@ static void no_mins(struct dtype_ints *b)
 {
     b->m = 0;
     memset(b->min, 0, sizeof b->min);
+}
+
+/* Bit j of byte l, shifted left by `to`, into element 32j + l. */
+static void add_bits(uint8_t *q, const uint8_t *bits, int to)
+{
+    for (int j = 0; j < 8; j++)
+        for (int l = 0; l < 32; l++) q[32 * j + l] |= (uint8_t)((bits[l] >> j & 1) << to);
 }
 
 /* 64 bytes hold two bits of each element: byte 32h + l those of 128h + 32j + l for j = 0..3, from the low end on. */
@@ -105,9 +126,9 @@ static void take_q2_k(struct dtype_ints *b, const uint8_t *p) /* scale and min n
 /* third bits[32] | crumbs[64] | scales[12] | d. A clear third bit means q - 4: the offset of a group is 4 * scale, in units of d. */
 static void take_q3_k(struct dtype_ints *b, const uint8_t *p)
 {
-    const uint8_t *third = p, *scales = p + 96;
+    const uint8_t *scales = p + 96;
     take_crumbs(b->q, p + 32);
-    for (int i = 0; i < DTYPE_SUPERBLOCK; i++) b->q[i] |= (uint8_t)((third[i % 32] >> i / 32 & 1) << 2);
+    add_bits(b->q, p, 2);
     for (int g = 0; g < DTYPE_GROUPS; g++) {
         int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4, high = scales[8 + g % 4] >> 2 * (g / 4) & 3;
         b->scale[g] = (int8_t)((low | high << 4) - 32);
@@ -150,7 +171,8 @@ static void take_q5_k(struct dtype_ints *b, const uint8_t *p) /* d | dmin | scal
 {
     take_scales_of_32(b, p);
     take_wide_nibbles(b->q, p + 48);
-    for (int i = 0; i < DTYPE_SUPERBLOCK; i++) b->q[i] |= (uint8_t)((p[16 + i % 32] >> i / 32 & 1) << 4 | BYTE_ZERO);
+    add_bits(b->q, p + 16, 4);
+    for (int i = 0; i < DTYPE_SUPERBLOCK; i++) b->q[i] |= BYTE_ZERO;
 }
 
 static void take_q6_k(struct dtype_ints *b, const uint8_t *p) /* low nibbles[128] | upper crumbs[64] | i8 scales[16] | d; q - 32 */
@@ -173,9 +195,8 @@ static void take_iq4_xs(struct dtype_ints *b, const uint8_t *p) /* d | u16 upper
     for (int g = 0; g < 8; g++) {
         int scale = (p[4 + g / 2] >> 4 * (g % 2) & 15) | (high >> 2 * g & 3) << 4;
         b->scale[2 * g] = b->scale[2 * g + 1] = (int8_t)(scale - 32);
-        take_nibbles(b->q + DTYPE_BLOCK * g, p + 8 + HALF * g);
+        take_non_linear(b->q + DTYPE_BLOCK * g, p + 8 + HALF * g);
     }
-    for (int i = 0; i < DTYPE_SUPERBLOCK; i++) b->q[i] = NON_LINEAR[b->q[i]];
     b->d = load16(p);
     no_mins(b);
 }

@@ -4,7 +4,7 @@
 #include <emmintrin.h>
 #include <string.h>
 
-enum { QUAD = 4, OCTET = 8 };
+enum { QUAD = 4, OCTET = 8, LINE = 64, AHEAD = 32 /* rows of a transposed source that are on their way from memory */ };
 
 static inline __m128i load(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)(const void *)p); }
 static inline void    store(void *p, __m128i v) { _mm_storeu_si128((__m128i *)p, v); }
@@ -67,16 +67,25 @@ static void turn_singly(uint8_t *dst, size_t dst_stride, const uint8_t *src, siz
         for (size_t i = i0; i < n_i; i++) memcpy(dst + i * dst_stride + k * size, src + k * src_stride + i * size, size);
 }
 
+/* A few cache lines of each of many rows: no processor guesses which come next. Past the end of the matrix nothing happens. */
+static void prefetch_rows(const uint8_t *row, size_t stride, size_t n_rows, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t at = 0; at < n_bytes; at += LINE) _mm_prefetch((const char *)(row + i * stride + at), _MM_HINT_T0);
+}
+
 void lanes_turn(uint8_t *dst, size_t dst_stride, const uint8_t *src, size_t src_stride, size_t n_i, size_t n_k, size_t size)
 {
     size_t side = size == 2 ? OCTET : QUAD, k = 0, whole = size == 1 ? 0 : n_i / side * side;
-    for (; whole && k + side <= n_k; k += side)
+    for (; whole && k + side <= n_k; k += side) {
+        prefetch_rows(src + (k + AHEAD) * src_stride, src_stride, side, n_i * size);
         for (size_t i = 0; i < whole; i += side) {
             uint8_t       *to = dst + i * dst_stride + k * size;
             const uint8_t *from = src + k * src_stride + i * size;
             if (size == 2) turn_halves(to, dst_stride, from, src_stride);
             else turn_words(to, dst_stride, from, src_stride);
         }
+    }
     turn_singly(dst, dst_stride, src, src_stride, whole, n_i, 0, k, size);
     turn_singly(dst, dst_stride, src, src_stride, 0, n_i, k, n_k, size);
 }
