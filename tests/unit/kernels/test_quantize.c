@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/quantize_loops.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
@@ -69,6 +70,32 @@ TEST(blocks_have_a_least_scale)
     CHECK_EQ_INT(q[0], 0xfe);
 }
 
+/* The loops for every processor and those for AVX2, over random bits: NaNs, infinities and subnormals among them. */
+TEST(both_sets_of_loops_give_the_same_bits)
+{
+    static const struct quantize_loops plain = QUANTIZE_LOOPS;
+    enum { N = 1003 };
+    float    w[N];
+    uint8_t  q[2][N];
+    uint32_t state = 99;
+    if (!__builtin_cpu_supports("avx2")) SKIP("this CPU has no AVX2");
+    for (int round = 0; round < 500; round++) {
+        for (int i = 0; i < N; i++) {
+            state = state * 1664525u + 1013904223u;
+            w[i] = float_of_bits(round % 2 ? state : (state & 0x83ffffff) | 0x3c000000);
+        }
+        CHECK_EQ_INT(plain.largest_bits(w, N, 0), quantize_loops_avx2.largest_bits(w, N, 0));
+        plain.f8(w, N, 0.37f, q[0]);
+        quantize_loops_avx2.f8(w, N, 0.37f, q[1]);
+        CHECK(memcmp(q[0], q[1], N) == 0);
+        float a = float_of_bits((uint32_t)plain.largest_bits(w, N, 0));
+        if (!isfinite(a)) continue;
+        plain.channel(w, N, a, 127, (int8_t *)q[0]);
+        quantize_loops_avx2.channel(w, N, a, 127, (int8_t *)q[1]);
+        CHECK(memcmp(q[0], q[1], N) == 0);
+    }
+}
+
 TEST(names_go_there_and_back)
 {
     enum quantize q;
@@ -85,7 +112,7 @@ TEST(names_go_there_and_back)
 
 /* ---- vectors ---- */
 
-/* The whole file; freed by the case's end. */
+/* The whole file; freed with mem_free. */
 static uint8_t *read_vectors(const char *name, size_t *n)
 {
     char path[64];
@@ -103,16 +130,23 @@ static uint8_t *read_vectors(const char *name, size_t *n)
 
 struct vectors {
     size_t         rows, cols, n_scales;
-    const uint8_t *q, *scales;
+    uint8_t       *bytes;
+    const uint8_t *q, *scales; /* in bytes */
     float         *w;
 };
+
+static void free_vectors(struct vectors *v)
+{
+    mem_free(v->bytes);
+    mem_free(v->w);
+}
 
 static struct vectors read_weights(const char *name, size_t scale_bytes)
 {
     size_t         n;
     uint8_t       *bytes = read_vectors(name, &n);
     uint32_t       head[3];
-    struct vectors v;
+    struct vectors v = { .bytes = bytes };
     CHECK(n > sizeof head);
     memcpy(head, bytes, sizeof head);
     v.rows = head[0], v.cols = head[1], v.n_scales = head[2];
@@ -135,6 +169,8 @@ static void check_channels(const char *name, int limit)
         CHECK(memcmp(q, v.q + i * v.cols, v.cols) == 0);
         CHECK(memcmp(&scale, v.scales + 2 * i, sizeof scale) == 0);
     }
+    mem_free(q);
+    free_vectors(&v);
 }
 
 TEST(channels_equal_the_reference)
@@ -156,6 +192,7 @@ TEST(f8_blocks_equal_the_reference)
             for (size_t i = 0; i < n_rows; i++) CHECK(memcmp(q + i * F8_BLOCK, v.q + (r + i) * v.cols + c, n_cols) == 0);
         }
     CHECK_EQ_INT(i_block, v.n_scales);
+    free_vectors(&v);
 }
 
 TEST(block_types_mean_what_the_reference_says)
@@ -176,9 +213,12 @@ TEST(block_types_mean_what_the_reference_says)
         for (size_t i = 0; i < count; i++) /* == : a zero's sign is not part of a format */
             if (got[i] != want[i] && !(isnan(got[i]) && isnan(want[i])))
                 test_fail(__FILE__, __LINE__, "%s: element %zu is %.9g, not %.9g", dtype_name((enum dtype)t), i, (double)got[i], (double)want[i]);
+        mem_free(bytes);
+        mem_free(got);
+        mem_free(want);
     }
 }
 
 TEST_MAIN(CASE(halves_go_away_from_zero), CASE(every_share_rounds_as_roundf_does), CASE(channels_of_nothing_and_of_no_numbers),
-          CASE(blocks_have_a_least_scale), CASE(names_go_there_and_back), CASE(channels_equal_the_reference),
+          CASE(blocks_have_a_least_scale), CASE(both_sets_of_loops_give_the_same_bits), CASE(names_go_there_and_back), CASE(channels_equal_the_reference),
           CASE(f8_blocks_equal_the_reference), CASE(block_types_mean_what_the_reference_says))
