@@ -12,17 +12,17 @@
 
 enum { TENSOR_NAME_MAX = 1024, INDEX_MAX = 64 << 20, SHARDS_MAX = 4096 };
 
-/* Bits per element; sub-byte and complex types are sized so that files holding them can be opened. */
+/* Bits per element; sub-byte and complex types are sized so that files holding them can be opened. Older Paddle exports call the bits of
+ * bf16 "U16". */
 static const struct {
     const char *name;
     uint32_t    bits;
     int         dtype;
 } TYPES[] = {
-    { "BF16", 16, DTYPE_BF16 }, { "F16", 16, DTYPE_F16 },  { "F32", 32, DTYPE_F32 },    { "BOOL", 8, -1 },     { "U8", 8, -1 },
-    { "I8", 8, -1 },            { "F8_E4M3", 8, -1 },      { "F8_E5M2", 8, -1 },        { "F8_E8M0", 8, -1 },  { "F8_E4M3FNUZ", 8, -1 },
-    { "F8_E5M2FNUZ", 8, -1 },   { "F4", 4, -1 },           { "F6_E2M3", 6, -1 },        { "F6_E3M2", 6, -1 },  { "I16", 16, -1 },
-    { "U16", 16, -1 },          { "I32", 32, -1 },         { "U32", 32, -1 },           { "I64", 64, -1 },     { "U64", 64, -1 },
-    { "F64", 64, -1 },          { "C64", 64, -1 },
+    { "BF16", 16, DTYPE_BF16 }, { "F16", 16, DTYPE_F16 }, { "F32", 32, DTYPE_F32 }, { "BOOL", 8, -1 }, { "U8", 8, -1 }, { "I8", 8, -1 },
+    { "F8_E4M3", 8, DTYPE_F8_E4M3 }, { "F8_E5M2", 8, -1 }, { "F8_E8M0", 8, -1 }, { "F8_E4M3FNUZ", 8, -1 }, { "F8_E5M2FNUZ", 8, -1 },
+    { "F4", 4, -1 }, { "F6_E2M3", 6, -1 }, { "F6_E3M2", 6, -1 }, { "I16", 16, -1 }, { "U16", 16, DTYPE_BF16 }, { "I32", 32, -1 },
+    { "U32", 32, -1 }, { "I64", 64, -1 }, { "U64", 64, -1 }, { "F64", 64, -1 }, { "C64", 64, -1 },
 };
 
 static enum status fault(struct err *err, const char *name, const char *what)

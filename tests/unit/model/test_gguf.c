@@ -89,6 +89,29 @@ TEST(tensors_read_back)
     buf_release(&b);
 }
 
+TEST(every_type_with_arithmetic_is_known_by_its_number)
+{
+    static const struct { uint32_t id; int dtype; } TYPES[] = {
+        { 0, DTYPE_F32 },   { 1, DTYPE_F16 },   { 2, DTYPE_Q4_0 },  { 3, DTYPE_Q4_1 },  { 6, DTYPE_Q5_0 },  { 7, DTYPE_Q5_1 },    { 8, DTYPE_Q8_0 },
+        { 10, DTYPE_Q2_K }, { 11, DTYPE_Q3_K }, { 12, DTYPE_Q4_K }, { 13, DTYPE_Q5_K }, { 14, DTYPE_Q6_K }, { 20, DTYPE_IQ4_NL }, { 23, DTYPE_IQ4_XS },
+        { 30, DTYPE_BF16 }, { 15, -1 },         { 19, -1 } };
+    static const uint8_t zeros[1024];
+    for (size_t i = 0; i < COUNT_OF(TYPES); i++) {
+        struct gguf_write w = { 0 };
+        struct buf        b = { 0 };
+        struct gguf      *g;
+        struct err        err;
+        size_t            bytes = TYPES[i].dtype >= 0 ? dtype_row_bytes((enum dtype)TYPES[i].dtype, 256) : TYPES[i].id == 15 ? 292 : 50;
+        gguf_write_tensor(&w, "t", TYPES[i].id, 1, (uint64_t[]){ 256 }, zeros, bytes);
+        gguf_write_finish(&w, &b);
+        CHECK_OK(gguf_parse(buf_str(&b), &g, &err));
+        CHECK_EQ_INT(g->tensors[0].dtype, TYPES[i].dtype);
+        CHECK_EQ_INT(g->tensors[0].bytes, bytes);
+        gguf_close(g);
+        buf_release(&b);
+    }
+}
+
 TEST(every_shorter_file_is_refused)
 {
     struct buf b = sample();
@@ -222,5 +245,6 @@ TEST(metadata_faults)
     buf_release(&b);
 }
 
-TEST_MAIN(CASE(values_read_back), CASE(tensors_read_back), CASE(every_shorter_file_is_refused), CASE(header_faults), CASE(tensor_faults),
+TEST_MAIN(CASE(values_read_back), CASE(tensors_read_back), CASE(every_type_with_arithmetic_is_known_by_its_number),
+          CASE(every_shorter_file_is_refused), CASE(header_faults), CASE(tensor_faults),
           CASE(overlapping_and_repeated_tensors), CASE(metadata_faults))

@@ -43,6 +43,22 @@ TEST(tensors_read_back)
     buf_release(&b);
 }
 
+TEST(types_have_their_arithmetic)
+{
+    struct buf          b = { 0 };
+    struct safetensors *s;
+    struct err          err;
+    put(&b, "{\"e\":{\"dtype\":\"F8_E4M3\",\"shape\":[2],\"data_offsets\":[0,2]},\"u\":{\"dtype\":\"U16\",\"shape\":[1],\"data_offsets\":[2,4]},"
+            "\"i\":{\"dtype\":\"I16\",\"shape\":[1],\"data_offsets\":[4,6]}}", 6);
+    CHECK_OK(safetensors_parse(buf_str(&b), &s, &err));
+    const struct safetensors_tensor *e = map_get(&s->by_name, STR("e")), *u = map_get(&s->by_name, STR("u")), *i = map_get(&s->by_name, STR("i"));
+    CHECK(e && e->dtype == DTYPE_F8_E4M3);
+    CHECK(u && u->dtype == DTYPE_BF16); /* Paddle's bf16 */
+    CHECK(i && i->dtype == -1);
+    safetensors_close(s);
+    buf_release(&b);
+}
+
 TEST(rules)
 {
     refuses("[]", 0, "JSON object");
@@ -108,4 +124,4 @@ TEST(shards_are_joined_by_the_index)
     buf_release(&b);
 }
 
-TEST_MAIN(CASE(tensors_read_back), CASE(rules), CASE(short_files), CASE(shards_are_joined_by_the_index))
+TEST_MAIN(CASE(tensors_read_back), CASE(types_have_their_arithmetic), CASE(rules), CASE(short_files), CASE(shards_are_joined_by_the_index))
