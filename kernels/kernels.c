@@ -18,8 +18,11 @@ const struct kernel_ops *const KERNEL_ROWS[] = { &cpu_row_amx.ops,    &cpu_row_a
 static size_t scratch_bytes(void)
 {
     size_t matmul = MATMUL_SCRATCH_BYTES, attention = attention_scratch_bytes();
-    return (matmul > attention ? matmul : attention) + 63 & ~(size_t)63;
+    return ((matmul > attention ? matmul : attention) + 63) & ~(size_t)63;
 }
+
+/* Pages that no call is large enough for stay untouched. */
+static void *map_pages(size_t bytes) { return pages_map(pages_round(bytes)); }
 
 static enum status choose_row(const char *isa, const struct kernel_ops **out, struct err *err)
 {
@@ -54,11 +57,11 @@ enum status kernel_ctx_create(const char *isa, enum activations activations, int
     c->pool = pool;
     c->activations = activations;
     c->scratch_bytes_per_thread = scratch_bytes();
-    c->scratch = mem_aligned(64, c->scratch_bytes_per_thread * (size_t)n_threads);
-    enum status st = kernel_ctx_reserve(c, 0, 0);
-    if (st != OK) {
+    c->scratch = map_pages(c->scratch_bytes_per_thread * (size_t)n_threads);
+    c->attn = map_pages(attention_shared_bytes(n_threads));
+    if (!c->scratch || !c->attn || kernel_ctx_reserve(c, 0, 0) != OK) {
         kernel_ctx_free(c);
-        return err_set(err, st, "no memory for the tables of the matrix products");
+        return err_set(err, ERR_NOMEM, "no memory for the tables of the kernels");
     }
     *out = c;
     return OK;
@@ -67,8 +70,9 @@ enum status kernel_ctx_create(const char *isa, enum activations activations, int
 void kernel_ctx_free(struct kernel_ctx *c)
 {
     if (!c) return;
+    pages_unmap(c->scratch, pages_round(c->scratch_bytes_per_thread * (size_t)compute_pool_threads(c->pool)));
+    pages_unmap(c->attn, pages_round(attention_shared_bytes(compute_pool_threads(c->pool))));
     compute_pool_free(c->pool);
-    mem_free(c->scratch);
     pages_unmap(c->acts, c->acts_bytes);
     mem_free(c);
 }
@@ -78,7 +82,7 @@ enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in)
     size_t bytes = matmul_acts_bytes(n_rows, n_in);
     if (bytes <= c->acts_bytes) return OK;
     bytes = pages_round(bytes);
-    void *acts = bytes ? pages_map(bytes) : NULL; /* pages that no step is large enough for stay untouched */
+    void *acts = bytes ? pages_map(bytes) : NULL; /* untouched as long as no step is that large */
     if (!acts) return ERR_NOMEM;
     pages_unmap(c->acts, c->acts_bytes);
     c->acts = acts;

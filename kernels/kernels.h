@@ -31,7 +31,7 @@
 #include "kernels/dtype.h"
 
 enum { KERNEL_BLOCK_TOKENS_MAX = 256, KERNEL_HEAD_DIM_MAX = 256, KERNEL_LATENT_MAX = 1024 /* kv_lora + rope of MLA */ };
-enum { ATTN_TILE = 64, ATTN_SEGMENT = 1024 };
+enum { ATTN_TILE = 64, ATTN_SEGMENT = 256 };
 enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
 enum { F8_BLOCK = 128 }; /* rows and columns that share a scale of F8_E4M3 weights */
 
@@ -197,6 +197,7 @@ struct kernel_ctx {
     size_t                   scratch_bytes_per_thread;
     void                    *acts;    /* rounded inputs of the running matmul, owned by the context */
     size_t                   acts_bytes;
+    void                    *attn;    /* attention_shared_bytes() of pages, touched as needed: attention's work table, owned by the context */
 };
 
 /* The rows, in order of preference, ended by NULL. */

@@ -1,141 +1,334 @@
-/* cpu_attention.c - the two slots that touch the KV pool: where keys and values lie, and how attention is split.
+/* cpu_attention.c - the two slots that touch the KV pool: what appending stores, and how attention is split.
  *
- * A work item is one sequence, one kv head and a run of (query row, head) pairs of that head's group. It walks the KV blocks
- * in order; each block's keys and values are used by all its pairs while they are in the first-level cache. A pair sees
- * the tiles 0 .. its own position, one after another, whichever item it is in: chunking and batching change nothing.
- * Thread: engine, pool. */
+ * A work item is one sequence, one head of the cache (of the queries, where MLA's naive form expands each its own) and a run of (query
+ * row, head) pairs; attention_walk.c takes it through the tiles of a segment. Every segment of ATTN_SEGMENT positions is an online softmax
+ * of its own with result (m, l, o): the largest score, the sum of exp(score - m), the sum of exp(score - m) v. A pair's result is
+ * the merging of its segments in ascending order, begun with the first one's (M, L, O) = (m, l, o):
+ *     T = max(M, m);  a = exp(M - T);  b = exp(m - T);  L = fmaf(l, b, L * a);  O = fmaf(o, b, O * a);  M = T
+ * and at the end O * (1 / L). So it depends on the pair's own keys alone, and segments may be computed by anyone in any order.
+ *
+ * Whole items (the usual case) take their segments one after another and merge as they go. When there are too few items to give every
+ * thread its share - few sequences, long contexts - items are single segments: their results wait in ctx->attn, as many segments at a time
+ * as it holds, and are merged in a second pass. Both ways compute the same. Thread: engine, pool. */
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/exp.h"
 
-enum { SEQS_PER_CALL = 2048 }; /* first item of each sequence, kept in scratch */
-_Static_assert((SEQS_PER_CALL + 1) * sizeof(int32_t) <= SCRATCH_FLOATS * sizeof(float), "the table fits the scratch");
+enum {
+    SEQS_PER_CALL = 2048,        /* sequences whose first items are in the work table at a time */
+    ITEMS_PER_THREAD = 4,        /* enough pieces that a thread which comes late costs little */
+    PAIRS_MIN = 8,               /* fewer would load a tile for too little work */
+    PART_HEAD = 16,              /* floats before a part's sums: m, l */
+    PAIRS_PER_MERGE = 16,
+    MERGE_ALONE_FLOATS = 1 << 14, /* less is not worth waking a thread */
+    APPEND_ALONE_FLOATS = 1 << 14,
+    SPLIT_PAIRS = ITEMS_PER_THREAD * ATTN_NAIVE_ROWS, /* per thread, in a call that is split */
+    PARTS_FLOATS = SPLIT_PAIRS * (KERNEL_HEAD_DIM_MAX + PART_HEAD)
+};
+_Static_assert((KERNEL_LATENT_MAX + PART_HEAD) * ATTN_LATENT_PAIRS <= (KERNEL_HEAD_DIM_MAX + PART_HEAD) * ATTN_NAIVE_ROWS,
+               "one segment of a split call fits whatever the form");
 
-/* K of (block, kv_head); V follows block_tokens * head_dim floats later. */
-static float *kv_head_at(void *kv, int32_t block, int32_t head, int32_t n_kv_heads, size_t half)
-{
-    return (float *)kv + ((size_t)block * (size_t)n_kv_heads + (size_t)head) * 2 * half;
-}
-
-void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
-{
-    (void)c;
-    size_t dim = (size_t)a->head_dim, half = (size_t)a->block_tokens * dim, n_heads = (size_t)a->n_kv_heads;
-    for (int32_t s = 0; s < a->n_seqs; s++) {
-        const struct attn_seq *seq = &a->seqs[s];
-        for (int32_t i = 0; i < seq->n_q; i++) {
-            int32_t pos = seq->pos_begin + i, block = seq->block_table[pos / a->block_tokens];
-            size_t  row = (size_t)(seq->q_begin + i) * n_heads * dim, slot = (size_t)(pos % a->block_tokens) * dim;
-            for (int32_t h = 0; h < a->n_kv_heads; h++) {
-                float *k = kv_head_at(a->kv, block, h, a->n_kv_heads, half) + slot;
-                memcpy(k, a->k + row + (size_t)h * dim, dim * sizeof *k);
-                memcpy(k + half, a->v + row + (size_t)h * dim, dim * sizeof *k);
-            }
-        }
-    }
-}
-
-struct attn_job {
-    const struct cpu_loops *loops;
-    const struct attn_args *a;
-    const struct attn_seq  *seqs;       /* of this call */
-    int32_t                 n_seqs;
-    const int32_t          *item_begin; /* [n_seqs + 1], in units of one kv head's items */
-    int32_t                 group, pairs_per_item;
+/* ctx->attn */
+struct attn_shared {
+    int32_t item_begin[SEQS_PER_CALL + 1]; /* of one run of heads, before each sequence */
+    int32_t pair_begin[SEQS_PER_CALL + 1]; /* of all heads */
+    float   floats[];                      /* split calls: [pairs][2] M and L so far, then the parts */
 };
 
-/* The sequence whose items include `unit`. */
-static int32_t find_seq(const struct attn_job *job, int32_t unit)
+size_t attention_shared_bytes(int n_threads)
 {
-    int32_t low = 0, high = job->n_seqs;
+    return sizeof(struct attn_shared) + ((size_t)PARTS_FLOATS + 2 * (size_t)SPLIT_PAIRS) * (size_t)n_threads * sizeof(float);
+}
+
+static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* The i with begin[i] <= at < begin[i + 1]. */
+static int32_t find_in(const int32_t *begin, int32_t n, int32_t at)
+{
+    int32_t low = 0, high = n;
     while (high - low > 1) {
         int32_t mid = low + (high - low) / 2;
-        if (job->item_begin[mid] <= unit) low = mid;
+        if (begin[mid] <= at) low = mid;
         else high = mid;
     }
     return low;
 }
 
-struct attn_run {
-    const struct attn_seq *seq;
-    int32_t                kv_head, pair_begin, n_pairs;
-    struct attn_state      state[ATTN_ITEMS];
-};
+/* ---- appending ---- */
 
-static size_t pair_offset(const struct attn_job *job, const struct attn_run *r, int32_t i)
+static void append_row(const struct kv_layer *kv, char *dst, const float *src)
 {
-    int32_t pair = r->pair_begin + i, row = r->seq->q_begin + pair / job->group;
-    int32_t head = r->kv_head * job->group + pair % job->group;
-    return ((size_t)row * (size_t)job->a->n_heads + (size_t)head) * (size_t)job->a->head_dim;
+    size_t n = (size_t)kv->head_dim;
+    if (kv->dtype == DTYPE_F32) memcpy(dst, src, n * sizeof *src);
+    else
+        for (size_t i = 0; i < n; i++) ((uint16_t *)(void *)dst)[i] = dtype_f32_to_bf16(src[i]);
 }
 
-/* Position of the pair's query: the last key it sees. */
-static int32_t pair_pos(const struct attn_job *job, const struct attn_run *r, int32_t i)
+static void append_seq(void *arg, int index, int thread)
 {
-    return r->seq->pos_begin + (r->pair_begin + i) / job->group;
-}
-
-static void attend_run(const struct attn_job *job, struct attn_run *r)
-{
-    const struct attn_args *a = job->a;
-    size_t  dim = (size_t)a->head_dim, half = (size_t)a->block_tokens * dim;
-    int32_t last_pos = pair_pos(job, r, r->n_pairs - 1);
-    for (int32_t i = 0; i < r->n_pairs; i++) {
-        r->state[i] = (struct attn_state){ .max = -INFINITY };
-        memset(a->out + pair_offset(job, r, i), 0, dim * sizeof(float));
-    }
-    for (int32_t begin = 0; begin <= last_pos; begin += a->block_tokens) {
-        /* The pool is only read here; kv_head_at serves appending too, hence the cast. */
-        const float *k = kv_head_at((void *)(uintptr_t)a->kv, r->seq->block_table[begin / a->block_tokens], r->kv_head,
-                                    a->n_kv_heads, half);
-        struct attn_tile tile = { .k = k, .v = k + half, .head_dim = dim, .scale = a->scale };
-        for (int32_t i = 0; i < r->n_pairs; i++) {
-            int32_t n_keys = pair_pos(job, r, i) + 1 - begin;
-            if (n_keys <= 0) continue;
-            tile.n_keys = (size_t)(n_keys < a->block_tokens ? n_keys : a->block_tokens);
-            size_t at = pair_offset(job, r, i);
-            job->loops->attend(a->out + at, &r->state[i], a->q + at, &tile);
+    (void)thread;
+    const struct kv_append_args *a = arg;
+    const struct attn_seq       *seq = &a->seqs[index];
+    const struct kv_layer       *kv = &a->kv;
+    size_t row_bytes = dtype_row_bytes(kv->dtype, (size_t)kv->head_dim), part = row_bytes * (size_t)kv->block_tokens;
+    size_t n_heads = (size_t)kv->n_heads, head = kv->latent ? part : 2 * part;
+    for (int32_t i = 0; i < seq->n_q; i++) {
+        int32_t pos = seq->pos_begin + i;
+        size_t  block = (size_t)seq->block_table[pos / kv->block_tokens], slot = (size_t)(pos % kv->block_tokens) * row_bytes;
+        size_t  at = (size_t)(seq->q_begin + i) * n_heads * (size_t)kv->head_dim;
+        for (size_t h = 0; h < n_heads; h++, at += (size_t)kv->head_dim) {
+            char *dst = (char *)kv->data + (block * n_heads + h) * head + slot;
+            append_row(kv, dst, a->k + at);
+            if (!kv->latent) append_row(kv, dst + part, a->v + at);
         }
     }
-    for (int32_t i = 0; i < r->n_pairs; i++)
-        job->loops->scale(a->out + pair_offset(job, r, i), 1.0f / r->state[i].sum, dim);
 }
 
-static void attention_item(void *arg, int index, int thread)
+void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
+{
+    struct kv_append_args args = *a;
+    int64_t n = 0;
+    for (int32_t s = 0; s < a->n_seqs; s++) n += a->seqs[s].n_q;
+    if (n * a->kv.n_heads * a->kv.head_dim >= APPEND_ALONE_FLOATS) compute_pool_run(c->pool, a->n_seqs, append_seq, &args);
+    else
+        for (int32_t s = 0; s < a->n_seqs; s++) append_seq(&args, s, 0);
+}
+
+/* ---- attention ---- */
+
+struct attn_job {
+    struct kernel_ctx      *c;
+    const struct attn_args *a;
+    const struct attn_seq  *seqs; /* of this pass */
+    struct attn_shared     *shared;
+    int32_t                 n_seqs, n_heads, group, pairs_per_item, heads_per_item, n_head_runs, n_items;
+    /* Split calls: */
+    bool                    split;
+    int32_t                 segment, n_segments, segments_per_item; /* that this wave computes */
+    size_t                  part_stride;
+    float                  *state, *parts;       /* [pairs][2]; [pairs][n_segments][part_stride] */
+};
+
+static size_t out_offset(const struct attn_args *a, int32_t row, int32_t head)
+{
+    return ((size_t)row * (size_t)a->n_heads + (size_t)head) * (size_t)a->v_dim;
+}
+
+/* One more segment into (M, L, O); see above. */
+static void merge(const struct cpu_loops *loops, bool first, float *o_all, float *m_all, float *l_all, const float *o, float m, float l, size_t n)
+{
+    if (first) {
+        memcpy(o_all, o, n * sizeof *o);
+        *m_all = m;
+        *l_all = l;
+        return;
+    }
+    float top = m > *m_all ? m : *m_all, a = exp_ref(*m_all - top), b = exp_ref(m - top);
+    *l_all = fmaf(l, b, *l_all * a);
+    if (a != 1) loops->scale(o_all, a, n); /* times 1 changes nothing */
+    loops->axpy(o_all, o, b, n);
+    *m_all = top;
+}
+
+struct item {
+    struct attn_walk walks[ATTN_HEADS];
+    int32_t          n_heads, seq, segment; /* split: the first segment of this wave that it computes */
+};
+
+/* Items are numbered by sequence, run, segments, heads. */
+static void open_item(const struct attn_job *job, int index, int thread, struct item *it)
+{
+    const struct attn_shared *t = job->shared;
+    int32_t unit = index / job->n_head_runs, head = index % job->n_head_runs * job->heads_per_item;
+    int32_t per_run = job->split ? (job->n_segments + job->segments_per_item - 1) / job->segments_per_item : 1;
+    void   *scratch = cpu_scratch(job->c, thread);
+    it->seq = find_in(t->item_begin, job->n_seqs, unit);
+    unit -= t->item_begin[it->seq];
+    it->segment = job->split ? unit % per_run * job->segments_per_item : 0;
+    it->n_heads = min_i32(job->heads_per_item, job->n_heads - head);
+    for (int32_t h = 0; h < it->n_heads; h++) {
+        struct attn_walk *w = &it->walks[h];
+        *w = (struct attn_walk){ .loops = cpu_loops_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group };
+        w->pair_begin = unit / per_run * job->pairs_per_item;
+        w->n_pairs = min_i32(job->pairs_per_item, w->seq->n_q * job->group - w->pair_begin);
+        scratch = attention_walk_open(w, scratch);
+    }
+}
+
+/* M and L of an item's pairs, all heads. */
+enum { ITEM_PAIRS = ATTN_NAIVE_ROWS };
+_Static_assert(ATTN_HEADS * ATTN_FEW <= (int)ITEM_PAIRS && (int)ATTN_PAIRS <= (int)ITEM_PAIRS, "of every form");
+
+static void whole_item(void *arg, int index, int thread)
+{
+    const struct attn_job *job = arg;
+    struct item it;
+    float       m[ITEM_PAIRS], l[ITEM_PAIRS];
+    size_t      n = (size_t)job->a->v_dim;
+    open_item(job, job->n_items - 1 - index, thread, &it); /* late rows of a prompt, which see the most, first */
+    int32_t n_pairs = it.walks[0].n_pairs, last = (it.walks[0].n_keys - 1) / ATTN_SEGMENT;
+    for (int32_t segment = 0; segment <= last; segment++) {
+        int32_t first = attention_walk_segment(it.walks, it.n_heads, segment);
+        for (int32_t h = 0; h < it.n_heads; h++)
+            for (int32_t i = first; i < n_pairs; i++) {
+                const struct attn_walk *w = &it.walks[h];
+                int32_t at = h * n_pairs + i;
+                float  *out = job->a->out + out_offset(job->a, w->seq->q_begin + (w->pair_begin + i) / w->group, attention_query_head(w, i));
+                merge(w->loops, segment == 0, out, &m[at], &l[at], w->o + (size_t)i * w->v_stride, w->max[i], w->sum[i], n);
+                if (attention_pair_pos(w, i) / ATTN_SEGMENT == segment) w->loops->scale(out, 1 / l[at], n);
+            }
+    }
+}
+
+static float *part_of(const struct attn_job *job, int32_t pair, int32_t segment)
+{
+    return job->parts + ((size_t)pair * (size_t)job->n_segments + (size_t)segment) * job->part_stride;
+}
+
+/* The results of one segment to where merge_pair finds them. */
+static void keep_segment(const struct attn_job *job, const struct attn_walk *w, int32_t seq, int32_t segment, int32_t first)
+{
+    int32_t pair = job->shared->pair_begin[seq] + w->head * w->seq->n_q * w->group + w->pair_begin;
+    for (int32_t i = first; i < w->n_pairs; i++) {
+        float *part = part_of(job, pair + i, segment);
+        part[0] = w->max[i];
+        part[1] = w->sum[i];
+        memcpy(part + PART_HEAD, w->o + (size_t)i * w->v_stride, (size_t)job->a->v_dim * sizeof *part);
+    }
+}
+
+static void segments_item(void *arg, int index, int thread)
+{
+    const struct attn_job *job = arg;
+    struct item it;
+    open_item(job, index, thread, &it);
+    int32_t end = min_i32(job->n_segments, it.segment + job->segments_per_item);
+    for (int32_t segment = it.segment; segment < end; segment++) {
+        int32_t first = attention_walk_segment(it.walks, it.n_heads, job->segment + segment);
+        for (int32_t h = 0; h < it.n_heads; h++) keep_segment(job, &it.walks[h], it.seq, segment, first);
+    }
+}
+
+static void merge_pair(const struct attn_job *job, int32_t pair)
+{
+    const struct cpu_loops *loops = cpu_loops_of(job->c);
+    int32_t s = find_in(job->shared->pair_begin, job->n_seqs, pair), at = pair - job->shared->pair_begin[s];
+    const struct attn_seq *seq = &job->seqs[s];
+    int32_t per_head = seq->n_q * job->group, row = at % per_head / job->group, head = at / per_head * job->group + at % job->group;
+    int32_t last = (seq->pos_begin + row) / ATTN_SEGMENT - job->segment;
+    float  *out = job->a->out + out_offset(job->a, seq->q_begin + row, head), *state = job->state + 2 * (size_t)pair;
+    size_t  n = (size_t)job->a->v_dim;
+    for (int32_t i = 0; i < job->n_segments && i <= last; i++) {
+        const float *part = part_of(job, pair, i);
+        merge(loops, job->segment + i == 0, out, &state[0], &state[1], part + PART_HEAD, part[0], part[1], n);
+    }
+    if (last >= 0 && last < job->n_segments) loops->scale(out, 1 / state[1], n);
+}
+
+static void merge_item(void *arg, int index, int thread)
 {
     (void)thread;
     const struct attn_job *job = arg;
-    int32_t unit = index / job->a->n_kv_heads, s = find_seq(job, unit);
-    struct attn_run r = { .seq = &job->seqs[s], .kv_head = index % job->a->n_kv_heads };
-    r.pair_begin = (unit - job->item_begin[s]) * job->pairs_per_item;
-    int32_t left = r.seq->n_q * job->group - r.pair_begin;
-    r.n_pairs = left < job->pairs_per_item ? left : job->pairs_per_item;
-    attend_run(job, &r);
+    int32_t begin = index * PAIRS_PER_MERGE, end = min_i32(begin + PAIRS_PER_MERGE, job->shared->pair_begin[job->n_seqs]);
+    for (int32_t pair = begin; pair < end; pair++) merge_pair(job, pair);
 }
 
-/* Pairs per item: all of ATTN_ITEMS, unless the call is too small to give every thread something. */
-static int32_t pairs_per_item(const struct kernel_ctx *c, const struct attn_args *a, int32_t group)
+/* ---- how a call is split ---- */
+
+static int64_t count_pairs(const struct attn_job *job)
 {
-    int64_t pairs = 0;
-    for (int32_t s = 0; s < a->n_seqs; s++) pairs += (int64_t)a->seqs[s].n_q * group;
-    int64_t even = pairs * a->n_kv_heads / (compute_pool_threads(c->pool) * 4);
-    return even < 1 ? 1 : even > ATTN_ITEMS ? ATTN_ITEMS : (int32_t)even;
+    int64_t n = 0;
+    for (int32_t s = 0; s < job->n_seqs; s++) n += (int64_t)job->seqs[s].n_q * job->group;
+    return n;
+}
+
+static int32_t count_segments(const struct attn_job *job)
+{
+    int32_t most = 0;
+    for (int32_t s = 0; s < job->n_seqs; s++) {
+        int32_t n = (job->seqs[s].pos_begin + job->seqs[s].n_q + ATTN_SEGMENT - 1) / ATTN_SEGMENT;
+        if (job->seqs[s].n_q > 0 && n > most) most = n;
+    }
+    return most;
+}
+
+/* Fill the work table; `per_run` items for every run of some heads. */
+static void list_items(struct attn_job *job, int32_t per_run)
+{
+    struct attn_shared *t = job->shared;
+    t->item_begin[0] = t->pair_begin[0] = 0;
+    for (int32_t s = 0; s < job->n_seqs; s++) {
+        int32_t pairs = job->seqs[s].n_q * job->group;
+        t->item_begin[s + 1] = t->item_begin[s] + (pairs + job->pairs_per_item - 1) / job->pairs_per_item * per_run;
+        if (job->split) t->pair_begin[s + 1] = t->pair_begin[s] + pairs * job->n_heads;
+    }
+    job->n_items = t->item_begin[job->n_seqs] * job->n_head_runs;
+}
+
+static void run_split(struct attn_job *job, int32_t n_segments, int64_t n_pairs, int32_t wanted)
+{
+    struct kernel_ctx *c = job->c;
+    size_t capacity = (size_t)PARTS_FLOATS * (size_t)compute_pool_threads(c->pool);
+    job->split = true;
+    job->part_stride = ((size_t)job->a->v_dim + PANEL - 1) / PANEL * PANEL + PART_HEAD;
+    job->state = job->shared->floats;
+    job->parts = job->state + 2 * n_pairs;
+    int32_t per_wave = (int32_t)(capacity / ((size_t)n_pairs * job->part_stride)), runs = job->n_items;
+    for (; job->segment < n_segments; job->segment += job->n_segments) {
+        job->n_segments = min_i32(per_wave, n_segments - job->segment);
+        int32_t even = (int32_t)((int64_t)runs * job->n_segments / wanted);
+        job->segments_per_item = even < 1 ? 1 : even;
+        list_items(job, (job->n_segments + job->segments_per_item - 1) / job->segments_per_item);
+        compute_pool_run(c->pool, job->n_items, segments_item, job);
+        int32_t n_merges = (int32_t)((n_pairs + PAIRS_PER_MERGE - 1) / PAIRS_PER_MERGE);
+        if ((size_t)n_pairs * (size_t)job->n_segments * job->part_stride >= MERGE_ALONE_FLOATS) compute_pool_run(c->pool, n_merges, merge_item, job);
+        else
+            for (int32_t i = 0; i < n_merges; i++) merge_item(job, i, 0);
+    }
+}
+
+static void run_whole(struct attn_job *job, int64_t n_pairs, int32_t wanted)
+{
+    int64_t even = n_pairs * job->n_heads / wanted;
+    if (job->heads_per_item == 1 && even < job->pairs_per_item) {
+        job->pairs_per_item = even < PAIRS_MIN ? PAIRS_MIN : (int32_t)even;
+        list_items(job, 1);
+    }
+    compute_pool_run(job->c->pool, job->n_items, whole_item, job);
+}
+
+/* Heads that go together: several where each has few pairs, as long as there is an item for every thread. */
+static void choose_heads(struct attn_job *job, int32_t n_segments, int32_t n_threads)
+{
+    int32_t most = 0;
+    for (int32_t s = 0; s < job->n_seqs; s++) most = job->seqs[s].n_q > most ? job->seqs[s].n_q : most;
+    bool few = (int64_t)most * job->group <= ATTN_FEW && !job->a->kv.latent;
+    job->heads_per_item = few ? min_i32(ATTN_HEADS, job->n_heads) : 1;
+    for (;; job->heads_per_item = (job->heads_per_item + 1) / 2) {
+        job->n_head_runs = (job->n_heads + job->heads_per_item - 1) / job->heads_per_item;
+        list_items(job, 1);
+        if (job->heads_per_item == 1 || (int64_t)job->n_items * n_segments >= 2 * n_threads) return;
+    }
+}
+
+static void attend_seqs(struct kernel_ctx *c, const struct attn_args *a, const struct attn_seq *seqs, int32_t n_seqs)
+{
+    bool naive = a->k_up != NULL;
+    struct attn_job job = { .c = c, .a = a, .seqs = seqs, .n_seqs = n_seqs, .shared = c->attn, .n_heads = naive ? a->n_heads : a->kv.n_heads };
+    job.group = a->n_heads / job.n_heads;
+    job.pairs_per_item = attention_pairs_max(a);
+    int64_t n_pairs = count_pairs(&job);
+    int32_t n_segments = count_segments(&job), n_threads = compute_pool_threads(c->pool);
+    int32_t wanted = n_threads == 1 ? 1 : n_threads * ITEMS_PER_THREAD;
+    choose_heads(&job, n_segments, n_threads == 1 ? 0 : n_threads);
+    if (n_segments > 1 && job.n_items < wanted) run_split(&job, n_segments, n_pairs * job.n_heads, wanted);
+    else run_whole(&job, n_pairs, wanted);
 }
 
 void cpu_attention(struct kernel_ctx *c, const struct attn_args *a)
 {
-    int32_t *item_begin = c->scratch; /* no other kernel runs now; attention items use no scratch of their own */
-    struct attn_job job = { .loops = cpu_loops_of(c), .a = a, .item_begin = item_begin, .group = a->n_heads / a->n_kv_heads };
-    job.pairs_per_item = pairs_per_item(c, a, job.group);
-    for (int32_t done = 0; done < a->n_seqs; done += job.n_seqs) {
-        job.seqs = a->seqs + done;
-        job.n_seqs = a->n_seqs - done < SEQS_PER_CALL ? a->n_seqs - done : SEQS_PER_CALL;
-        item_begin[0] = 0;
-        for (int32_t s = 0; s < job.n_seqs; s++) {
-            int32_t pairs = job.seqs[s].n_q * job.group;
-            item_begin[s + 1] = item_begin[s] + (pairs + job.pairs_per_item - 1) / job.pairs_per_item;
-        }
-        compute_pool_run(c->pool, item_begin[job.n_seqs] * a->n_kv_heads, attention_item, &job);
-    }
+    for (int32_t done = 0; done < a->n_seqs; done += SEQS_PER_CALL)
+        attend_seqs(c, a, a->seqs + done, min_i32(SEQS_PER_CALL, a->n_seqs - done));
 }

@@ -34,6 +34,12 @@ enum {
 };
 _Static_assert(DOT_PANELS * sizeof(struct wide_int) <= MATMUL_WIDE_BYTES && DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_WIDE_BYTES, "either kind of widening fits");
 
+/* Keys or values of a tile, wherever they lie: row j is at at[j] + offset bytes. */
+struct kv_rows {
+    const char *const *at; /* [ATTN_TILE] */
+    size_t             offset;
+};
+
 struct cpu_loops {
     /* ---- f32 chains: every form (F32 arithmetic), and F32, F16 of FAST ---- */
     /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel on. */
@@ -81,14 +87,27 @@ struct cpu_loops {
     float (*sum_exp)(const float *x, float max, size_t n);
     void (*exp_terms)(float *p, const float *x, size_t n, float max, float by); /* the slot's formula */
 
-    /* ---- attention (cpu_attention.c has the walk over tiles) ---- */
-    /* dst [dim][ATTN_TILE] f32 = the transpose of n_keys rows of `dim` elements, row_stride elements apart; columns from n_keys on zero. */
-    void (*keys)(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
-    /* dst [ceil(dim/16)][ATTN_TILE][16] f32 panels of the same rows; keys from n_keys on and lanes from dim on zero. */
-    void (*values)(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
-    /* One row of scores [ATTN_TILE], of which n_keys are seen: scaled, then p = exp(s - max), zero from n_keys on. Updates *max and
-     * *sum (sum = sum * shrink + sum16 of p) and returns shrink = exp(old max - new max). */
-    float (*soften)(float *scores, size_t n_keys, float scale, float *max, float *sum);
+    /* ---- attention (cpu_attention.c has the walk over tiles; attention.h the functions) ---- */
+    /* dst [ATTN_TILE/16][dim][16] f32: panels whose lanes are keys. Lanes from n_keys on are zero, panels
+     * beyond the last key are left alone. */
+    void (*keys)(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim);
+    /* dst [ceil(dim/16)][ATTN_TILE][16] f32: panels whose lanes are elements, of n_keys rows; lanes from dim on are zero. */
+    void (*values)(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim);
+    /* Chains over n_k k's, panel p of w at w + p * w_stride, rows of acc and x acc_stride and x_stride floats apart:
+     * acc[i][16p + l] = fmaf(w[p][k][l], x[i][k], acc[i][16p + l]), k ascending; begun from acc[i] * carry[i], from +0 where carry is NULL. */
+    void (*mac)(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, size_t n_panels,
+                size_t n_k, const float *carry);
+    /* Rows of scores s [ATTN_TILE], n_keys (1 at least) of each seen: max = the larger of the old one and the largest s * scale,
+     * p = exp(fmaf(s, scale, -max)) in place, shrink = exp(old max - max), sum = sum * shrink + sum16 of p. Scores that are not seen are
+     * left undefined; scale is above 0. */
+    void (*soften)(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *shrink);
+    /* The same chains as keys and mac, values and mac, for at most ATTN_FEW rows: straight from the cache, which is read once and not worth
+     * putting in order first. scores [n_rows][ATTN_TILE]; o [n_rows][ceil(dim/16) * 16]. On the way n_keys rows at `ahead`, which are wanted
+     * next, are brought near. */
+    void (*scores_few)(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys, const struct kv_rows *ahead,
+                       enum dtype t, size_t n_keys, size_t dim);
+    void (*weigh_few)(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_rows *values, const struct kv_rows *ahead,
+                      enum dtype t, size_t n_keys, size_t dim, const float *carry);
 };
 
 struct cpu_row {

@@ -5,6 +5,7 @@
 #include <float.h>
 #include <math.h>
 
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/features.h"
 #include "kernels/cpu/lanes_avx2.h"
 
@@ -179,5 +180,5 @@ const struct cpu_row cpu_row_avx2 = {
                .widen_int = avx2_widen_int, .tile_int = avx2_tile_int, .rms_norm = avx2_rms_norm, .add = avx2_add,
                .silu_mul = avx2_silu_mul, .rope = avx2_rope, .axpy = avx2_axpy, .scale = avx2_scale, .max = avx2_max,
                .sum_exp = avx2_sum_exp, .exp_terms = avx2_exp_terms,
-               .keys = avx2_keys, .values = avx2_values, .soften = avx2_soften },
+               ATTENTION_LOOPS(avx2) },
 };

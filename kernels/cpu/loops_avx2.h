@@ -12,8 +12,5 @@ void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
 void avx2_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
 void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
                    const struct form_info *f, size_t n_k);
-void avx2_keys(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
-void avx2_values(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
-float avx2_soften(float *scores, size_t n_keys, float scale, float *max, float *sum);
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef BATON_KERNELS_CPU_LOOPS_AVX512_H
 #define BATON_KERNELS_CPU_LOOPS_AVX512_H
 
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/cpu_row.h"
 
 void avx512_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
@@ -12,9 +13,6 @@ void avx512_widen_int(struct wide_int *dst, const struct weight *w, size_t i_pan
 void avx512_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
 void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
                      const struct form_info *f, size_t n_k);
-void avx512_keys(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
-void avx512_values(float *dst, const void *rows, enum dtype t, size_t row_stride, size_t n_keys, size_t dim);
-float avx512_soften(float *scores, size_t n_keys, float scale, float *max, float *sum);
 
 void  avx512_rms_norm(float *y, const float *x, const float *weight, size_t n, float eps);
 void  avx512_add(float *x, const float *y, size_t n);
@@ -30,7 +28,6 @@ void  avx512_exp_terms(float *p, const float *x, size_t n, float max, float by);
 #define AVX512_LOOPS                                                                                                              \
     .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .quantize = avx512_quantize, .widen_int = avx512_widen_int,  \
     .rms_norm = avx512_rms_norm, .add = avx512_add, .silu_mul = avx512_silu_mul, .rope = avx512_rope, .axpy = avx512_axpy,        \
-    .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp, .exp_terms = avx512_exp_terms, .keys = avx512_keys,      \
-    .values = avx512_values, .soften = avx512_soften
+    .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp, .exp_terms = avx512_exp_terms, ATTENTION_LOOPS(avx512)
 
 #endif

@@ -187,5 +187,5 @@ const struct cpu_row cpu_row_ref = {
     .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
                .widen_int = form_widen_int, .tile_int = ref_tile_int, .rms_norm = ref_rms_norm, .add = ref_add,
                .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
-               .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, .keys = attention_ref_keys, .values = attention_ref_values, .soften = attention_ref_soften },
+               .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, ATTENTION_LOOPS(attention_ref) },
 };
