@@ -74,7 +74,7 @@ static void bench(struct kernel_ctx *c, const struct shape *s, const struct pool
     double keys = ((double)n_q * (n_keys - n_q) + (double)n_q * (n_q + 1) / 2) * n_seqs;
     double gflops = 2.0 * keys * s->n_heads * (s->dim + s->v_dim) / best, gbytes = (double)block_bytes * n_keys / BLOCK_TOKENS * n_seqs / best;
     printf("%-22s q %4d keys %5d seqs %2d  %10.1f us  %7.1f GFLOP/s (ratio %.2f)  %6.1f GB/s (ratio %.2f)\n", s->name, n_q, n_keys, n_seqs,
-           best / 1e3, gflops, l->gflops > 0 ? gflops / l->gflops : 0, gbytes, gbytes / l->gbytes);
+           best / 1e3, gflops, l->f32 > 0 ? gflops / l->f32 : 0, gbytes, gbytes / l->gbytes);
     mem_free(q), mem_free(out), mem_free(table), mem_free(seqs);
 }
 
@@ -98,9 +98,9 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         struct pool pool;
         if (argc > 3 && !strstr(shapes[i].name, argv[3])) continue;
-        struct limits l = { .gflops = limits_gflops(c), .gbytes = limits_gbytes(c, (size_t)256 << 20) };
+        struct limits l = limits_measure(c);
         if (i == 0) printf("row %s, %d threads\n", c->ops->name, n_threads);
-        printf("limits now: %.1f GFLOP/s fused multiply-add, %.1f GB/s memory read\n", l.gflops, l.gbytes);
+        printf("limits now: %.1f GFLOP/s fused multiply-add, %.1f GB/s memory read\n", l.f32, l.gbytes);
         open_pool(&pool, shapes[i].dtype);
         if (!only) bench(c, &shapes[i], &pool, 512, 4096, 1, &l);
         if (!only) bench(c, &shapes[i], &pool, 512, 512, 1, &l);

@@ -1,101 +1,121 @@
-/* limits.h - what this machine can do at most, measured in the same run as the figures that stand next to it: fused multiply-adds in f32,
- * and reading memory. On the pool of a kernel context, so with the same threads. */
+/* limits.h - what this machine can do at most, measured in the run that is held against it: products per second of each instruction that
+ * the kernels build on, and bytes read from memory. All on the threads of a context's pool. Only for programs under tests/perf. */
 #ifndef BATON_TESTS_PERF_LIMITS_H
 #define BATON_TESTS_PERF_LIMITS_H
 
 #include <immintrin.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "kernels/cpu/features.h"
 #include "kernels/kernels.h"
 #include "shared/base/clock.h"
 
+enum { ROUNDS = 20000, CHAINS = 12, ITEMS = 8 /* per thread: short, so that a late thread still gets its share */ };
+static const size_t   MEMORY_BYTES = (size_t)256 << 20;
+static const uint64_t MEASURE_NS = 300000000; /* how long each thing is repeated; the best counts, as others may be using the machine */
+
 struct limits {
-    double gflops, gbytes;
+    double f32, i8, bf16; /* 1e9 operations per second, a multiply and an add being two */
+    double gbytes;        /* read per second */
+    const char *i8_by, *bf16_by;
 };
 
-/* Ten independent chains per thread: enough to keep two multiply-add units busy at a latency of four or five. The empty asm
- * keeps each in a register and the loop in place. */
-#define LIMITS_STEP(fma, a) a = fma(a, m, d); __asm__ volatile("" : "+v"(a))
-#define LIMITS_CHAINS(vec, fma, set)                                                                       \
-    vec m = set(0.9999f), d = set(0.0001f), a0 = d, a1 = m, a2 = d, a3 = m, a4 = d, a5 = m, a6 = d, a7 = m, a8 = d, a9 = m; \
-    for (long n = 0; n < LIMITS_ROUNDS; n++) {                                                             \
-        LIMITS_STEP(fma, a0); LIMITS_STEP(fma, a1); LIMITS_STEP(fma, a2); LIMITS_STEP(fma, a3); LIMITS_STEP(fma, a4); \
-        LIMITS_STEP(fma, a5); LIMITS_STEP(fma, a6); LIMITS_STEP(fma, a7); LIMITS_STEP(fma, a8); LIMITS_STEP(fma, a9); \
+static volatile uint64_t limit_sink;
+
+/* CHAINS independent accumulators: enough for two units of a latency of six. The empty asm keeps each in its register and the loop in place. */
+#define PEAK(name, isa, vec, zero, step)                                              \
+    __attribute__((target(isa))) static void name(void *arg, int index, int thread)  \
+    {                                                                                 \
+        vec a[CHAINS], m = zero;                                                      \
+        (void)arg, (void)index, (void)thread;                                         \
+        __asm__ volatile("" : "+v"(m));                                               \
+        _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) a[i] = m;           \
+        for (int n = 0; n < ROUNDS; n++) {                                            \
+            _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++)                 \
+            {                                                                         \
+                a[i] = step;                                                          \
+                __asm__ volatile("" : "+v"(a[i]));                                    \
+            }                                                                         \
+        }                                                                             \
     }
+PEAK(peak_f32_256, "avx2,fma", __m256, _mm256_setzero_ps(), _mm256_fmadd_ps(m, m, a[i]))
+PEAK(peak_f32_512, "avx512f", __m512, _mm512_setzero_ps(), _mm512_fmadd_ps(m, m, a[i]))
+PEAK(peak_i8_256, "avx2", __m256i, _mm256_setzero_si256(), _mm256_maddubs_epi16(a[i], m))
+PEAK(peak_i8_512, "avx512f,avx512bw", __m512i, _mm512_setzero_si512(), _mm512_maddubs_epi16(a[i], m))
+PEAK(peak_vnni, "avx512f,avx512vnni", __m512i, _mm512_setzero_si512(), _mm512_dpbusd_epi32(a[i], m, m))
+PEAK(peak_bf16, "avx512f,avx512bf16", __m512, _mm512_setzero_ps(), _mm512_dpbf16_ps(a[i], (__m512bh)m, (__m512bh)m))
 
-enum { LIMITS_ROUNDS = 250000, LIMITS_ITEMS = 16 /* per thread: short, so that a late thread still gets its share */, LIMITS_REPEATS = 5 };
-
-__attribute__((target("avx2,fma"))) static inline void limits_fma_avx2(void *arg, int index, int thread)
+static inline double peak(struct kernel_ctx *c, void (*fn)(void *, int, int), double operations)
 {
-    (void)arg, (void)index, (void)thread;
-    LIMITS_CHAINS(__m256, _mm256_fmadd_ps, _mm256_set1_ps)
-}
-
-__attribute__((target("avx512f"))) static inline void limits_fma_avx512(void *arg, int index, int thread)
-{
-    (void)arg, (void)index, (void)thread;
-    LIMITS_CHAINS(__m512, _mm512_fmadd_ps, _mm512_set1_ps)
-}
-
-/* Of the widest registers that the row uses; 0 for ref. */
-static inline double limits_gflops(struct kernel_ctx *c)
-{
-    bool   wide = strcmp(c->ops->name, "avx2") != 0;
-    int    n = compute_pool_threads(c->pool) * LIMITS_ITEMS;
+    int    n = compute_pool_threads(c->pool) * ITEMS;
     double best = 0;
-    if (strcmp(c->ops->name, "ref") == 0) return 0;
-    for (int r = 0; r < LIMITS_REPEATS; r++) {
+    for (uint64_t end = clock_ns() + MEASURE_NS; clock_ns() < end;) {
         uint64_t t0 = clock_ns();
-        compute_pool_run(c->pool, n, wide ? limits_fma_avx512 : limits_fma_avx2, NULL);
-        double gflops = (wide ? 32.0 : 16.0) * 10 * LIMITS_ROUNDS * n / (double)(clock_ns() - t0);
-        best = gflops > best ? gflops : best;
+        compute_pool_run(c->pool, n, fn, NULL);
+        double rate = operations * CHAINS * ROUNDS * n / (double)(clock_ns() - t0);
+        best = rate > best ? rate : best;
     }
     return best;
 }
 
-struct limits_reading {
+struct reading {
     const char *bytes;
     size_t      piece;
-    uint64_t    sum[1024]; /* per thread: so that nothing is optimised away */
+    uint64_t    sum[1024];
 };
 
-__attribute__((target("avx2"))) static inline void limits_read_piece(void *arg, int index, int thread)
+/* One stream per thread that asks for 8 KiB ahead: nothing was found to read faster here, several streams side by side are a third slower. */
+__attribute__((target("avx2"))) static void read_piece(void *arg, int index, int thread)
 {
-    struct limits_reading *r = arg;
-    const __m256i *p = (const __m256i *)(const void *)(r->bytes + (size_t)index * r->piece);
-    __m256i a = _mm256_setzero_si256(), b = a, d = a, e = a;
-    size_t  n = r->piece / sizeof *p / 4; /* four streams: one alone does not fill the memory channels */
-    for (size_t i = 0; i < n; i++) {
-        a = _mm256_add_epi64(a, _mm256_loadu_si256(p + i));
-        b = _mm256_add_epi64(b, _mm256_loadu_si256(p + n + i));
-        d = _mm256_add_epi64(d, _mm256_loadu_si256(p + 2 * n + i));
-        e = _mm256_add_epi64(e, _mm256_loadu_si256(p + 3 * n + i));
+    struct reading *r = arg;
+    const char     *p = r->bytes + (size_t)index * r->piece;
+    __m256i         a = _mm256_setzero_si256(), b = a;
+    for (size_t i = 0; i < r->piece; i += 64) {
+        _mm_prefetch(p + i + 8192, _MM_HINT_T0);
+        a = _mm256_add_epi64(a, _mm256_loadu_si256((const __m256i *)(p + i)));
+        b = _mm256_add_epi64(b, _mm256_loadu_si256((const __m256i *)(p + i + 32)));
     }
-    a = _mm256_add_epi64(_mm256_add_epi64(a, b), _mm256_add_epi64(d, e));
-    r->sum[thread] += (uint64_t)_mm256_extract_epi64(a, 0);
+    r->sum[thread] += (uint64_t)_mm256_extract_epi64(_mm256_add_epi64(a, b), 0);
 }
 
-/* Reading `bytes` once, best of several; 0 when there is no such memory. */
-static inline double limits_gbytes(struct kernel_ctx *c, size_t bytes)
+static inline double read_gbytes(struct kernel_ctx *c)
 {
-    static struct limits_reading r;
+    static struct reading r;
     struct device *d;
     struct dev_mem m;
     struct err     err;
     double         best = 0;
-    if (device_open("cpu", &d, &err) != OK || device_mem_alloc(d, bytes, DEVICE_MEM_PRIVATE, &m, &err) != OK) return 0;
+    if (device_open("cpu", &d, &err) != OK || device_mem_alloc(d, MEMORY_BYTES, DEVICE_MEM_PRIVATE, &m, &err) != OK) return 0;
     memset(m.ptr, 1, m.bytes);
     r.bytes = m.ptr;
-    r.piece = (size_t)256 << 10;
-    for (int i = 0; i < LIMITS_REPEATS; i++) {
+    r.piece = (size_t)1 << 20;
+    for (uint64_t end = clock_ns() + 2 * MEASURE_NS; clock_ns() < end;) {
         uint64_t t0 = clock_ns();
-        compute_pool_run(c->pool, (int)(bytes / r.piece), limits_read_piece, &r);
-        double gbytes = (double)bytes / (double)(clock_ns() - t0);
+        compute_pool_run(c->pool, (int)(MEMORY_BYTES / r.piece), read_piece, &r);
+        double gbytes = (double)MEMORY_BYTES / (double)(clock_ns() - t0);
         best = gbytes > best ? gbytes : best;
     }
+    limit_sink = r.sum[0];
     device_mem_free(d, &m);
     device_close(d);
     return best;
+}
+
+/* Those of the instructions that the context's row multiplies with. */
+static inline struct limits limits_measure(struct kernel_ctx *c)
+{
+    struct cpu_features f;
+    struct limits       l = { .gbytes = read_gbytes(c), .i8_by = "none", .bf16_by = "none" };
+    const char         *row = c->ops->name;
+    bool                wide = strcmp(row, "avx2") != 0;
+    cpu_features_read(&f);
+    if (strcmp(row, "ref") == 0) return l;
+    l.f32 = wide ? peak(c, peak_f32_512, 32) : peak(c, peak_f32_256, 16);
+    if (wide && strcmp(row, "avx512") != 0) l.i8 = peak(c, peak_vnni, 128), l.i8_by = "vpdpbusd";
+    else l.i8 = wide ? peak(c, peak_i8_512, 128) : peak(c, peak_i8_256, 64), l.i8_by = "vpmaddubsw";
+    if (strcmp(row, "avx512-bf16") == 0 || strcmp(row, "amx") == 0) l.bf16 = peak(c, peak_bf16, 64), l.bf16_by = "vdpbf16ps";
+    return l;
 }
 
 #endif
