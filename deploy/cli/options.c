@@ -48,7 +48,7 @@ const struct option OPTIONS[] = {
       .help = "GiB for the KV cache; default: a fifth of the memory that is free at start." },
     { .name = "enable-prefix-caching", .env = "BATON_PREFIX_CACHING", .type = OPT_BOOL, .def = "true", .group = "Engine", .commands = NODE,
       .help = "Keep KV blocks of finished requests for prompts that begin alike." },
-    { .name = "cpu-isa", .env = "BATON_CPU_ISA", .type = OPT_ENUM, .choices = "auto|ref|avx2|avx512|avx512-vnni|amx", .def = "auto", .group = "Engine", .commands = NODE,
+    { .name = "cpu-isa", .env = "BATON_CPU_ISA", .type = OPT_ENUM, .choices = "auto|ref|avx2|avx512|avx512-vnni|avx512-bf16|amx", .def = "auto", .group = "Engine", .commands = NODE,
       .help = "Kernel row to use; auto takes the best this CPU has." },
     { .name = "compute-threads", .aliases = "threads t", .env = "BATON_COMPUTE_THREADS OMP_NUM_THREADS", .type = OPT_INT, .min = 0, .max = 1024, .def = "0",
       .group = "Engine", .commands = NODE, .help = "Threads that compute; 0: one per CPU this process may use." },
