@@ -284,12 +284,7 @@ static void many_rows(const struct run *r, const struct job *j, size_t row0, siz
     }
 }
 
-/* In f32 only these two forms are read directly; others are widened for one row too. */
-static bool by_gemv(const struct job *j)
-{
-    if (j->by != BY_F32) return j->a->n_rows <= DOT_ROWS;
-    return j->a->n_rows <= GEMV_ROWS && (j->a->w->form == FORM_F32 || j->a->w->form == FORM_BF16);
-}
+static bool by_gemv(const struct job *j) { return j->a->n_rows <= (size_t)(j->by == BY_F32 ? GEMV_ROWS : DOT_ROWS); }
 
 static void run_item(void *arg, int index, int thread)
 {
