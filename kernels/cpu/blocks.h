@@ -28,10 +28,10 @@ struct block_kind {
 
 BLOCK_INLINE struct block_kind block_kind(const int form)
 {
-    return (struct block_kind){ .zero = form != FORM_I8M && form != FORM_U4M && form != FORM_K4,
+    return (struct block_kind){ .zero = form != FORM_I8M && form != FORM_U4M && form != FORM_K4 && form != FORM_S4,
                                 .scaled = form != FORM_C8 && form != FORM_C4,
                                 .halves = form == FORM_K8 || form == FORM_K4,
-                                .has_m = form == FORM_I8M || form == FORM_U4M || form == FORM_K8 || form == FORM_K4,
+                                .has_m = form == FORM_I8M || form == FORM_U4M || form == FORM_K8 || form == FORM_K4 || form == FORM_S4,
                                 .bytes = block_is_bytes(form) };
 }
 
@@ -45,7 +45,7 @@ static inline int block_alike(const struct form_info *f)
     return f->has_m ? FORM_U4M : FORM_I8;
 }
 
-/* The form that an info describes. */
+/* The form that an info describes, or one whose unpacked blocks have the same arithmetic (S4: U4M). */
 static inline int block_form(const struct form_info *f)
 {
     bool nibbles = f->bits == 4;
@@ -65,6 +65,7 @@ BLOCK_INLINE size_t block_bytes(const int form)
     case FORM_U4M: return sizeof(struct block_u4m);
     case FORM_K8: return sizeof(struct block_k8) / 8;
     case FORM_K4: return sizeof(struct block_k4) / 8;
+    case FORM_S4: return sizeof(struct block_s4) / 8;
     case FORM_C4: return sizeof(uint32_t[WORDS / 2][PANEL]);
     default: return sizeof(uint32_t[WORDS][PANEL]);
     }
@@ -79,6 +80,7 @@ BLOCK_INLINE const uint32_t (*block_words(const int form, const char *panel, siz
     case FORM_U4M: return ((const struct block_u4m *)panel)[b].q;
     case FORM_K8: return ((const struct block_k8 *)panel)[b / 8].q[b % 8];
     case FORM_K4: return ((const struct block_k4 *)panel)[b / 8].q[b % 8];
+    case FORM_S4: return ((const struct block_s4 *)panel)[b / 8].q[b % 8];
     case FORM_C4: return (const uint32_t(*)[PANEL])panel + b * (WORDS / 2);
     default: return (const uint32_t(*)[PANEL])panel + b * WORDS;
     }

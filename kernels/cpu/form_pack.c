@@ -115,17 +115,19 @@ static void pair_up(uint8_t *q, size_t n)
     }
 }
 
-static void write_units(uint8_t *block, const struct form_layout *at, const struct dtype_ints *ints, size_t n_lanes)
+/* Groups of 32 take the scales of their first half: both have the same. */
+static void write_units(uint8_t *block, const struct form_layout *at, size_t group, const struct dtype_ints *ints, size_t n_lanes)
 {
+    size_t step = group / DTYPE_GROUP;
     uint16_t *d = (uint16_t *)(block + at->d), *m = (uint16_t *)(block + at->m);
     for (size_t i = 0; i < n_lanes; i++) d[i] = ints[i].d;
     if (at->m)
         for (size_t i = 0; i < n_lanes; i++) m[i] = ints[i].m;
     if (!at->scale) return;
     for (size_t i = 0; i < n_lanes; i++)
-        for (size_t g = 0; g < DTYPE_GROUPS; g++) {
-            block[at->scale + g * PANEL + i] = (uint8_t)ints[i].scale[g];
-            block[at->min + g * PANEL + i] = (uint8_t)ints[i].min[g];
+        for (size_t g = 0; g < DTYPE_GROUPS / step; g++) {
+            block[at->scale + g * PANEL + i] = (uint8_t)ints[i].scale[g * step];
+            block[at->min + g * PANEL + i] = (uint8_t)ints[i].min[g * step];
         }
 }
 
@@ -136,7 +138,9 @@ static void pack_blocks(const struct pack_item *item)
     const struct form_layout  *at = &FORM_LAYOUTS[item->job->out->form];
     struct dtype_ints          ints[PANEL];
     size_t bytes = item->job->size, stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, s->n_in);
-    bool   nibbles = form_info(item->job->out->form)->bits == 4;
+    const struct form_info *form = form_info(item->job->out->form);
+    bool   nibbles = form->bits == 4;
+    size_t group = (size_t)form->group;
     memset(ints, 0, sizeof ints); /* lanes past the last row */
     const uint8_t *from = (const uint8_t *)s->data + item->row0 * stride;
     uint8_t       *to = panel_of(item, 0);
@@ -146,7 +150,7 @@ static void pack_blocks(const struct pack_item *item)
             if (nibbles) pair_up(ints[i].q, at->k);
         }
         lanes_from_rows((uint32_t *)(to + at->q), ints[0].q, sizeof *ints, PANEL, nibbles ? at->k / 2 : at->k);
-        write_units(to, at, ints, item->n_rows);
+        write_units(to, at, group, ints, item->n_rows);
     }
 }
 

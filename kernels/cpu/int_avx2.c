@@ -131,6 +131,7 @@ void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
     case FORM_U4M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4M); break;
     case FORM_K8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K8); break;
     case FORM_K4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K4); break;
+    case FORM_S4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S4); break;
     case FORM_C8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C8); break;
     default: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C4); break;
     }
