@@ -68,6 +68,7 @@ void avx512_widen_int(struct wide_int *dst, const struct weight *w, size_t i_pan
     case FORM_U4: widen_form(dst, panel, b, n, FORM_U4); break;
     case FORM_U4M: widen_form(dst, panel, b, n, FORM_U4M); break;
     case FORM_K8: widen_form(dst, panel, b, n, FORM_K8); break;
+    case FORM_S8: widen_form(dst, panel, b, n, FORM_S8); break;
     case FORM_K4: widen_form(dst, panel, b, n, FORM_K4); break;
     case FORM_S4: widen_form(dst, panel, b, n, FORM_S4); break;
     case FORM_C8: widen_form(dst, panel, b, n, FORM_C8); break;

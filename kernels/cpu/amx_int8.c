@@ -60,6 +60,7 @@ void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t
         for (; r + AMX_ROWS <= n_rows; r += AMX_ROWS) {
             const struct act_block *rows = x + r * x_stride;
             if (form == FORM_C8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, f->zero, FORM_C8);
+            else if (form == FORM_S8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, f->zero, FORM_S8);
             else if (form == FORM_U4M) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, f->zero, FORM_U4M);
             else tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, f->zero, FORM_I8);
         }

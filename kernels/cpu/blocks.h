@@ -15,7 +15,7 @@ enum {
     AHEAD = 8192       /* bytes of a panel asked for ahead of use: some 200 ns; the hardware does not look beyond a page */
 };
 
-BLOCK_INLINE bool block_is_bytes(const int form) { return form == FORM_I8 || form == FORM_I8M || form == FORM_K8 || form == FORM_C8; }
+BLOCK_INLINE bool block_is_bytes(const int form) { return form == FORM_I8 || form == FORM_I8M || form == FORM_K8 || form == FORM_S8 || form == FORM_C8; }
 
 /* What of a form the arithmetic depends on; constants once inlined. */
 struct block_kind {
@@ -31,7 +31,7 @@ BLOCK_INLINE struct block_kind block_kind(const int form)
     return (struct block_kind){ .zero = form != FORM_I8M && form != FORM_U4M && form != FORM_K4 && form != FORM_S4,
                                 .scaled = form != FORM_C8 && form != FORM_C4,
                                 .halves = form == FORM_K8 || form == FORM_K4,
-                                .has_m = form == FORM_I8M || form == FORM_U4M || form == FORM_K8 || form == FORM_K4 || form == FORM_S4,
+                                .has_m = form == FORM_I8M || form == FORM_U4M || form == FORM_K8 || form == FORM_K4 || form == FORM_S8 || form == FORM_S4,
                                 .bytes = block_is_bytes(form) };
 }
 
@@ -42,7 +42,8 @@ static inline int block_alike(const struct form_info *f)
 {
     if (f->group == 0) return FORM_C8;
     if (f->group == 16) return f->zero ? FORM_K8 : FORM_K4;
-    return f->has_m ? FORM_U4M : FORM_I8;
+    if (f->has_m) return f->zero ? FORM_S8 : FORM_U4M;
+    return FORM_I8;
 }
 
 /* The form that an info describes, or one whose unpacked blocks have the same arithmetic (S4: U4M). */
@@ -51,7 +52,7 @@ static inline int block_form(const struct form_info *f)
     bool nibbles = f->bits == 4;
     if (f->group == 0) return nibbles ? FORM_C4 : FORM_C8;
     if (f->group == 16) return nibbles ? FORM_K4 : FORM_K8;
-    if (f->has_m) return nibbles ? FORM_U4M : FORM_I8M;
+    if (f->has_m) return nibbles ? FORM_U4M : f->zero ? FORM_S8 : FORM_I8M;
     return nibbles ? FORM_U4 : FORM_I8;
 }
 
@@ -65,6 +66,7 @@ BLOCK_INLINE size_t block_bytes(const int form)
     case FORM_U4M: return sizeof(struct block_u4m);
     case FORM_K8: return sizeof(struct block_k8) / 8;
     case FORM_K4: return sizeof(struct block_k4) / 8;
+    case FORM_S8: return sizeof(struct block_s8) / 8;
     case FORM_S4: return sizeof(struct block_s4) / 8;
     case FORM_C4: return sizeof(uint32_t[WORDS / 2][PANEL]);
     default: return sizeof(uint32_t[WORDS][PANEL]);
@@ -80,6 +82,7 @@ BLOCK_INLINE const uint32_t (*block_words(const int form, const char *panel, siz
     case FORM_U4M: return ((const struct block_u4m *)panel)[b].q;
     case FORM_K8: return ((const struct block_k8 *)panel)[b / 8].q[b % 8];
     case FORM_K4: return ((const struct block_k4 *)panel)[b / 8].q[b % 8];
+    case FORM_S8: return ((const struct block_s8 *)panel)[b / 8].q[b % 8];
     case FORM_S4: return ((const struct block_s4 *)panel)[b / 8].q[b % 8];
     case FORM_C4: return (const uint32_t(*)[PANEL])panel + b * (WORDS / 2);
     default: return (const uint32_t(*)[PANEL])panel + b * WORDS;

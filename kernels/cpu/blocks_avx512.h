@@ -59,6 +59,12 @@ BLOCK_INLINE struct scales512 block_scales512(const int form, const char *panel,
                             _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)k->min[g])));
         break;
     }
+    case FORM_S8: {
+        const struct block_s8 *k = (const struct block_s8 *)panel + b / 8;
+        s = super_scales512(k->d, k->dmin, _mm_loadu_si128((const __m128i *)k->scale[b % 8]),
+                            _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)k->min[b % 8])));
+        break;
+    }
     case FORM_S4: {
         const struct block_s4 *k = (const struct block_s4 *)panel + b / 8;
         s = super_scales512(k->d, k->dmin, _mm_loadu_si128((const __m128i *)k->scale[b % 8]),

@@ -58,6 +58,11 @@ BLOCK_INLINE struct scales256 block_scales256(const int form, const char *panel,
         s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[g] + lane), i8x8(k->min[g] + lane));
         break;
     }
+    case FORM_S8: {
+        const struct block_s8 *k = (const struct block_s8 *)panel + b / 8;
+        s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[b % 8] + lane), i8x8(k->min[b % 8] + lane));
+        break;
+    }
     case FORM_S4: {
         const struct block_s4 *k = (const struct block_s4 *)panel + b / 8;
         s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[b % 8] + lane), i8x8(k->min[b % 8] + lane));

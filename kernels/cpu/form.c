@@ -23,6 +23,7 @@ static const struct form_info FORMS[FORM_COUNT] = {
     [FORM_U4M] = { .name = "u4m", .integer = true, .bits = 4, .group = 32, .has_m = true },
     [FORM_K8] = { .name = "k8", .integer = true, .bits = 8, .zero = 128, .group = 16, .has_m = true },
     [FORM_K4] = { .name = "k4", .integer = true, .bits = 4, .group = 16, .has_m = true },
+    [FORM_S8] = { .name = "s8", .integer = true, .bits = 8, .zero = 128, .group = 32, .has_m = true },
     [FORM_S4] = { .name = "s4", .integer = true, .bits = 4, .group = 32, .has_m = true },
     [FORM_C8] = { .name = "c8", .integer = true, .bits = 8, .zero = 128 },
     [FORM_C4] = { .name = "c4", .integer = true, .bits = 4, .zero = 8 },
@@ -40,6 +41,7 @@ const struct form_layout FORM_LAYOUTS[FORM_COUNT] = {
     [FORM_U4M] = { FORM_BLOCK, sizeof(struct block_u4m), .d = AT(block_u4m, d), .m = AT(block_u4m, m), .q = AT(block_u4m, q) },
     [FORM_K8] = { FORM_SUPER, sizeof(struct block_k8), AT(block_k8, d), AT(block_k8, dmin), AT(block_k8, scale), AT(block_k8, min), AT(block_k8, q) },
     [FORM_K4] = { FORM_SUPER, sizeof(struct block_k4), AT(block_k4, d), AT(block_k4, dmin), AT(block_k4, scale), AT(block_k4, min), AT(block_k4, q) },
+    [FORM_S8] = { FORM_SUPER, sizeof(struct block_s8), AT(block_s8, d), AT(block_s8, dmin), AT(block_s8, scale), AT(block_s8, min), AT(block_s8, q) },
     [FORM_S4] = { FORM_SUPER, sizeof(struct block_s4), AT(block_s4, d), AT(block_s4, dmin), AT(block_s4, scale), AT(block_s4, min), AT(block_s4, q) },
     [FORM_C8] = { .k = FORM_BLOCK, .bytes = FORM_BLOCK / 4 * LANE_WORDS },
     [FORM_C4] = { .k = FORM_BLOCK, .bytes = FORM_BLOCK / 8 * LANE_WORDS },
@@ -48,8 +50,8 @@ const struct form_layout FORM_LAYOUTS[FORM_COUNT] = {
 static const uint8_t FORM_OF[DTYPE_COUNT] = {
     [DTYPE_F32] = FORM_F32, [DTYPE_F16] = FORM_F16,   [DTYPE_BF16] = FORM_BF16, [DTYPE_F8_E4M3] = FORM_F8, [DTYPE_Q8_0] = FORM_I8,
     [DTYPE_Q4_0] = FORM_U4, [DTYPE_Q4_1] = FORM_U4M,  [DTYPE_Q5_0] = FORM_I8,   [DTYPE_Q5_1] = FORM_I8M,   [DTYPE_IQ4_NL] = FORM_I8,
-    [DTYPE_Q2_K] = FORM_K4, [DTYPE_Q3_K] = FORM_K4,   [DTYPE_Q4_K] = FORM_S4,   [DTYPE_Q5_K] = FORM_K8,    [DTYPE_Q6_K] = FORM_K8,
-    [DTYPE_IQ4_XS] = FORM_K8,
+    [DTYPE_Q2_K] = FORM_K4, [DTYPE_Q3_K] = FORM_K4,   [DTYPE_Q4_K] = FORM_S4,   [DTYPE_Q5_K] = FORM_S8,    [DTYPE_Q6_K] = FORM_K8,
+    [DTYPE_IQ4_XS] = FORM_S8,
 };
 static const uint8_t FORM_QUANTIZED[] = { [QUANTIZE_WINT8] = FORM_C8, [QUANTIZE_WINT4] = FORM_C4, [QUANTIZE_BLOCK_FP8] = FORM_F8 };
 
@@ -133,7 +135,7 @@ static inline int stored(const struct lane *l, const char *words, size_t i)
     return (int)(word_at(words, i / 8 * PANEL + l->i) >> (i % 4 * 8 + i / 4 % 2 * 4) & 15);
 }
 
-/* d and m of the group that k is in. -(0 * 0) is -0, which changes no sum: forms that share K8 and have no offset stay exact. */
+/* d and m of the group that k is in. -(0 * 0) is -0, which changes no sum: types that share a form and have no offset stay exact. */
 static void unit_of(const struct lane *l, size_t k, float *d, float *m)
 {
     const char *block = l->panel + k / l->at->k * l->at->bytes;

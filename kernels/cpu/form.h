@@ -7,15 +7,16 @@
  *   F16    [ceil(n_in/2)][16] pairs of u16: k even in the low half, k odd in the high half
  *   BF16   the same
  *   F8     [ceil(n_in/4)][16][4] bytes of e4m3, k = 4i + b in byte b; behind them f32 scales [ceil(n_in/128)]
- *   I8, U4, U4M, K8, K4, S4, C8, C4   integers: struct form_info says how their blocks lie and what a stored number means:
+ *   I8, U4, U4M, K8, K4, S8, S4, C8, C4   integers: struct form_info says how their blocks lie and what a stored number means:
  *          w = d * (q - zero) + m, q unsigned, with one d (and m) per group of k's and output
  *     name  from                      q       zero  group  d                   m
  *     I8    Q8_0, Q5_0, IQ4_NL        byte    128   32     f16                 -
  *     I8M   Q5_1                      byte    0     32     f16                 f16
  *     U4    Q4_0                      nibble  8     32     f16                 -
  *     U4M   Q4_1                      nibble  0     32     f16                 f16
- *     K8    Q6_K, Q5_K, IQ4_XS        byte    128   16     f16 * i8            -f16 * u8
+ *     K8    Q6_K                      byte    128   16     f16 * i8            -f16 * u8
  *     K4    Q2_K, Q3_K                nibble  0     16     f16 * i8            -f16 * u8   (Q3_K: m = -4 d as i8 product)
+ *     S8    Q5_K, IQ4_XS              byte    128   32     f16 * i8            -f16 * i8
  *     S4    Q4_K                      nibble  0     32     f16 * i8            -f16 * i8
  *     C8    wint8                     byte    128   n_in   f32 per output      -
  *     C4    wint4                     nibble  8     n_in   f32 per output      -
@@ -31,7 +32,7 @@
 
 enum { PANEL = 16, FORM_BLOCK = 32, FORM_SUPER = 256 };
 
-enum weight_form { FORM_F32, FORM_F16, FORM_BF16, FORM_F8, FORM_I8, FORM_I8M, FORM_U4, FORM_U4M, FORM_K8, FORM_K4, FORM_S4, FORM_C8, FORM_C4, FORM_COUNT };
+enum weight_form { FORM_F32, FORM_F16, FORM_BF16, FORM_F8, FORM_I8, FORM_I8M, FORM_U4, FORM_U4M, FORM_K8, FORM_K4, FORM_S8, FORM_S4, FORM_C8, FORM_C4, FORM_COUNT };
 
 struct block_i8 {
     uint16_t d[PANEL]; /* f16 */
@@ -62,7 +63,12 @@ struct block_k4 {
     int8_t   min[16][PANEL]; /* signed here: Q3_K's offset is 4 * scale, whose sign is that of scale */
     uint32_t q[8][4][PANEL];
 };
-/* As block_k4 with 8 groups of 32: half the scales to apply. */
+/* The same with 8 groups of 32: half the scales to apply. */
+struct block_s8 {
+    uint16_t d[PANEL], dmin[PANEL];
+    int8_t   scale[8][PANEL], min[8][PANEL];
+    uint32_t q[8][8][PANEL];
+};
 struct block_s4 {
     uint16_t d[PANEL], dmin[PANEL];
     int8_t   scale[8][PANEL], min[8][PANEL];

@@ -130,6 +130,7 @@ void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
     case FORM_U4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4); break;
     case FORM_U4M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4M); break;
     case FORM_K8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K8); break;
+    case FORM_S8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S8); break;
     case FORM_K4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K4); break;
     case FORM_S4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S4); break;
     case FORM_C8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C8); break;
@@ -191,6 +192,7 @@ static void tile_panel(const struct tile *t, const struct wide_int *w, int form)
         case FORM_U4: tile_rows(t, w, h, FORM_U4); break;
         case FORM_U4M: tile_rows(t, w, h, FORM_U4M); break;
         case FORM_K8: tile_rows(t, w, h, FORM_K8); break;
+        case FORM_S8: tile_rows(t, w, h, FORM_S8); break;
         case FORM_K4: tile_rows(t, w, h, FORM_K4); break;
         case FORM_C8: tile_rows(t, w, h, FORM_C8); break;
         default: tile_rows(t, w, h, FORM_C4); break;

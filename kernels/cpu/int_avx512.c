@@ -112,6 +112,7 @@ void avx512_gemv_int(float *out, const struct act_block *x, size_t x_stride, siz
     case FORM_U4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4); break;
     case FORM_U4M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4M); break;
     case FORM_K8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K8); break;
+    case FORM_S8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S8); break;
     case FORM_K4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K4); break;
     case FORM_S4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S4); break;
     case FORM_C8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C8); break;
@@ -169,6 +170,7 @@ void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, siz
             case FORM_U4: tile_rows(&t, p, FORM_U4); break;
             case FORM_U4M: tile_rows(&t, p, FORM_U4M); break;
             case FORM_K8: tile_rows(&t, p, FORM_K8); break;
+            case FORM_S8: tile_rows(&t, p, FORM_S8); break;
             case FORM_K4: tile_rows(&t, p, FORM_K4); break;
             case FORM_C8: tile_rows(&t, p, FORM_C8); break;
             default: tile_rows(&t, p, FORM_C4); break;

@@ -83,6 +83,7 @@ void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
     case FORM_U4: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_U4); break;
     case FORM_U4M: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_U4M); break;
     case FORM_K8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_K8); break;
+    case FORM_S8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_S8); break;
     case FORM_K4: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_K4); break;
     case FORM_S4: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_S4); break;
     case FORM_C8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_C8); break;
@@ -170,6 +171,7 @@ void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_
         switch (block_alike(f)) {
         case FORM_C8: tile_form(&t, n_panels, FORM_C8); break;
         case FORM_K8: tile_form(&t, n_panels, FORM_K8); break;
+        case FORM_S8: tile_form(&t, n_panels, FORM_S8); break;
         case FORM_K4: tile_form(&t, n_panels, FORM_K4); break;
         case FORM_U4M: tile_form(&t, n_panels, FORM_U4M); break;
         default: tile_form(&t, n_panels, FORM_I8); break;

@@ -110,6 +110,7 @@ void avx2_gemv(float *out, const float *x, const struct weight *w, size_t i_pane
     case FORM_U4: gemv_wide(out, x, w, i_panel, n_panels, FORM_U4); break;
     case FORM_U4M: gemv_wide(out, x, w, i_panel, n_panels, FORM_U4M); break;
     case FORM_K8: gemv_wide(out, x, w, i_panel, n_panels, FORM_K8); break;
+    case FORM_S8: gemv_wide(out, x, w, i_panel, n_panels, FORM_S8); break;
     case FORM_K4: gemv_wide(out, x, w, i_panel, n_panels, FORM_K4); break;
     case FORM_S4: gemv_wide(out, x, w, i_panel, n_panels, FORM_S4); break;
     case FORM_C8: gemv_wide(out, x, w, i_panel, n_panels, FORM_C8); break;
@@ -143,6 +144,7 @@ void avx2_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_beg
     case FORM_U4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_U4); break;
     case FORM_U4M: widen_form(dst, w, i_panel, k_begin, n_k, FORM_U4M); break;
     case FORM_K8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_K8); break;
+    case FORM_S8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_S8); break;
     case FORM_K4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_K4); break;
     case FORM_S4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_S4); break;
     case FORM_C8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_C8); break;

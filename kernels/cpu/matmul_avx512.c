@@ -94,6 +94,7 @@ void avx512_gemv(float *out, const float *x, const struct weight *w, size_t i_pa
     case FORM_U4: gemv_wide(out, x, w, i_panel, n_panels, FORM_U4); break;
     case FORM_U4M: gemv_wide(out, x, w, i_panel, n_panels, FORM_U4M); break;
     case FORM_K8: gemv_wide(out, x, w, i_panel, n_panels, FORM_K8); break;
+    case FORM_S8: gemv_wide(out, x, w, i_panel, n_panels, FORM_S8); break;
     case FORM_K4: gemv_wide(out, x, w, i_panel, n_panels, FORM_K4); break;
     case FORM_S4: gemv_wide(out, x, w, i_panel, n_panels, FORM_S4); break;
     case FORM_C8: gemv_wide(out, x, w, i_panel, n_panels, FORM_C8); break;
@@ -127,6 +128,7 @@ void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_b
     case FORM_U4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_U4); break;
     case FORM_U4M: widen_form(dst, w, i_panel, k_begin, n_k, FORM_U4M); break;
     case FORM_K8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_K8); break;
+    case FORM_S8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_S8); break;
     case FORM_K4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_K4); break;
     case FORM_S4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_S4); break;
     case FORM_C8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_C8); break;

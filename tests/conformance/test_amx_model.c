@@ -28,7 +28,7 @@ static const size_t ROWS[] = { 1, 3, 8, 9, 16, 17, 35, 100 };
 
 TEST(integers_have_the_bits_of_ref)
 {
-    static const enum dtype TYPES[] = { DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_1, DTYPE_Q4_K, DTYPE_Q6_K };
+    static const enum dtype TYPES[] = { DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_1, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_XS };
     struct kernel_ctx *c = open_amx(), *ref = open_row("ref", ACTIVATIONS_FAST, 1);
     for (size_t t = 0; t < COUNT_OF(TYPES); t++) {
         struct matrix m = make_matrix(TYPES[t], 70, 512);

@@ -379,11 +379,15 @@ TEST(blocks_of_256_lie_as_drawn)
                 size_t b = k / 256, g = k % 256 / 16, in = k % 32, j = i % 16;
                 const struct block_k8 *k8 = (const struct block_k8 *)panel_bytes_at(&p, i / 16) + b;
                 const struct block_k4 *k4 = (const struct block_k4 *)panel_bytes_at(&p, i / 16) + b;
+                const struct block_s8 *s8 = (const struct block_s8 *)panel_bytes_at(&p, i / 16) + b;
                 const struct block_s4 *s4 = (const struct block_s4 *)panel_bytes_at(&p, i / 16) + b;
                 float w;
                 if (p.w.form == FORM_K8)
                     w = fmaf(half_of(k8->d[j]) * (float)k8->scale[g][j], (float)(byte_of(k8->q[k % 256 / 32], in, j) - 128),
                              -(half_of(k8->dmin[j]) * (float)k8->min[g][j]));
+                else if (p.w.form == FORM_S8)
+                    w = fmaf(half_of(s8->d[j]) * (float)s8->scale[g / 2][j], (float)(byte_of(s8->q[k % 256 / 32], in, j) - 128),
+                             -(half_of(s8->dmin[j]) * (float)s8->min[g / 2][j]));
                 else if (p.w.form == FORM_S4)
                     w = fmaf(half_of(s4->d[j]) * (float)s4->scale[g / 2][j], (float)nibble_of(s4->q[k % 256 / 32], in, j),
                              -(half_of(s4->dmin[j]) * (float)s4->min[g / 2][j]));
