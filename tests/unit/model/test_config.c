@@ -1,5 +1,6 @@
 /* test_config.c - config.json in all its spellings, GGUF metadata, and what is refused by name. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "shared/model/config_gguf.h"
@@ -66,21 +67,85 @@ TEST(refused_by_name)
 {
     refused("\"hidden_act\":\"gelu\"", ERR_UNSUPPORTED, "hidden_act");
     refused("\"quantization_config\":{\"quant_method\":\"awq\"}", ERR_UNSUPPORTED, "quantization_config");
-    refused("\"sliding_window\":4096", ERR_UNSUPPORTED, "sliding_window");
+    refused("\"quantization_config\":7", ERR_INVALID, "quantization_config");
+    refused("\"layer_types\":[\"chunked_attention\"]", ERR_UNSUPPORTED, "layer_types");
     refused("\"layer_types\":[\"sliding_attention\"]", ERR_UNSUPPORTED, "layer_types");
-    refused("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}", ERR_UNSUPPORTED, "rope_scaling");
     refused("\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":4}", ERR_UNSUPPORTED, "rope_scaling");
+    refused("\"rope_scaling\":{\"type\":\"longrope\",\"factor\":4}", ERR_UNSUPPORTED, "rope_scaling");
     refused("\"rope_scaling\":{\"type\":\"linear\"}", ERR_INVALID, "factor");
+    refused("\"rope_scaling\":{\"type\":\"yarn\"}", ERR_INVALID, "factor");
+    refused("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"truncate\":3}", ERR_INVALID, "truncate");
     refused("\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,\"original_max_position_embeddings\":9}",
             ERR_INVALID, "rope_scaling");
     refused("\"partial_rotary_factor\":0.5", ERR_UNSUPPORTED, "partial_rotary_factor");
+    refused("\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}", ERR_UNSUPPORTED, "partial_rotary_factor");
     refused("\"num_local_experts\":8", ERR_UNSUPPORTED, "num_local_experts");
+    refused("\"kv_lora_rank\":8", ERR_UNSUPPORTED, "kv_lora_rank");
+    refused("\"compression_ratio\":2.0", ERR_UNSUPPORTED, "compression_ratio");
+    refused("\"use_rmsnorm\":false", ERR_UNSUPPORTED, "use_rmsnorm");
     refused("\"num_key_value_heads\":3", ERR_INVALID, "num_key_value_heads");
     refused("\"head_dim\":15", ERR_UNSUPPORTED, "head_dim");
     refused("\"head_dim\":\"16\"", ERR_INVALID, "head_dim");
     refused("\"eos_token_id\":512", ERR_INVALID, "eos_token_id");
     refused("\"eos_token_id\":[1,\"2\"]", ERR_INVALID, "eos_token_id");
     refused("\"rms_norm_eps\":0", ERR_INVALID, "rms_norm_eps");
+}
+
+static void parse_with(const char *extra)
+{
+    struct buf b = { 0 };
+    buf_printf(&b, "{%s,%s}", BASE, extra);
+    if (parse(b.data, "") != OK) test_fail(__FILE__, __LINE__, "%s: %s", extra, err.text);
+    buf_release(&b);
+}
+
+/* A window that every context fits in, or that is switched off, is none. */
+TEST(windows)
+{
+    parse_with("\"sliding_window\":512,\"max_position_embeddings\":4096");
+    CHECK_EQ_INT(c.window, 512);
+    parse_with("\"sliding_window\":4096,\"max_position_embeddings\":4096");
+    CHECK_EQ_INT(c.window, 0);
+    parse_with("\"sliding_window\":512,\"use_sliding_window\":false");
+    CHECK_EQ_INT(c.window, 0);
+    parse_with("\"sliding_window\":512,\"use_sliding_window\":true,\"max_window_layers\":3"); /* of 3 layers */
+    CHECK_EQ_INT(c.window, 0);
+    parse_with("\"sliding_window\":512,\"layer_types\":[\"full_attention\",\"sliding_attention\"]");
+    CHECK_EQ_INT(c.window, 512);
+    parse_with("\"sliding_window\":512,\"layer_types\":[\"full_attention\"]");
+    CHECK_EQ_INT(c.window, 0);
+    parse_with("\"sliding_window\":false");
+    CHECK_EQ_INT(c.window, 0);
+}
+
+TEST(yarn_spellings)
+{
+    parse_with("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":32768}");
+    CHECK(c.rope.kind == ROPE_YARN && c.rope.original_max == 32768 && c.rope.beta_fast == 32 && c.rope.beta_slow == 1 && !c.rope.no_truncate);
+    CHECK_NEAR(c.rope.cos_sin_factor, 0.1 * log(4.0) + 1, 1e-12);
+    CHECK(c.rope.score_factor == 0);
+    parse_with("\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"attention_factor\":1.5,\"truncate\":false,\"rope_theta\":1e6}");
+    CHECK(c.rope.cos_sin_factor == 1.5 && c.rope.no_truncate && c.rope_theta == 1e6 && c.rope.original_max == 2048);
+    parse_with("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":1.0,\"attention_factor\":null}");
+    CHECK(c.rope.cos_sin_factor == 1.0);
+    CHECK_NEAR(c.rope.score_factor, 1.87385421, 1e-7);
+    parse_with("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":0}");
+    CHECK(c.rope.score_factor == 0);
+}
+
+TEST(block_wise_f8)
+{
+    static const char *const BAD[] = {
+        "{\"quant_method\":\"fp8\"}", "{\"quant_method\":\"fp8\",\"weight_block_size\":[64,64]}", "{\"quant_method\":\"fp8\",\"weight_block_size\":[128]}",
+        "{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",\"weight_block_size\":[128,128]}",
+        "{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":[128,128]}", "{\"quant_method\":\"gptq\",\"bits\":4}",
+    };
+    parse_with("\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128],\"activation_scheme\":\"dynamic\",\"scale_fmt\":\"ue8m0\"}");
+    for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
+        char extra[256];
+        snprintf(extra, sizeof extra, "\"quantization_config\":%s", BAD[i]);
+        refused(extra, ERR_UNSUPPORTED, "quantization_config");
+    }
 }
 
 TEST(unknown_architecture_lists_the_known_ones)
@@ -142,6 +207,17 @@ TEST(gguf_defaults_and_values)
     gguf_write_i32s(&w, "llama.attention.head_count_kv", (int32_t[]){ 2, 2 }, 2);
     CHECK_OK(parse_gguf(&w));
     CHECK_EQ_INT(c.n_kv_heads, 2);
+    w = base();
+    gguf_write_u32(&w, "llama.attention.sliding_window", 64);
+    CHECK_OK(parse_gguf(&w));
+    CHECK_EQ_INT(c.window, 64);
+    w = base();
+    gguf_write_text(&w, "llama.rope.scaling.type", "yarn");
+    gguf_write_f32(&w, "llama.rope.scaling.factor", 4);
+    gguf_write_u32(&w, "llama.rope.scaling.original_context_length", 32);
+    CHECK_OK(parse_gguf(&w));
+    CHECK(c.rope.kind == ROPE_YARN && c.rope.original_max == 32 && c.rope.beta_fast == 32 && c.window == 0);
+    CHECK_NEAR(c.rope.cos_sin_factor, 0.1 * log(4.0) + 1, 1e-12);
 }
 
 #define GGUF_REFUSES(write, words)                                                                            \
@@ -155,9 +231,11 @@ TEST(gguf_defaults_and_values)
 TEST(gguf_refusals)
 {
     GGUF_REFUSES(gguf_write_u32(&w, "llama.rope.dimension_count", 8), "rotary");
-    GGUF_REFUSES(gguf_write_text(&w, "llama.rope.scaling.type", "yarn"), "yarn");
-    GGUF_REFUSES(gguf_write_u32(&w, "llama.expert_count", 8), "llama.expert_count");
-    GGUF_REFUSES(gguf_write_u32(&w, "llama.attention.sliding_window", 8), "sliding_window");
+    GGUF_REFUSES(gguf_write_text(&w, "llama.rope.scaling.type", "longrope"), "longrope");
+    GGUF_REFUSES(gguf_write_u32(&w, "llama.expert_count", 8), "llama.expert_used_count is missing");
+    GGUF_REFUSES(gguf_write_u32(&w, "llama.attention.kv_lora_rank", 8), "llama.attention.kv_lora_rank");
+    GGUF_REFUSES(gguf_write_u32(&w, "llama.nextn_predict_layers", 1), "llama.nextn_predict_layers");
+    GGUF_REFUSES(gguf_write_f32(&w, "llama.rope.scaling.attn_factor", 2), "attn_factor");
     GGUF_REFUSES(gguf_write_i32s(&w, "llama.attention.head_count_kv", (int32_t[]){ 2, 4 }, 2), "between layers");
     GGUF_REFUSES(gguf_write_u32(&w, "llama.attention.head_count_kv", 3), "evenly");
     GGUF_REFUSES(gguf_write_u32(&w, "tokenizer.ggml.eos_token_id", 8), "vocabulary");
@@ -168,5 +246,5 @@ TEST(gguf_refusals)
     CHECK(strstr(err.text, "mamba") && strstr(err.text, "llama"));
 }
 
-TEST_MAIN(CASE(defaults_of_absent_members), CASE(spellings), CASE(refused_by_name), CASE(unknown_architecture_lists_the_known_ones),
+TEST_MAIN(CASE(defaults_of_absent_members), CASE(spellings), CASE(refused_by_name), CASE(windows), CASE(yarn_spellings), CASE(block_wise_f8), CASE(unknown_architecture_lists_the_known_ones),
           CASE(gguf_defaults_and_values), CASE(gguf_refusals))
