@@ -1,9 +1,10 @@
 """baton generate against the reference answers, judged by tests/data/goldens/compare.py."""
-import json, os, subprocess, sys, tempfile
+import json, os, re, subprocess, sys, tempfile
 
-from harness import BIN, DATA, smollm2
+from harness import BIN, DATA, HERE, Skip, smollm2
 
 GOLDENS = os.path.join(DATA, 'goldens')
+FIXTURES = os.path.join(HERE, '..', 'fixtures')
 
 
 def generate(model, name, *args):
@@ -14,16 +15,41 @@ def generate(model, name, *args):
     return out
 
 
-def compare(name, answers, tolerance):
+def compare(name, answers, tolerance, what=''):
     r = subprocess.run([sys.executable, os.path.join(GOLDENS, 'compare.py'), os.path.join(GOLDENS, name, 'expected.jsonl'), answers, '--tolerance', str(tolerance)],
                        capture_output=True, text=True)
     assert r.returncode == 0, r.stdout[-3000:] + r.stderr[-1000:]
-    print(f'  {name}: {r.stdout.splitlines()[-2]}')
+    print(f'  {name}{what}: {r.stdout.splitlines()[-2]}')
+
+
+def kernel_rows():
+    """Every --cpu-isa row that this CPU has, by the sentence that an unknown one is answered with."""
+    r = subprocess.run([BIN, 'generate', '--help'], capture_output=True, text=True)
+    choices = re.search(r'--cpu-isa\s+\S*?((?:[a-z0-9-]+\|)+[a-z0-9-]+)', r.stdout)
+    assert choices, r.stdout
+    rows = []
+    for row in choices.group(1).split('|'):
+        probe = subprocess.run([BIN, 'generate', '--model', os.path.join(GOLDENS, 'llama', 'model'), '--cpu-isa', row, '--input', os.devnull, '--output', os.devnull],
+                               capture_output=True, text=True)
+        if row != 'auto' and 'this CPU' not in probe.stderr:
+            rows.append(row)
+    assert 'ref' in rows, rows
+    return rows
 
 
 def tiny(name):
-    for isa in ['auto', 'ref']:
-        compare(name, generate(os.path.join(GOLDENS, name, 'model'), name, '--cpu-isa', isa), 1e-3)
+    for isa in kernel_rows():
+        compare(name, generate(os.path.join(GOLDENS, name, 'model'), name, '--cpu-isa', isa, '--activations', 'f32'), 1e-3, f' on {isa}')
+
+
+def paddle(name, *args):
+    """The same weights in the layout of "-Paddle" checkpoints."""
+    folder = tempfile.mkdtemp(prefix='baton-paddle-')
+    r = subprocess.run([sys.executable, os.path.join(FIXTURES, 'paddle_layout.py'), os.path.join(GOLDENS, name, 'model'), folder, *args], capture_output=True, text=True)
+    if 'numpy' in r.stderr:
+        raise Skip('numpy is not installed: the -Paddle layout is tested by conformance/test_layouts alone')
+    assert r.returncode == 0, r.stderr
+    compare(name, generate(folder, name, '--activations', 'f32'), 1e-3, ' in the -Paddle layout')
 
 
 def test_llama():
@@ -32,6 +58,60 @@ def test_llama():
 
 def test_llama_bias():
     tiny('llama_bias')
+
+
+def test_qwen2():
+    tiny('qwen2')
+
+
+def test_qwen3():
+    tiny('qwen3')
+
+
+def test_qwen3_moe():
+    tiny('qwen3_moe')
+
+
+def test_qwen3_moe_nonorm():
+    tiny('qwen3_moe_nonorm')
+
+
+def test_mixtral():
+    tiny('mixtral')
+
+
+def test_ernie():
+    tiny('ernie')
+
+
+def test_ernie_moe():
+    tiny('ernie_moe')
+
+
+def test_ernie_moe_untied():
+    tiny('ernie_moe_untied')
+
+
+def test_ernie_moe_interval():
+    tiny('ernie_moe_interval')
+
+
+def test_deepseek_v3():
+    tiny('deepseek_v3')
+
+
+def test_deepseek_v2_lite():
+    tiny('deepseek_v2_lite')
+
+
+def test_deepseek_v2_grouped():
+    tiny('deepseek_v2_grouped')
+
+
+def test_ernie_in_the_paddle_layout():
+    for name in ('ernie', 'ernie_moe', 'ernie_moe_untied', 'ernie_moe_interval'):
+        paddle(name)
+    paddle('ernie_moe', '--u16')
 
 
 def test_smollm2():

@@ -5,6 +5,7 @@
 #include "shared/base/hash.h"
 #include "shared/base/mem.h"
 #include "shared/model/config_gguf.h"
+#include "tests/fuzz/config_properties.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -48,7 +49,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         mem_free(key);
     }
     for (size_t i = 0; i < g->n_tensors; i++) hash_sink(g->tensors[i].data, g->tensors[i].bytes);
-    if (config_gguf_parse(g, &config, &generation, &err) != OK && err.text[0] == 0) __builtin_trap();
+    err.text[0] = 0;
+    if (config_gguf_parse(g, &config, &generation, &err) == OK) config_properties(&config);
+    else if (err.text[0] == 0) __builtin_trap();
     gguf_close(g);
     return 0;
 }

@@ -24,8 +24,8 @@ static void tensor(struct gguf_write *w, const struct twist *t, const char *name
     uint64_t       ne[2] = { n_in, n_out };
     if (t->leave_out && strcmp(t->leave_out, name) == 0) return;
     if (t->wrong_shape && strcmp(t->wrong_shape, name) == 0) ne[0] += 32;
-    uint32_t type = t->wrong_type && strcmp(t->wrong_type, name) == 0 ? 2 : 0;
-    size_t   bytes = type == 2 ? ne[0] / 32 * 18 * ne[1] : ne[0] * ne[1] * 4;
+    uint32_t type = t->wrong_type && strcmp(t->wrong_type, name) == 0 ? 24 : 0; /* I8 */
+    size_t   bytes = ne[0] * ne[1] * (type == 24 ? 1 : 4);
     if (strcmp(name, "token_embd.weight") == 0) {
         memset(changed, (int)t->byte, sizeof changed);
         if (bytes <= sizeof changed) data = changed;
@@ -96,7 +96,7 @@ TEST(faults_name_the_tensor)
     refuses((struct twist){ .leave_out = "output_norm.weight" }, ERR_NOT_FOUND, "tensor output_norm.weight is missing");
     refuses((struct twist){ .wrong_shape = "blk.0.attn_k.weight" }, ERR_FORMAT, "tensor blk.0.attn_k.weight has shape [32, 64]");
     refuses((struct twist){ .wrong_shape = "blk.0.ffn_norm.weight" }, ERR_FORMAT, "tensor blk.0.ffn_norm.weight has shape");
-    refuses((struct twist){ .wrong_type = "blk.0.ffn_up.weight" }, ERR_UNSUPPORTED, "of type Q4_0");
+    refuses((struct twist){ .wrong_type = "blk.0.ffn_up.weight" }, ERR_UNSUPPORTED, "of type I8");
     refuses((struct twist){ .extra = "blk.0.attn_q_norm.weight" }, ERR_UNSUPPORTED, "blk.0.attn_q_norm.weight");
     refuses((struct twist){ .extra = "rope_freqs.weight" }, ERR_FORMAT, "rope_freqs.weight");
 }
@@ -128,13 +128,28 @@ TEST(fingerprint_tells_models_apart)
 
 TEST(layout_is_that_of_the_configuration)
 {
-    struct model m = { .config = { .n_layers = 30, .n_kv_heads = 3, .head_dim = 64 }, .fingerprint = 5 };
-    struct kv_layout l;
-    struct err       err;
-    model_kv_layout(&m, 64, 100, &l);
+    struct model_config c = { .n_layers = 30, .n_heads = 9, .n_kv_heads = 3, .head_dim = 64 };
+    struct kv_layout    l;
+    struct err          err;
+    model_config_kv_layout(&c, DTYPE_F32, 64, 100, &l);
     CHECK_OK(kv_layout_check(&l, &err));
-    CHECK(l.model_fingerprint == 5 && l.n_layers == 30 && l.n_blocks == 100 && l.dtype == DTYPE_F32);
+    CHECK(l.n_layers == 30 && l.n_kv_heads == 3 && l.n_blocks == 100 && l.dtype == DTYPE_F32);
     CHECK_EQ_INT(kv_layout_token_bytes(&l), 1536);
+    model_config_kv_layout(&c, DTYPE_BF16, 64, 100, &l);
+    CHECK_EQ_INT(kv_layout_token_bytes(&l), 768);
+}
+
+/* DeepSeek-V3: 576 values per token and layer, whatever the number of heads. */
+TEST(latent_layout)
+{
+    struct model_config c = { .n_layers = 61, .n_heads = 128, .n_kv_heads = 128, .head_dim = 192,
+                              .mla = { .q_lora = 1536, .kv_lora = 512, .nope = 128, .rope = 64, .v = 128 } };
+    struct kv_layout    l;
+    struct err          err;
+    model_config_kv_layout(&c, DTYPE_BF16, 64, 10, &l);
+    CHECK_OK(kv_layout_check(&l, &err));
+    CHECK(l.n_kv_heads == 1 && l.head_dim == 576);
+    CHECK_EQ_INT(kv_layout_token_bytes(&l) * l.n_layers, 70272);
 }
 
 TEST(more_than_the_host_has_is_refused_in_a_sentence)
@@ -153,4 +168,5 @@ TEST(more_than_the_host_has_is_refused_in_a_sentence)
 }
 
 TEST_MAIN(CASE(faults_name_the_tensor), CASE(length_is_bounded_by_the_model), CASE(fingerprint_tells_models_apart),
-          CASE(layout_is_that_of_the_configuration), CASE(more_than_the_host_has_is_refused_in_a_sentence))
+          CASE(layout_is_that_of_the_configuration), CASE(latent_layout),
+          CASE(more_than_the_host_has_is_refused_in_a_sentence))
