@@ -1,7 +1,9 @@
 /* test_layouts.c - the same weights in every layout that folders have give the same bits as in the plainest one.
  *
  * The golden folders (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's layout, with the experts of a layer in one
- * tensor, with other prefixes, in several types at once, and as f8 with block scales beside the f32 numbers that those mean. */
+ * tensor, with other prefixes, in several types at once, and as f8 with block scales beside the f32 numbers that those mean. And a folder
+ * quantised while it is loaded equals one that holds what the quantised numbers mean. */
+#include "kernels/quantize.h"
 #include "tests/fixtures/model_rig.h"
 #include "tests/fixtures/tensor_sheet.h"
 
@@ -142,10 +144,10 @@ static void mix_types(struct sheet *s)
 enum { N_IDS = 40, N_ANSWER = 5 };
 
 /* Logits of a prompt and of some tokens after it. */
-static float *answers(const char *path, const char *isa, struct rig *r)
+static float *answers(const char *path, const char *isa, enum quantize quantize, struct rig *r)
 {
     int32_t ids[N_IDS + N_ANSWER];
-    rig_open(r, path, isa);
+    rig_open_as(r, path, isa, ACTIVATIONS_F32, quantize);
     float *out = MEM_ARRAY(float, (N_IDS + N_ANSWER) * (size_t)r->n_vocab);
     for (int32_t i = 0; i < N_IDS + N_ANSWER; i++) ids[i] = (7 + 31 * i) % (int32_t)r->n_vocab;
     feed_all(r, &(struct feed){ .table = 1, .ids = ids, .n = N_IDS }, 1, out);
@@ -153,12 +155,12 @@ static float *answers(const char *path, const char *isa, struct rig *r)
     return out;
 }
 
-static void check_same(const char *want_path, const char *path, const char *what)
+static void check_same(const char *want_path, const char *path, enum quantize quantize, const char *what)
 {
     for (size_t row = 0; KERNEL_ROWS[row]; row++) {
         if (!KERNEL_ROWS[row]->available()) continue;
         struct rig a, b;
-        float *want = answers(want_path, KERNEL_ROWS[row]->name, &a), *have = answers(path, KERNEL_ROWS[row]->name, &b);
+        float *want = answers(want_path, KERNEL_ROWS[row]->name, QUANTIZE_NONE, &a), *have = answers(path, KERNEL_ROWS[row]->name, quantize, &b);
         if (memcmp(want, have, (N_IDS + N_ANSWER) * (size_t)a.n_vocab * sizeof *want) != 0)
             test_fail(__FILE__, __LINE__, "%s: the logits on %s differ", what, KERNEL_ROWS[row]->name);
         mem_free(want);
@@ -180,7 +182,7 @@ static void check_rewritten(const char *name, struct sheet *s, const char *what)
     struct buf  b = { 0 };
     struct path p = other(name, what);
     sheet_write_folder(s, p.text, config_of(name, &b));
-    check_same(golden(name, "model").text, p.text, p.text);
+    check_same(golden(name, "model").text, p.text, QUANTIZE_NONE, p.text);
     sheet_release(s);
     buf_release(&b);
 }
@@ -292,7 +294,7 @@ TEST(f8_with_block_scales)
         struct str config = config_of(NAMES[i], &a);
         sheet_write_folder(s, f8.text, with_member(config, F8_CONFIG, &b));
         sheet_write_folder(m, meant.text, config);
-        check_same(meant.text, f8.text, f8.text);
+        check_same(meant.text, f8.text, QUANTIZE_NONE, f8.text);
         sheet_release(s);
         sheet_release(m);
         buf_release(&a);
@@ -300,5 +302,50 @@ TEST(f8_with_block_scales)
     }
 }
 
+/* ---- --quantization ---------------------------------------------------------------------------------------------- */
+
+/* Attention, feed-forward blocks and experts; not embedding, head, norms, routers, and kv_b of latent attention. */
+static bool is_quantised(const struct sheet_tensor *t) { return is_f8_matrix(t) && !strstr(t->name, "moe.gate.") && !strstr(t->name, "kv_b_proj"); }
+
+static void quantise(struct sheet_tensor *t, enum quantize how)
+{
+    const size_t rows = t->shape[0], columns = t->shape[1], side = F8_BLOCK;
+    float   *v = sheet_values(t);
+    int8_t  *q = MEM_ARRAY(int8_t, columns);
+    uint8_t *f8 = MEM_ARRAY(uint8_t, side * side);
+    for (size_t r = 0; r < rows && how != QUANTIZE_BLOCK_FP8; r++) {
+        float scale = quantize_channel(v + r * columns, columns, how == QUANTIZE_WINT8 ? 127 : 7, q);
+        for (size_t c = 0; c < columns; c++) v[r * columns + c] = (float)q[c] * scale;
+    }
+    for (size_t r = 0; r < rows && how == QUANTIZE_BLOCK_FP8; r += side)
+        for (size_t c = 0; c < columns; c += side) {
+            size_t n_rows = rows - r < side ? rows - r : side, n = columns - c < side ? columns - c : side;
+            float *block = v + r * columns + c, scale = quantize_f8_block(block, columns, n_rows, n, f8, side);
+            for (size_t i = 0; i < n_rows; i++)
+                for (size_t j = 0; j < n; j++) block[i * columns + j] = dtype_f8_e4m3_to_f32(f8[i * side + j]) * scale;
+        }
+    mem_free(q);
+    mem_free(f8);
+    sheet_make_f32(t, v);
+}
+
+TEST(what_is_quantised_while_loading)
+{
+    static const char *const   NAMES[] = { "llama_bias", "qwen2", "qwen3_moe", "mixtral", "ernie_moe", "deepseek_v3", "deepseek_v2_lite" };
+    static const enum quantize FORMS[] = { QUANTIZE_WINT8, QUANTIZE_WINT4, QUANTIZE_BLOCK_FP8 };
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++)
+        for (size_t f = 0; f < COUNT_OF(FORMS); f++) {
+            struct buf    b = { 0 };
+            struct path   meant = other(NAMES[i], quantize_name(FORMS[f]));
+            struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
+            for (size_t t = 0; t < s->n; t++)
+                if (is_quantised(&s->t[t])) quantise(&s->t[t], FORMS[f]);
+            sheet_write_folder(s, meant.text, config_of(NAMES[i], &b));
+            check_same(meant.text, golden(NAMES[i], "model").text, FORMS[f], meant.text);
+            sheet_release(s);
+            buf_release(&b);
+        }
+}
+
 TEST_MAIN(CASE_T(paddle_layout, 120), CASE_T(fused_experts, 120), CASE(prefixes), CASE_T(several_types_in_one_model, 120),
-          CASE_T(f8_with_block_scales, 120))
+          CASE_T(f8_with_block_scales, 120), CASE_T(what_is_quantised_while_loading, 240))
