@@ -82,6 +82,15 @@ static int32_t longest_at(const struct added *a, struct str text, size_t at, siz
     return found;
 }
 
+size_t added_match(const struct added *a, struct str text, size_t at, int32_t *id)
+{
+    size_t len = 0;
+    int32_t node = longest_at(a, text, at, &len);
+    if (!node) return 0;
+    *id = a->nodes[node].id;
+    return len;
+}
+
 static bool is_space(int32_t cp)
 {
     if (cp < 0x80) return cp == ' ' || (cp >= '\t' && cp <= '\r');
@@ -92,6 +101,10 @@ static bool is_space(int32_t cp)
 /* What regular expressions call a word character. */
 static bool is_word(int32_t cp)
 {
+    /* The two joiners, and letters in circles and squares. */
+    static const int32_t others[][2] = { { 0x200C, 0x200D }, { 0x24B6, 0x24E9 }, { 0x1F130, 0x1F149 }, { 0x1F150, 0x1F169 }, { 0x1F170, 0x1F189 } };
+    for (size_t i = 0; i < COUNT_OF(others); i++)
+        if (cp >= others[i][0] && cp <= others[i][1]) return true;
     switch (utf8proc_category(cp)) {
     case UTF8PROC_CATEGORY_LU: case UTF8PROC_CATEGORY_LL: case UTF8PROC_CATEGORY_LT: case UTF8PROC_CATEGORY_LM:
     case UTF8PROC_CATEGORY_LO: case UTF8PROC_CATEGORY_MN: case UTF8PROC_CATEGORY_MC: case UTF8PROC_CATEGORY_ME:

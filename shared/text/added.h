@@ -25,6 +25,8 @@ void added_init(struct added *a);
 void added_release(struct added *a);
 /* `content` is not empty; flags are ADDED_*. The same content put again gets the later id. */
 void added_put(struct added *a, struct str content, int32_t id, int flags);
+/* Length of the longest token that begins at text.p[at], whatever its flags, with its id; 0 when there is none. */
+size_t added_match(const struct added *a, struct str text, size_t at, int32_t *id);
 /* First token in `text` at or after `from`; false when there is none. */
 bool added_find(const struct added *a, struct str text, size_t from, struct added_hit *out);
 

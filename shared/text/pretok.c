@@ -12,9 +12,12 @@
 
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
+#include "shared/text/regex.h"
 
 /* Steps one match may take beyond those that a plain scan of the text needs; hostile patterns reach it. */
 enum { MATCH_STEPS_BASE = 1000 * 1000, MATCH_STEPS_PER_BYTE = 16 };
+/* A pattern with what regex.h adds to it. */
+enum { TRANSLATED_MAX = 64 * PRETOK_PATTERN_MAX };
 
 enum stage_kind { STAGE_SPLIT, STAGE_PREFIX_SPACE, STAGE_METASPACE };
 
@@ -44,19 +47,6 @@ static enum status add_stage(struct pretok *p, enum stage_kind kind, struct pret
     return OK;
 }
 
-/* \s and \S mean the Unicode property White_Space; PCRE2's own reading adds U+180E. Everything else is taken over. */
-static void translate(struct str regex, struct buf *out)
-{
-    for (size_t i = 0; i < regex.n; i++) {
-        bool escape = regex.p[i] == '\\' && i + 1 < regex.n;
-        char next = escape ? regex.p[i + 1] : 0;
-        if (next == 's') buf_add_c(out, "\\p{White_Space}");
-        else if (next == 'S') buf_add_c(out, "\\P{White_Space}");
-        else buf_add(out, regex.p + i, escape ? 2 : 1);
-        i += escape;
-    }
-}
-
 static enum status compile(struct str pattern, uint32_t options, pcre2_code **out, struct err *err)
 {
     int code = 0;
@@ -64,7 +54,7 @@ static enum status compile(struct str pattern, uint32_t options, pcre2_code **ou
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (!context) return err_set(err, ERR_NOMEM, "not enough memory for a pattern");
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-    pcre2_set_max_pattern_length(context, PRETOK_PATTERN_MAX);
+    pcre2_set_max_pattern_length(context, TRANSLATED_MAX);
     *out = pcre2_compile((PCRE2_SPTR)pattern.p, pattern.n, options, &code, &at, context);
     pcre2_compile_context_free(context);
     if (*out) {
@@ -97,10 +87,11 @@ static enum status add_pattern(struct pretok *p, struct str pattern, uint32_t op
 enum status pretok_add_split(struct pretok *p, struct str regex, enum pretok_behavior behavior, bool invert, struct err *err)
 {
     struct buf pattern = { 0 };
-    translate(regex, &pattern);
+    enum status st = regex.n > PRETOK_PATTERN_MAX ? err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern has over %d bytes", PRETOK_PATTERN_MAX)
+                                                  : regex_translate(regex, &pattern, err);
     /* MULTILINE: in the patterns' own dialect ^ and $ are about lines. */
-    enum status st = add_pattern(p, buf_str(&pattern), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
-                                 behavior, invert, err);
+    if (st == OK)
+        st = add_pattern(p, buf_str(&pattern), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, behavior, invert, err);
     buf_release(&pattern);
     return st;
 }
@@ -296,44 +287,4 @@ void pretok_pieces_release(struct pretok_pieces *pieces)
     mem_free(pieces->spans);
     mem_free(pieces->next);
     *pieces = (struct pretok_pieces){ 0 };
-}
-
-/* ---- chains by name ---- */
-
-#define LLAMA3                                                                                             \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" \
-    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define QWEN2                                                                                        \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" \
-    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define DEEPSEEK_HAN "[\\x{4E00}-\\x{9FA5}\\x{3040}-\\x{309F}\\x{30A0}-\\x{30FF}]+"
-#define DEEPSEEK_WORDS                                                                                        \
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"       \
-    "| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-
-static const struct pretok_preset presets[] = {
-    { .name = "gpt-2", .patterns = { PRETOK_GPT2 } },
-    { .name = "phi-2", .patterns = { PRETOK_GPT2 } },
-    { .name = "smollm", .patterns = { "\\p{N}", PRETOK_GPT2 } },
-    { .name = "starcoder", .patterns = { "\\p{N}", PRETOK_GPT2 } },
-    { .name = "llama-bpe", .patterns = { LLAMA3 }, .ignore_merges = true },
-    { .name = "llama3", .patterns = { LLAMA3 }, .ignore_merges = true },
-    { .name = "llama-v3", .patterns = { LLAMA3 }, .ignore_merges = true },
-    { .name = "qwen2", .patterns = { QWEN2 }, .nfc = true },
-    { .name = "deepseek-r1-qwen", .patterns = { QWEN2 }, .nfc = true },
-    { .name = "deepseek-v3", .patterns = { "\\p{N}{1,3}", DEEPSEEK_HAN, DEEPSEEK_WORDS } },
-};
-
-const struct pretok_preset *pretok_preset_find(const char *name)
-{
-    for (size_t i = 0; name && i < COUNT_OF(presets); i++)
-        if (strcmp(presets[i].name, name) == 0) return &presets[i];
-    return NULL;
-}
-
-enum status pretok_add_preset(struct pretok *p, const struct pretok_preset *preset, struct err *err)
-{
-    for (size_t i = 0; i < COUNT_OF(preset->patterns) && preset->patterns[i]; i++)
-        TRY(pretok_add_split(p, str_of(preset->patterns[i]), PRETOK_ISOLATED, false, err));
-    return OK;
 }

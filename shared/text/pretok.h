@@ -56,8 +56,9 @@ void        pretok_pieces_release(struct pretok_pieces *pieces);
 /* A chain under a GGUF name (tokenizer.ggml.pre), with what else the name says. */
 struct pretok_preset {
     const char *name;
-    const char *patterns[3]; /* all isolated */
+    const char *patterns[6]; /* all isolated */
     bool        nfc, ignore_merges;
+    bool        add_bos;     /* unless the file says otherwise */
 };
 const struct pretok_preset *pretok_preset_find(const char *name); /* NULL: unknown */
 enum status                 pretok_add_preset(struct pretok *p, const struct pretok_preset *preset, struct err *err) MUST_CHECK;
