@@ -15,7 +15,7 @@
 struct bpe_pair {
     uint64_t key; /* PAIR_NONE: a free slot */
     uint32_t rank;
-    int32_t  merged;
+    int32_t  merged; /* with BPE_WATCHED */
 };
 
 struct bpe_node {
@@ -69,22 +69,39 @@ void bpe_put(struct bpe *b, int32_t left, int32_t right, uint32_t rank, int32_t 
         b->n++;
     }
     *p = (struct bpe_pair){ pair_key(left, right), rank, merged };
+    size_t id = (size_t)(merged & ~BPE_WATCHED);
+    if (merged & BPE_WATCHED && id >= b->n_watched) b->n_watched = id + 1;
+}
+
+static void note_origin(const struct bpe *b, struct bpe_work *w, int32_t id, uint64_t key)
+{
+    if (!w->origins) w->origins = MEM_ARRAY(uint64_t, b->n_watched);
+    w->origins[id] = key;
+}
+
+void bpe_origin(const struct bpe_work *w, int32_t id, int32_t *left, int32_t *right)
+{
+    ASSERT(w->origins);
+    *left = (int32_t)(w->origins[id] >> 32);
+    *right = (int32_t)(uint32_t)w->origins[id];
 }
 
 /* Rank of a pair, and what it makes; RANK_NONE when it does not merge. */
-static uint32_t pair_rank(const struct bpe *b, int32_t left, int32_t right, int32_t *merged)
+static uint32_t pair_rank(const struct bpe *b, struct bpe_work *w, int32_t left, int32_t right, int32_t *merged)
 {
     const struct bpe_pair *p = find_slot(b, pair_key(left, right));
     if (p->key == PAIR_NONE) return RANK_NONE;
-    *merged = p->merged;
+    *merged = p->merged & ~BPE_WATCHED;
+    if (p->merged & BPE_WATCHED) note_origin(b, w, *merged, p->key);
     return p->rank;
 }
 
-static size_t merge_short(const struct bpe *b, int32_t *ids, size_t n)
+/* Pairs are looked up in the order that bpe_origin speaks of: after a merge first the pair in front. */
+static size_t merge_short(const struct bpe *b, int32_t *ids, size_t n, struct bpe_work *w)
 {
     uint32_t rank[SHORT_MAX];
     int32_t merged[SHORT_MAX];
-    for (size_t i = 0; i + 1 < n; i++) rank[i] = pair_rank(b, ids[i], ids[i + 1], &merged[i]);
+    for (size_t i = 0; i + 1 < n; i++) rank[i] = pair_rank(b, w, ids[i], ids[i + 1], &merged[i]);
     while (n > 1) {
         size_t best = 0;
         for (size_t i = 1; i + 1 < n; i++)
@@ -98,8 +115,8 @@ static size_t merge_short(const struct bpe *b, int32_t *ids, size_t n)
             memmove(&merged[best + 1], &merged[best + 2], (n_after - 1) * sizeof *merged);
         }
         n--;
-        if (best + 1 < n) rank[best] = pair_rank(b, ids[best], ids[best + 1], &merged[best]);
-        if (best > 0) rank[best - 1] = pair_rank(b, ids[best - 1], ids[best], &merged[best - 1]);
+        if (best > 0) rank[best - 1] = pair_rank(b, w, ids[best - 1], ids[best], &merged[best - 1]);
+        if (best + 1 < n) rank[best] = pair_rank(b, w, ids[best], ids[best + 1], &merged[best]);
     }
     return n;
 }
@@ -136,7 +153,7 @@ static uint64_t heap_pop(struct bpe_work *w)
 static void renew_pair(const struct bpe *b, struct bpe_work *w, int32_t at)
 {
     struct bpe_node *node = &w->nodes[at];
-    node->rank = node->next < 0 ? RANK_NONE : pair_rank(b, node->id, w->nodes[node->next].id, &node->merged);
+    node->rank = node->next < 0 ? RANK_NONE : pair_rank(b, w, node->id, w->nodes[node->next].id, &node->merged);
     if (node->rank != RANK_NONE) heap_push(w, (uint64_t)node->rank << 32 | (uint32_t)at);
 }
 
@@ -147,8 +164,8 @@ static void merge_at(const struct bpe *b, struct bpe_work *w, int32_t at)
     node->next = gone->next;
     if (gone->next >= 0) w->nodes[gone->next].prev = at;
     gone->id = -1;
-    renew_pair(b, w, at);
     if (node->prev >= 0) renew_pair(b, w, node->prev);
+    renew_pair(b, w, at);
 }
 
 static void work_reserve(struct bpe_work *w, size_t n)
@@ -182,12 +199,13 @@ size_t bpe_merge(const struct bpe *b, int32_t *ids, size_t n, struct bpe_work *w
 {
     ASSERT(n <= INT32_MAX);
     if (n < 2 || b->n == 0) return n;
-    return n <= SHORT_MAX ? merge_short(b, ids, n) : merge_long(b, ids, n, w);
+    return n <= SHORT_MAX ? merge_short(b, ids, n, w) : merge_long(b, ids, n, w);
 }
 
 void bpe_work_release(struct bpe_work *w)
 {
     mem_free(w->nodes);
     mem_free(w->heap);
+    mem_free(w->origins);
     *w = (struct bpe_work){ 0 };
 }

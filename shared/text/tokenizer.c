@@ -8,38 +8,8 @@
 #include <string.h>
 
 #include "shared/base/assert.h"
-#include "shared/text/tokenizer_parts.h"
+#include "shared/text/encoder.h"
 #include "shared/text/utf8.h"
-
-/* One call of tokenizer_encode. */
-struct encoder {
-    const struct tokenizer *t;
-    int32_t                *ids;     /* the caller's array, grown */
-    size_t                  n, cap;
-    size_t                  n_max;   /* ids may not become more */
-    struct pretok_pieces    pieces;
-    struct buf              section, scratch; /* normalised text between two added tokens */
-    int32_t                *symbols; /* ids of one piece before they merge */
-    size_t                  cap_symbols;
-    struct bpe_work         work;
-    struct err             *err;
-};
-
-static enum status push(struct encoder *e, const int32_t *ids, size_t n)
-{
-    if (n > e->n_max - e->n) return err_set(e->err, ERR_TOO_LONG, "the text is longer than the limit of tokens");
-    if (n > e->cap - e->n) {
-        size_t cap = e->cap < 64 ? 64 : e->cap;
-        while (cap - e->n < n) cap *= 2;
-        e->ids = mem_realloc(e->ids, cap, sizeof *e->ids);
-        e->cap = cap;
-    }
-    if (n) memcpy(e->ids + e->n, ids, n * sizeof *ids);
-    e->n += n;
-    return OK;
-}
-
-static int32_t id_of(const struct tokenizer *t, struct str piece) { return (int32_t)(uintptr_t)map_get(&t->by_piece, piece) - 1; }
 
 /* Byte-level: one symbol per byte. Bytes that are no token are left out, or unknown. */
 static size_t byte_symbols(const struct tokenizer *t, struct str piece, int32_t *out)
@@ -53,13 +23,6 @@ static size_t byte_symbols(const struct tokenizer *t, struct str piece, int32_t 
     return n;
 }
 
-static bool has_byte_tokens(const struct tokenizer *t, struct str c)
-{
-    for (size_t i = 0; i < c.n; i++)
-        if (t->byte_ids[(unsigned char)c.p[i]] < 0) return false;
-    return t->byte_fallback;
-}
-
 /* One symbol per character; a character that is no token becomes its bytes, or unknown. Never more symbols than bytes. */
 static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t *out)
 {
@@ -69,11 +32,11 @@ static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t 
     for (size_t at = 0; at < piece.n; at += len) {
         len = utf8_next(piece, at, &cp);
         struct str c = str_sub(piece, at, len);
-        int32_t id = id_of(t, c);
+        int32_t id = charmap_get(&t->chars, cp);
         bool is_unk = false;
         if (id >= 0) {
             out[n++] = id;
-        } else if (has_byte_tokens(t, c)) {
+        } else if (encoder_has_bytes(t, c)) {
             for (size_t i = 0; i < len; i++) out[n++] = t->byte_ids[(unsigned char)c.p[i]];
         } else if (t->unk >= 0) {
             is_unk = true;
@@ -87,11 +50,11 @@ static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t 
 /* The token that is this whole piece, or -1. */
 static int32_t whole_piece(struct encoder *e, struct str piece)
 {
-    if (!e->t->byte_level) return id_of(e->t, piece);
+    if (!e->t->byte_level) return tokenizer_id(e->t, piece);
     char c[UTF8_CHAR_MAX];
     buf_clear(&e->scratch);
     for (size_t i = 0; i < piece.n; i++) buf_add(&e->scratch, c, utf8_put(alphabet_char((unsigned char)piece.p[i]), c));
-    return id_of(e->t, buf_str(&e->scratch));
+    return tokenizer_id(e->t, buf_str(&e->scratch));
 }
 
 static enum status encode_piece(struct encoder *e, struct str piece)
@@ -99,13 +62,10 @@ static enum status encode_piece(struct encoder *e, struct str piece)
     const struct tokenizer *t = e->t;
     if (piece.n > INT32_MAX) return err_set(e->err, ERR_TOO_LONG, "the text is too long to be encoded");
     int32_t whole = t->ignore_merges ? whole_piece(e, piece) : -1;
-    if (whole >= 0) return push(e, &whole, 1);
-    if (piece.n > e->cap_symbols) {
-        e->cap_symbols = piece.n < 256 ? 256 : piece.n;
-        e->symbols = mem_realloc(e->symbols, e->cap_symbols, sizeof *e->symbols);
-    }
+    if (whole >= 0) return encoder_push(e, &whole, 1);
+    encoder_reserve(e, piece.n);
     size_t n = t->byte_level ? byte_symbols(t, piece, e->symbols) : char_symbols(t, piece, e->symbols);
-    return push(e, e->symbols, bpe_merge(&t->bpe, e->symbols, n, &e->work));
+    return encoder_push(e, e->symbols, bpe_merge(&t->bpe, e->symbols, n, &e->work));
 }
 
 /* Text without added tokens, in normal form. */
@@ -124,6 +84,7 @@ static enum status encode_plain(struct encoder *e, struct str text, bool is_star
 static enum status encode_section(struct encoder *e, struct str text, bool is_start)
 {
     if (text.n == 0) return OK;
+    if (e->t->spm.is_on) return encode_spm(e, text, is_start);
     buf_clear(&e->section);
     buf_add_str(&e->section, text);
     if (normalize_run(&e->t->normalize, &e->section, &e->scratch) != OK)
@@ -132,22 +93,22 @@ static enum status encode_section(struct encoder *e, struct str text, bool is_st
     size_t at = 0;
     for (; added_find(&e->t->added_normalized, buf_str(&e->section), at, &hit); at = hit.stop) {
         TRY(encode_plain(e, str_sub(buf_str(&e->section), at, hit.start - at), is_start && at == 0));
-        TRY(push(e, &hit.id, 1));
+        TRY(encoder_push(e, &hit.id, 1));
     }
     return encode_plain(e, str_sub(buf_str(&e->section), at, SIZE_MAX), is_start && at == 0);
 }
 
 static enum status encode_text(struct encoder *e, struct str text, bool add_special)
 {
-    if (add_special) TRY(push(e, e->t->before.ids, e->t->before.n));
+    if (add_special) TRY(encoder_push(e, e->t->before.ids, e->t->before.n));
     struct added_hit hit;
     size_t at = 0;
     for (; added_find(&e->t->added_raw, text, at, &hit); at = hit.stop) {
         TRY(encode_section(e, str_sub(text, at, hit.start - at), at == 0));
-        TRY(push(e, &hit.id, 1));
+        TRY(encoder_push(e, &hit.id, 1));
     }
     TRY(encode_section(e, str_sub(text, at, SIZE_MAX), at == 0));
-    return add_special ? push(e, e->t->behind.ids, e->t->behind.n) : OK;
+    return add_special ? encoder_push(e, e->t->behind.ids, e->t->behind.n) : OK;
 }
 
 enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool add_special, size_t limit, int32_t **ids, size_t *n,
@@ -171,6 +132,7 @@ enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool ad
     pretok_pieces_release(&e.pieces);
     bpe_work_release(&e.work);
     mem_free(e.symbols);
+    mem_free(e.apart);
     return st;
 }
 
@@ -190,10 +152,16 @@ void tokenizer_token_bytes(const struct tokenizer *t, int32_t id, bool skip_spec
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special, struct buf *out)
 {
     struct buf bytes = { 0 };
-    for (size_t i = 0; i < n; i++) tokenizer_token_bytes(t, ids[i], skip_special, &bytes);
-    size_t skip = 0;
-    while (skip < t->strip_start && skip < bytes.len && bytes.data[skip] == ' ') skip++;
-    utf8_add_valid(out, str_sub(buf_str(&bytes), skip, SIZE_MAX));
+    size_t n_left = t->strip_start; /* spaces that may still be taken off */
+    for (size_t i = 0; i < n; i++) {
+        size_t from = bytes.len, skip = 0;
+        tokenizer_token_bytes(t, ids[i], skip_special, &bytes);
+        if (from > 0 || n_left == 0) continue;
+        while (skip < n_left && skip < bytes.len && bytes.data[skip] == ' ') skip++;
+        if (!t->strip_each) n_left -= skip;
+        buf_consume(&bytes, skip);
+    }
+    utf8_add_valid(out, buf_str(&bytes));
     buf_release(&bytes);
 }
 
@@ -213,4 +181,4 @@ bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
     return k && k->kind == TOKEN_CONTROL;
 }
 
-int32_t tokenizer_find(const struct tokenizer *t, struct str piece) { return id_of(t, piece); }
+int32_t tokenizer_find(const struct tokenizer *t, struct str piece) { return tokenizer_id(t, piece); }

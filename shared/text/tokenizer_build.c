@@ -1,4 +1,4 @@
-/* tokenizer_build.c - puts a tokenizer together from tokens and merges, and from the arrays of a GGUF.
+/* tokenizer_build.c - puts a tokenizer together from tokens and merges.
  *
  * In a byte-level vocabulary every byte is spelled as one printable character: bytes that are printable in Latin-1 stand for
  * themselves, the other 68 for U+0100 and following, in order.
@@ -33,6 +33,7 @@ struct tokenizer *tokenizer_new(void)
     arena_init(&t->arena);
     added_init(&t->added_raw);
     added_init(&t->added_normalized);
+    spm_init(&t->spm);
     t->unk = t->bos = t->eos = -1;
     for (int i = 0; i < 256; i++) t->byte_ids[i] = -1;
     return t;
@@ -47,6 +48,8 @@ void tokenizer_free(struct tokenizer *t)
     normalize_release(&t->normalize);
     normalize_release(&t->decode);
     pretok_release(&t->pretok);
+    spm_release(&t->spm);
+    charmap_release(&t->chars);
     bpe_release(&t->bpe);
     arena_release(&t->arena);
     mem_free(t->tokens);
@@ -144,7 +147,7 @@ static enum status token_text(struct tokenizer *t, struct token *k, struct buf *
         if (spell_bytes(k->piece, text)) k->bytes = keep(t, buf_str(text));
         return OK;
     }
-    if (byte >= 0) {
+    if (byte >= 0 && (!t->spm.is_on || k->kind == TOKEN_BYTE)) {
         char c = (char)byte;
         k->kind = TOKEN_BYTE;
         k->bytes = keep(t, (struct str){ &c, 1 });
@@ -169,6 +172,14 @@ static void find_byte_tokens(struct tokenizer *t)
     }
 }
 
+/* Tokens of one character, which is what texts begin as. */
+static void index_char(struct tokenizer *t, int32_t id)
+{
+    struct str piece = t->tokens[id].piece;
+    int32_t cp = -1;
+    if (piece.n > 0 && utf8_next(piece, 0, &cp) == piece.n && cp >= 0) charmap_put(&t->chars, cp, id);
+}
+
 static enum status index_added(struct tokenizer *t, int32_t id, struct buf *text, struct buf *scratch)
 {
     const struct token *k = &t->tokens[id];
@@ -190,81 +201,12 @@ enum status tokenizer_finish(struct tokenizer *t, struct err *err)
     for (size_t i = 0; i < t->n_tokens && st == OK; i++) {
         if (!t->tokens[i].used) continue;
         st = token_text(t, &t->tokens[i], &text, &scratch);
+        if (!t->byte_level && !t->spm.is_on) index_char(t, (int32_t)i);
         if (st == OK && t->tokens[i].is_added) st = index_added(t, (int32_t)i, &text, &scratch);
         if (st != OK) err_set(err, st, "the text of token %zu is too long", i);
     }
     if (t->byte_level || t->byte_fallback) find_byte_tokens(t);
     buf_release(&text);
     buf_release(&scratch);
-    return st;
-}
-
-/* ---- from arrays ---- */
-
-enum { GGUF_NORMAL = 1, GGUF_UNKNOWN = 2, GGUF_CONTROL = 3, GGUF_USER_DEFINED = 4, GGUF_UNUSED = 5, GGUF_BYTE = 6 };
-
-static enum status put_gguf_token(struct tokenizer *t, int32_t id, struct str piece, int32_t kind, struct err *err)
-{
-    bool special = kind == GGUF_CONTROL || kind == GGUF_UNKNOWN;
-    if (special || kind == GGUF_USER_DEFINED) return tokenizer_put_added(t, id, piece, special, false, 0, err);
-    tokenizer_put_token(t, id, piece, kind == GGUF_BYTE ? TOKEN_BYTE : kind == GGUF_UNUSED ? TOKEN_UNUSED : TOKEN_NORMAL);
-    return OK;
-}
-
-static enum status put_gguf_merges(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)
-{
-    struct buf scratch = { 0 };
-    enum status st = OK;
-    bpe_init(&t->bpe, v->n_merges);
-    for (size_t i = 0; i < v->n_merges && st == OK; i++) {
-        struct str left, right;
-        st = tokenizer_split_merge(v->merges[i], &left, &right, err);
-        if (st == OK) st = tokenizer_put_merge(t, left, right, (uint32_t)i, &scratch, err);
-    }
-    buf_release(&scratch);
-    return st;
-}
-
-static enum status put_ends(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)
-{
-    int64_t n = (int64_t)v->n_tokens;
-    if (v->bos < -1 || v->bos >= n || v->eos < -1 || v->eos >= n)
-        return err_set(err, ERR_FORMAT, "the begin or end token (%d, %d) is outside the vocabulary of %zu tokens", (int)v->bos,
-                       (int)v->eos, v->n_tokens);
-    if ((v->add_bos && v->bos < 0) || (v->add_eos && v->eos < 0))
-        return err_set(err, ERR_FORMAT, "the model asks for a begin or end token around texts, but names none");
-    t->bos = v->bos;
-    t->eos = v->eos;
-    if (v->add_bos) t->before.ids[t->before.n++] = v->bos;
-    if (v->add_eos) t->behind.ids[t->behind.n++] = v->eos;
-    return OK;
-}
-
-static enum status fill_from_vocab(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)
-{
-    const struct pretok_preset *preset = pretok_preset_find(v->pre);
-    if (!v->model || strcmp(v->model, "gpt2") != 0)
-        return err_set(err, ERR_UNSUPPORTED, "tokenizer model \"%s\" is not supported (only \"gpt2\" is)", v->model ? v->model : "");
-    if (!preset)
-        return err_set(err, ERR_UNSUPPORTED, "pre-tokeniser \"%s\" is not supported", v->pre ? v->pre : "");
-    if (v->n_tokens == 0 || v->n_tokens > TOKENIZER_IDS_MAX || v->n_merges >= UINT32_MAX)
-        return err_set(err, ERR_FORMAT, "a vocabulary of %zu tokens and %zu merges is not possible", v->n_tokens, v->n_merges);
-    for (size_t i = 0; i < v->n_tokens; i++)
-        TRY(put_gguf_token(t, (int32_t)i, v->tokens[i], v->kinds ? v->kinds[i] : GGUF_NORMAL, err));
-    TRY(put_gguf_merges(t, v, err));
-    TRY(put_ends(t, v, err));
-    TRY(pretok_add_preset(&t->pretok, preset, err));
-    if (preset->nfc) TRY(normalize_add(&t->normalize, NORMALIZE_NFC, STR(""), STR("")));
-    t->byte_level = true;
-    t->ignore_merges = preset->ignore_merges;
-    return tokenizer_finish(t, err);
-}
-
-enum status tokenizer_from_vocab(const struct tokenizer_vocab *vocab, struct tokenizer **out, struct err *err)
-{
-    struct tokenizer *t = tokenizer_new();
-    enum status st = fill_from_vocab(t, vocab, err);
-    if (st == OK) *out = t;
-    else tokenizer_free(t);
     return st;
 }

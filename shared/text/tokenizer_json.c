@@ -1,9 +1,8 @@
 /* tokenizer_json.c - reads tokenizer.json and tokenizer_config.json into a tokenizer.
  *
  * tokenizer.json is a pipeline of components with a "type" each; those implemented are listed where they are dispatched, all
- * others are refused by name, since leaving one out would silently give other tokens. From tokenizer_config.json come the begin
- * and end token, whether they are added (which overrules the post-processor when it is said), and further added tokens.
- * Sequences of components are followed with a limit on their depth. Thread: the builder's. */
+ * others are refused by name, since leaving one out would silently give other tokens. What tokenizer_config.json adds is in
+ * tokenizer_config.c. Sequences of components are followed with a limit on their depth. Thread: the builder's. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -279,21 +278,6 @@ static enum status read_model(struct tokenizer *t, const cJSON *m, struct err *e
 
 /* ---- added_tokens ---- */
 
-static enum status read_added(struct tokenizer *t, const cJSON *j, int64_t id, struct err *err)
-{
-    const char *content = "";
-    bool special = false, single_word = false, lstrip = false, rstrip = false;
-    TRY(json_get_str(j, "content", &content, err));
-    TRY(json_get_bool(j, "special", &special, err));
-    bool normalized = !special; /* the format's default */
-    TRY(json_get_bool(j, "normalized", &normalized, err));
-    TRY(json_get_bool(j, "single_word", &single_word, err));
-    TRY(json_get_bool(j, "lstrip", &lstrip, err));
-    TRY(json_get_bool(j, "rstrip", &rstrip, err));
-    int flags = (single_word ? ADDED_SINGLE_WORD : 0) | (lstrip ? ADDED_LSTRIP : 0) | (rstrip ? ADDED_RSTRIP : 0);
-    return tokenizer_put_added(t, (int32_t)id, str_of(content), special, normalized, flags, err);
-}
-
 static enum status read_added_tokens(struct tokenizer *t, const cJSON *list, struct err *err)
 {
     const cJSON *each;
@@ -302,33 +286,12 @@ static enum status read_added_tokens(struct tokenizer *t, const cJSON *list, str
         if (!cJSON_IsObject(each)) return malformed(err, "added_tokens", "an object is expected");
         TRY(json_get_i64(each, "id", 0, TOKENIZER_IDS_MAX - 1, &id, err));
         if (id < 0) return malformed(err, "added_tokens", "an id is missing");
-        TRY(read_added(t, each, id, err));
-    }
-    return OK;
-}
-
-/* added_tokens_decoder of tokenizer_config.json: ids as member names. tokenizer.json goes first where both name a token. */
-static enum status read_config_added(struct tokenizer *t, const cJSON *config, struct err *err)
-{
-    const cJSON *each;
-    cJSON_ArrayForEach(each, json_member(config, "added_tokens_decoder")) {
-        int64_t id = -1;
-        if (!each->string || str_to_i64(str_of(each->string), &id) != OK || id < 0 || id >= TOKENIZER_IDS_MAX)
-            return err_field(err, ERR_FORMAT, "added_tokens_decoder", "tokenizer_config.json: added_tokens_decoder names no token id");
-        if ((size_t)id < t->n_tokens && t->tokens[id].is_added) continue;
-        TRY(read_added(t, each, id, err));
+        TRY(config_put_added(t, each, id, err));
     }
     return OK;
 }
 
 /* ---- what goes around a text ---- */
-
-static enum status add_around(struct around *a, int32_t id, struct err *err)
-{
-    if (a->n == TOKENIZER_AROUND_MAX) return malformed(err, "post_processor", "too many tokens around a text");
-    a->ids[a->n++] = id;
-    return OK;
-}
 
 /* One SpecialToken of a template stands for the ids listed under its name. */
 static enum status read_template_token(struct tokenizer *t, const cJSON *post, const char *name, struct around *to, struct err *err)
@@ -339,7 +302,7 @@ static enum status read_template_token(struct tokenizer *t, const cJSON *post, c
     cJSON_ArrayForEach(each, json_member(entry, "ids")) {
         double id = cJSON_IsNumber(each) ? each->valuedouble : -1;
         if (!(id >= 0 && id < (double)t->n_tokens)) return malformed(err, "post_processor", "an id is outside the vocabulary");
-        TRY(add_around(to, (int32_t)id, err));
+        TRY(around_add(to, (int32_t)id, err));
     }
     return OK;
 }
@@ -376,50 +339,6 @@ static enum status read_post(struct tokenizer *t, const cJSON *j, int depth, str
     return OK;
 }
 
-/* ---- tokenizer_config.json ---- */
-
-/* A token is given as its text or as an object with "content". */
-static enum status config_token(const struct tokenizer *t, const cJSON *config, const char *name, int32_t *id, struct err *err)
-{
-    const cJSON *v = json_member(config, name);
-    const char *content = NULL;
-    if (!v) return OK;
-    if (cJSON_IsObject(v)) TRY(json_get_str(v, "content", &content, err));
-    else TRY(json_get_str(config, name, &content, err));
-    if (content) *id = tokenizer_find(t, str_of(content));
-    return OK;
-}
-
-/* add_bos_token and add_eos_token overrule the post-processor, but only when they are there. */
-static enum status config_around(const cJSON *config, const char *name, int32_t id, bool in_front, struct around *a, struct err *err)
-{
-    bool add = false;
-    if (!json_member(config, name)) return OK;
-    TRY(json_get_bool(config, name, &add, err));
-    if (add && id < 0) return err_field(err, ERR_FORMAT, name, "tokenizer_config.json: %s is true, but there is no such token", name);
-    bool is_there = a->n > 0 && a->ids[in_front ? 0 : a->n - 1] == id;
-    if (add == is_there) return OK;
-    if (!add) {
-        a->n--;
-        if (in_front) memmove(a->ids, a->ids + 1, a->n * sizeof a->ids[0]);
-        return OK;
-    }
-    TRY(add_around(a, id, err));
-    if (in_front) {
-        memmove(a->ids + 1, a->ids, (a->n - 1) * sizeof a->ids[0]);
-        a->ids[0] = id;
-    }
-    return OK;
-}
-
-static enum status read_config(struct tokenizer *t, const cJSON *config, struct err *err)
-{
-    TRY(config_token(t, config, "bos_token", &t->bos, err));
-    TRY(config_token(t, config, "eos_token", &t->eos, err));
-    TRY(config_around(config, "add_bos_token", t->bos, true, &t->before, err));
-    return config_around(config, "add_eos_token", t->eos, false, &t->behind, err);
-}
-
 /* ---- both files ---- */
 
 static enum status fill_from_json(struct tokenizer *t, const cJSON *j, const cJSON *config, struct err *err)
@@ -427,12 +346,12 @@ static enum status fill_from_json(struct tokenizer *t, const cJSON *j, const cJS
     if (!cJSON_IsObject(j)) return err_set(err, ERR_FORMAT, "tokenizer.json: an object is expected");
     TRY(read_model(t, json_member(j, "model"), err));
     TRY(read_added_tokens(t, json_member(j, "added_tokens"), err));
-    TRY(read_config_added(t, config, err));
+    TRY(config_added_tokens(t, config, false, err));
     TRY(read_normalizer(t, json_member(j, "normalizer"), 0, err));
     TRY(read_pretok(t, json_member(j, "pre_tokenizer"), 0, err));
     TRY(read_decoder(t, json_member(j, "decoder"), 0, err));
     TRY(read_post(t, json_member(j, "post_processor"), 0, err));
-    TRY(read_config(t, config, err));
+    TRY(config_ends(t, config, err));
     return tokenizer_finish(t, err);
 }
 

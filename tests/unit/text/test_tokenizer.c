@@ -384,9 +384,11 @@ TEST(tokenizer_from_bad_arrays)
     struct tokenizer *t = NULL;
     struct err err = { 0 };
     struct tokenizer_vocab v = small_vocab();
-    v.model = "llama";
+    v.model = "bert";
     CHECK_STATUS(tokenizer_from_vocab(&v, &t, &err), ERR_UNSUPPORTED);
-    CHECK(strstr(err.text, "\"llama\"") != NULL);
+    CHECK(strstr(err.text, "\"bert\"") != NULL);
+    v.model = "llama"; /* without scores */
+    CHECK_STATUS(tokenizer_from_vocab(&v, &t, &err), ERR_FORMAT);
     v = small_vocab();
     v.pre = "martian";
     CHECK_STATUS(tokenizer_from_vocab(&v, &t, &err), ERR_UNSUPPORTED);
