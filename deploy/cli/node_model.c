@@ -23,22 +23,25 @@ static enum status read_template(const char *path, struct buf *out, struct err *
     return whole ? OK : err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: over %d bytes", path, TEMPLATE_MAX);
 }
 
-static enum status make_tokenizer(const struct model_text *t, struct tokenizer **out, struct err *err)
+enum status node_model_tokenizer(const struct model_text *t, struct tokenizer **out, struct err *err)
 {
-    if (t->n_tokens == 0 && t->tokenizer_json.len == 0) return err_set(err, ERR_NOT_FOUND, "the model has no tokenizer.json beside its weights");
-    if (t->n_tokens == 0) return tokenizer_from_json(buf_str(&t->tokenizer_json), buf_str(&t->tokenizer_config), out, err);
+    struct tokenizer_files f = {
+        .json = buf_str(&t->tokenizer_json), .config = buf_str(&t->tokenizer_config), .model = buf_str(&t->tokenizer_model),
+        .model_name = t->tokenizer_model_name, .added = buf_str(&t->added_tokens), .specials = buf_str(&t->special_tokens),
+    };
     struct tokenizer_vocab v = {
         .model = t->gguf_model, .pre = t->gguf_pre, .tokens = t->tokens, .kinds = t->kinds, .n_tokens = t->n_tokens,
         .merges = t->merges, .n_merges = t->n_merges, .bos = t->bos, .eos = t->eos, .add_bos = t->add_bos, .add_eos = t->add_eos,
+        .scores = t->scores, .add_space_prefix = t->add_space_prefix,
     };
-    return tokenizer_from_vocab(&v, out, err);
+    return t->n_tokens > 0 ? tokenizer_from_vocab(&v, out, err) : tokenizer_from_files(&f, out, err);
 }
 
 static enum status load_text(struct node_model *m, const struct node_options *o, struct err *err)
 {
     struct model_text text;
     TRY(model_text_load(o->model_path, &text, err));
-    enum status st = make_tokenizer(&text, &m->tokenizer, err);
+    enum status st = node_model_tokenizer(&text, &m->tokenizer, err);
     if (st == OK && o->chat_template) {
         buf_clear(&text.chat_template);
         st = read_template(o->chat_template, &text.chat_template, err);

@@ -70,10 +70,27 @@ static void take_texts(const cJSON *o, struct model_text *t)
     take_text(o, "unk_token", &t->unk_text);
 }
 
+/* Vocabularies other than tokenizer.json, by preference. Mistral numbers the versions of its files. */
+static const char *const vocabularies[] = {
+    "tekken.json", "tokenizer.model", "spm.model", "ernie_token_100k.model", "sentencepiece.bpe.model", "tokenizer.model.v7", "tokenizer.model.v3",
+    "tokenizer.model.v2", "tokenizer.model.v1", "qwen.tiktoken", "tokenizer.tiktoken",
+};
+
+static enum status load_vocabulary(const char *folder, struct model_text *t, struct err *err)
+{
+    for (size_t i = 0; i < COUNT_OF(vocabularies) && t->tokenizer_model.len == 0; i++) {
+        TRY(read_optional(folder, vocabularies[i], TOKENIZER_BYTES_MAX, &t->tokenizer_model, err));
+        if (t->tokenizer_model.len > 0) t->tokenizer_model_name = vocabularies[i];
+    }
+    TRY(read_optional(folder, "added_tokens.json", SMALL_BYTES_MAX, &t->added_tokens, err));
+    return read_optional(folder, "special_tokens_map.json", SMALL_BYTES_MAX, &t->special_tokens, err);
+}
+
 static enum status load_folder(const char *folder, struct model_text *t, struct err *err)
 {
     cJSON *config = NULL, *specials = NULL, *template = NULL;
     TRY(read_optional(folder, "tokenizer.json", TOKENIZER_BYTES_MAX, &t->tokenizer_json, err));
+    if (t->tokenizer_json.len == 0) TRY(load_vocabulary(folder, t, err));
     TRY(read_optional(folder, "tokenizer_config.json", SMALL_BYTES_MAX, &t->tokenizer_config, err));
     TRY(read_optional(folder, "chat_template.jinja", SMALL_BYTES_MAX, &t->chat_template, err));
     enum status st = parse_optional(folder, "tokenizer_config.json", &config, err);
@@ -109,17 +126,43 @@ static enum status copy_name(const struct gguf *g, const char *key, char **out, 
     return OK;
 }
 
-/* The id under `key` and its token's text; both stay "none" when the key is absent. */
-static enum status take_special(const struct gguf *g, const char *key, const struct model_text *t, int32_t *id, char **text, struct err *err)
+/* The id under `key`, or `usual` (-1: none) when the key is absent, and its token's text. */
+static enum status take_special(const struct gguf *g, const char *key, const struct model_text *t, int32_t usual, int32_t *id, char **text,
+                                struct err *err)
 {
-    uint64_t v = UINT64_MAX;
+    uint64_t v = usual >= 0 ? (uint64_t)usual : UINT64_MAX;
     *id = -1;
     if (t->n_tokens == 0) return OK;
     TRY(gguf_get_u64(g, key, 0, t->n_tokens - 1, &v, err));
-    if (v == UINT64_MAX) return OK;
+    if (v >= t->n_tokens) return OK;
     *id = (int32_t)v;
     *text = mem_strndup(t->tokens[v].p, t->tokens[v].n);
     return OK;
+}
+
+static enum status take_scores(const struct gguf *g, struct model_text *t, struct err *err)
+{
+    static const char key[] = "tokenizer.ggml.scores";
+    const struct gguf_kv *kv = gguf_find(g, key);
+    if (!kv) return OK;
+    if (kv->type != GGUF_ARRAY || kv->elem != GGUF_F32 || kv->n != t->n_tokens)
+        return err_field(err, ERR_FORMAT, key, "%s is not one float for each of %zu tokens", key, t->n_tokens);
+    t->scores = MEM_ARRAY(float, t->n_tokens);
+    if (t->n_tokens) memcpy(t->scores, kv->value, t->n_tokens * sizeof *t->scores);
+    return OK;
+}
+
+/* What a file that does not say it means by it: SentencePiece models put a begin token in front, and so do two of the others. */
+static enum status take_habits(const struct gguf *g, struct model_text *t, struct err *err)
+{
+    static const char *const with_bos[] = { "llama-bpe", "llama3", "llama-v3", "tekken" };
+    bool is_llama = t->gguf_model && strcmp(t->gguf_model, "llama") == 0, is_usual = is_llama;
+    for (size_t i = 0; i < COUNT_OF(with_bos); i++) is_usual |= t->gguf_pre && strcmp(t->gguf_pre, with_bos[i]) == 0;
+    t->add_bos = is_usual && t->bos >= 0;
+    t->add_space_prefix = is_llama;
+    TRY(gguf_get_bool(g, "tokenizer.ggml.add_bos_token", &t->add_bos, err));
+    TRY(gguf_get_bool(g, "tokenizer.ggml.add_eos_token", &t->add_eos, err));
+    return gguf_get_bool(g, "tokenizer.ggml.add_space_prefix", &t->add_space_prefix, err);
 }
 
 static enum status take_vocab(const struct gguf *g, struct model_text *t, struct err *err)
@@ -132,11 +175,13 @@ static enum status take_vocab(const struct gguf *g, struct model_text *t, struct
     if (t->kinds && n_kinds != t->n_tokens)
         return err_field(err, ERR_FORMAT, "tokenizer.ggml.token_type", "tokenizer.ggml.token_type has %zu entries for %zu tokens", n_kinds,
                          t->n_tokens);
+    TRY(take_scores(g, t, err));
     int32_t unused;
-    TRY(take_special(g, "tokenizer.ggml.bos_token_id", t, &t->bos, &t->bos_text, err));
-    TRY(take_special(g, "tokenizer.ggml.eos_token_id", t, &t->eos, &t->eos_text, err));
-    TRY(take_special(g, "tokenizer.ggml.padding_token_id", t, &unused, &t->pad_text, err));
-    return take_special(g, "tokenizer.ggml.unknown_token_id", t, &unused, &t->unk_text, err);
+    bool has_usual = t->gguf_model && strcmp(t->gguf_model, "llama") == 0; /* SentencePiece's own defaults */
+    TRY(take_special(g, "tokenizer.ggml.bos_token_id", t, has_usual ? 1 : -1, &t->bos, &t->bos_text, err));
+    TRY(take_special(g, "tokenizer.ggml.eos_token_id", t, has_usual ? 2 : -1, &t->eos, &t->eos_text, err));
+    TRY(take_special(g, "tokenizer.ggml.padding_token_id", t, -1, &unused, &t->pad_text, err));
+    return take_special(g, "tokenizer.ggml.unknown_token_id", t, has_usual ? 0 : -1, &unused, &t->unk_text, err);
 }
 
 static enum status load_gguf(const char *path, struct model_text *t, struct err *err)
@@ -148,12 +193,11 @@ static enum status load_gguf(const char *path, struct model_text *t, struct err 
     TRY(copy_name(m->gguf, "tokenizer.ggml.pre", &m->pre, err));
     t->gguf_model = m->model;
     t->gguf_pre = m->pre;
-    TRY(gguf_get_bool(m->gguf, "tokenizer.ggml.add_bos_token", &t->add_bos, err));
-    TRY(gguf_get_bool(m->gguf, "tokenizer.ggml.add_eos_token", &t->add_eos, err));
     struct str template = { 0 };
     TRY(gguf_get_str(m->gguf, "tokenizer.chat_template", &template, err));
     buf_add_str(&t->chat_template, template);
-    return take_vocab(m->gguf, t, err);
+    TRY(take_vocab(m->gguf, t, err));
+    return take_habits(m->gguf, t, err);
 }
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
@@ -187,8 +231,11 @@ void model_text_release(struct model_text *t)
     }
     buf_release(&t->tokenizer_json);
     buf_release(&t->tokenizer_config);
+    buf_release(&t->tokenizer_model);
+    buf_release(&t->added_tokens);
+    buf_release(&t->special_tokens);
     buf_release(&t->chat_template);
-    void *owned[] = { t->tokens, t->kinds, t->merges, t->bos_text, t->eos_text, t->pad_text, t->unk_text };
+    void *owned[] = { t->scores, t->tokens, t->kinds, t->merges, t->bos_text, t->eos_text, t->pad_text, t->unk_text };
     for (size_t i = 0; i < COUNT_OF(owned); i++) mem_free(owned[i]);
     *t = (struct model_text){ .bos = -1, .eos = -1 };
 }

@@ -10,8 +10,11 @@
 #include "shared/base/err.h"
 
 struct model_text {
-    /* Folder: whole files; empty when absent. */
+    /* Folder: whole files; empty when absent. Without a tokenizer.json the vocabulary is that of the first of tekken.json,
+     * tokenizer.model, spm.model, ernie_token_100k.model, qwen.tiktoken and other names that there is. */
     struct buf  tokenizer_json, tokenizer_config;
+    struct buf  tokenizer_model, added_tokens, special_tokens;
+    const char *tokenizer_model_name; /* NULL: none */
     /* GGUF: arrays borrowed from the mapped file; n_tokens 0 for a folder. */
     const char *gguf_model, *gguf_pre;
     struct str *tokens;
@@ -21,6 +24,8 @@ struct model_text {
     size_t      n_merges;
     int32_t     bos, eos;
     bool        add_bos, add_eos;
+    float      *scores;           /* [n_tokens], or NULL */
+    bool        add_space_prefix;
     /* Both: the chat template ("" when the model has none) and special token texts (NULL when none). */
     struct buf  chat_template;
     char       *bos_text, *eos_text, *pad_text, *unk_text;
