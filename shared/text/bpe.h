@@ -23,8 +23,10 @@ struct bpe {
 /* Scratch memory of one merging thread; { 0 } is valid. */
 struct bpe_work {
     struct bpe_node *nodes;
-    uint64_t        *heap;
+    uint64_t        *first;     /* the pairs there are before anything merges, in order of rank */
+    uint64_t        *heap;      /* pairs that came later */
     size_t           cap, n_heap;
+    struct bpe_pair *recent;    /* results of lookups, of pairs that merge and of others */
     uint64_t        *origins; /* per watched token the last pair that makes it; allocated when the first one is seen */
 };
 

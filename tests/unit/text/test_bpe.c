@@ -52,7 +52,7 @@ TEST(bpe_merges_as_defined)
             if (p.rank[left][right]) continue;
             p.rank[left][right] = (uint32_t)m + 1;
             p.merged[left][right] = id;
-            bpe_put(&b, left, right, (uint32_t)m, id);
+            bpe_put(&b, left, right, (uint32_t)m * 70001u, id); /* ranks of several digits */
         }
         for (int text = 0; text < 40; text++) {
             int32_t want[400], got[400];
@@ -100,6 +100,30 @@ TEST(bpe_a_pair_put_again_gets_the_later_rank)
     bpe_release(&b);
 }
 
+/* The pair that was looked up last counts, also when it is not the one that merged first; short and long pieces agree. */
+TEST(bpe_watched_tokens_remember_their_pair)
+{
+    enum { A, B, C, AB, BC, ABC };
+    struct bpe b;
+    bpe_init(&b, 4);
+    bpe_put(&b, A, B, 0, AB);
+    bpe_put(&b, B, C, 1, BC);
+    bpe_put(&b, AB, C, 2, ABC | BPE_WATCHED);
+    bpe_put(&b, A, BC, 3, ABC | BPE_WATCHED);
+    for (size_t n_before = 0; n_before <= 90; n_before += 90) {
+        struct bpe_work w = { 0 };
+        int32_t ids[93], left, right;
+        for (size_t i = 0; i < n_before; i++) ids[i] = -7; /* merges with nothing */
+        memcpy(ids + n_before, (int32_t[]){ A, B, C }, 3 * sizeof *ids);
+        CHECK_EQ_INT(bpe_merge(&b, ids, n_before + 3, &w), n_before + 1);
+        CHECK_EQ_INT(ids[n_before], ABC);
+        bpe_origin(&w, ABC, &left, &right);
+        CHECK(left == AB && right == C);
+        bpe_work_release(&w);
+    }
+    bpe_release(&b);
+}
+
 TEST(bpe_nothing_to_merge)
 {
     struct bpe b;
@@ -127,4 +151,4 @@ TEST(bpe_a_million_tokens_merge_in_one_piece)
 }
 
 TEST_MAIN(CASE(bpe_merges_as_defined), CASE(bpe_equal_rank_takes_the_leftmost), CASE(bpe_a_pair_put_again_gets_the_later_rank),
-          CASE(bpe_nothing_to_merge), CASE(bpe_a_million_tokens_merge_in_one_piece))
+          CASE(bpe_watched_tokens_remember_their_pair),          CASE(bpe_nothing_to_merge), CASE(bpe_a_million_tokens_merge_in_one_piece))
