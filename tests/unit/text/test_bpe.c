@@ -151,4 +151,4 @@ TEST(bpe_a_million_tokens_merge_in_one_piece)
 }
 
 TEST_MAIN(CASE(bpe_merges_as_defined), CASE(bpe_equal_rank_takes_the_leftmost), CASE(bpe_a_pair_put_again_gets_the_later_rank),
-          CASE(bpe_watched_tokens_remember_their_pair),          CASE(bpe_nothing_to_merge), CASE(bpe_a_million_tokens_merge_in_one_piece))
+          CASE(bpe_watched_tokens_remember_their_pair), CASE(bpe_nothing_to_merge), CASE(bpe_a_million_tokens_merge_in_one_piece))
