@@ -97,15 +97,16 @@ static enum status put_property(struct translation *t, struct str name, bool neg
     return OK;
 }
 
-/* What regular expressions call a word character; PCRE2 has another idea of it in every version. */
+/* A word character as Oniguruma has it; PCRE2 has another idea of it in every version. */
 static enum status put_word(struct translation *t, bool negated)
 {
-    static const char *const parts[] = { "L", "M", "Nd", "Nl", "Pc" };
+    static const char *const parts[] = { "L", "M", "Nd", "Pc", "Alphabetic" };
     if (negated && t->in_class) return err_set(t->err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern cannot be used: \\W inside brackets");
     bool was = t->in_class;
     if (!was) buf_add_c(t->out, negated ? "[^" : "[");
     t->in_class = true;
     for (size_t i = 0; i < COUNT_OF(parts); i++) (void)put_property(t, str_of(parts[i]), false);
+    buf_add_c(t->out, "\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}"); /* raised digits and fractions of Latin-1, but no others */
     t->in_class = was;
     if (!was) buf_add_char(t->out, ']');
     return OK;

@@ -62,7 +62,7 @@ static enum status encode_piece(struct encoder *e, struct str piece)
     const struct tokenizer *t = e->t;
     if (piece.n > INT32_MAX) return err_set(e->err, ERR_TOO_LONG, "the text is too long to be encoded");
     int32_t whole = t->ignore_merges ? whole_piece(e, piece) : -1;
-    if (whole >= 0) return encoder_push(e, &whole, 1);
+    if (whole >= 0 && t->tokens[whole].in_model) return encoder_push(e, &whole, 1);
     encoder_reserve(e, piece.n);
     size_t n = t->byte_level ? byte_symbols(t, piece, e->symbols) : char_symbols(t, piece, e->symbols);
     return encoder_push(e, e->symbols, bpe_merge(&t->bpe, e->symbols, n, &e->work));
@@ -156,9 +156,10 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
     for (size_t i = 0; i < n; i++) {
         size_t from = bytes.len, skip = 0;
         tokenizer_token_bytes(t, ids[i], skip_special, &bytes);
-        if (from > 0 || n_left == 0) continue;
+        if (from > 0 || n_left == 0 || bytes.len == 0) continue;
         while (skip < n_left && skip < bytes.len && bytes.data[skip] == ' ') skip++;
-        if (!t->strip_each) n_left -= skip;
+        if (t->strip_first) n_left = 0;
+        else if (!t->strip_each) n_left -= skip;
         buf_consume(&bytes, skip);
     }
     utf8_add_valid(out, buf_str(&bytes));

@@ -74,7 +74,7 @@ void tokenizer_put_token(struct tokenizer *t, int32_t id, struct str piece, enum
     ASSERT(id >= 0 && id < TOKENIZER_IDS_MAX);
     grow_tokens(t, (size_t)id + 1);
     struct token *k = &t->tokens[id];
-    *k = (struct token){ .piece = keep(t, piece), .bytes = STR(""), .kind = kind, .used = true };
+    *k = (struct token){ .piece = keep(t, piece), .bytes = STR(""), .kind = kind, .used = true, .in_model = true };
     map_put(&t->by_piece, piece, (void *)(uintptr_t)(id + 1));
 }
 
@@ -82,7 +82,9 @@ enum status tokenizer_put_added(struct tokenizer *t, int32_t id, struct str cont
                                 struct err *err)
 {
     if (content.n == 0 || !utf8_is_valid(content)) return err_set(err, ERR_FORMAT, "added token %d is empty or not UTF-8", (int)id);
+    bool in_model = (size_t)id < t->n_tokens && t->tokens[id].in_model && str_eq(t->tokens[id].piece, content);
     tokenizer_put_token(t, id, content, special ? TOKEN_CONTROL : TOKEN_USER);
+    t->tokens[id].in_model = in_model;
     t->tokens[id].is_added = true;
     t->tokens[id].normalized = normalized;
     t->tokens[id].flags = (unsigned char)flags;
@@ -142,12 +144,12 @@ static enum status token_text(struct tokenizer *t, struct token *k, struct buf *
 {
     int byte = t->decode_bytes ? byte_of_piece(k->piece) : -1;
     k->bytes = k->piece;
-    if (k->is_added) return OK;
+    if (k->is_added && (t->byte_level || t->spm.is_on)) return OK;
     if (t->byte_level) {
         if (spell_bytes(k->piece, text)) k->bytes = keep(t, buf_str(text));
         return OK;
     }
-    if (byte >= 0 && (!t->spm.is_on || k->kind == TOKEN_BYTE)) {
+    if (byte >= 0 && !k->is_added && (!t->spm.is_on || k->kind == TOKEN_BYTE)) {
         char c = (char)byte;
         k->kind = TOKEN_BYTE;
         k->bytes = keep(t, (struct str){ &c, 1 });
@@ -156,6 +158,7 @@ static enum status token_text(struct tokenizer *t, struct token *k, struct buf *
     if (t->decode.n == 0) return OK;
     buf_clear(text);
     buf_add_str(text, k->piece);
+    if (k->is_added && k->normalized) TRY(normalize_run(&t->normalize, text, scratch)); /* as which it was found */
     TRY(normalize_run(&t->decode, text, scratch));
     k->bytes = keep(t, buf_str(text));
     return OK;
@@ -177,7 +180,7 @@ static void index_char(struct tokenizer *t, int32_t id)
 {
     struct str piece = t->tokens[id].piece;
     int32_t cp = -1;
-    if (piece.n > 0 && utf8_next(piece, 0, &cp) == piece.n && cp >= 0) charmap_put(&t->chars, cp, id);
+    if (t->tokens[id].in_model && piece.n > 0 && utf8_next(piece, 0, &cp) == piece.n && cp >= 0) charmap_put(&t->chars, cp, id);
 }
 
 static enum status index_added(struct tokenizer *t, int32_t id, struct buf *text, struct buf *scratch)

@@ -192,7 +192,8 @@ static enum status read_decoder(struct tokenizer *t, const cJSON *j, int depth, 
     if (strcmp(type, "Metaspace") == 0) {
         TRY(json_get_str(j, "prepend_scheme", &scheme, err));
         TRY(json_get_str(j, "replacement", &mark, err));
-        t->strip_start = strcmp(scheme, "never") != 0;
+        t->strip_first = strcmp(scheme, "never") != 0;
+        if (t->strip_first) t->strip_start = SIZE_MAX;
         if (!mark[0]) return malformed(err, part, "an empty string cannot be replaced");
         return add_step(&t->decode, part, NORMALIZE_REPLACE, str_of(mark), STR(" "), err);
     }

@@ -25,6 +25,7 @@ struct token {
     struct str      piece, bytes; /* as spelled, and what it stands for in text */
     enum token_kind kind;
     bool            used, is_added;
+    bool            in_model;    /* part of the vocabulary that merging knows; an added token may be that too */
     bool            taken_apart; /* spm: never given out, but as what it was merged from */
     bool            normalized; /* added tokens: searched for after normalising */
     unsigned char   flags;      /* added tokens: ADDED_* */
@@ -56,6 +57,7 @@ struct tokenizer {
     bool             decode_bytes;  /* <0xHH> stands for a byte */
     size_t           strip_start;   /* spaces taken off the front of a decoded text */
     bool             strip_each;    /* and off the next token's front, while there is no text yet */
+    bool             strip_first;   /* off the first token's front only, however many */
     int32_t          bos, eos;
     struct around    before, behind;
 };

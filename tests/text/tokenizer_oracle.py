@@ -212,10 +212,10 @@ def cached(path, make):
 
 
 class Case:
-    """model: what the program opens. same: what a text must come back as (None: nothing is promised). marks: put into texts."""
+    """model: what the program opens. same: what a text must come back as (None: nothing is promised). marks: put into texts, one in `every`."""
 
-    def __init__(self, model, reference, same=lambda x: x, marks=(), golden=None):
-        self.model, self.reference, self.same, self.marks, self.golden = model, reference, same, marks, golden
+    def __init__(self, model, reference, same=lambda x: x, marks=(), golden=None, every=7):
+        self.model, self.reference, self.same, self.marks, self.golden, self.every = model, reference, same, marks, golden, every
 
 
 def deepseek(work):
@@ -353,6 +353,88 @@ def trained(name, unused=False):
     return make
 
 
+# ---- tokenizer.json files made here, for components and flags that the real ones do not use ----
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+TO_MARK = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+FROM_MARK = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+
+
+def metaspace(scheme, split):
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+
+
+def split(pattern, behavior, invert=False):
+    return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert}
+
+
+def chain(kind, *parts):
+    return {"type": "Sequence", {"n": "normalizers", "p": "pretokenizers", "d": "decoders"}[kind]: list(parts)}
+
+
+COMPONENTS = {
+    # name: normalizer, pre_tokenizer, decoder, members of the model
+    "Prepend and Replace, bytes": (chain("n", {"type": "Prepend", "prepend": "▁"}, TO_MARK), None,
+                                   chain("d", FROM_MARK, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}),
+                                   {"byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>"}),
+    "Replace, unknown fused": (TO_MARK, None, chain("d", FROM_MARK, {"type": "Fuse"}), {"fuse_unk": True, "unk_token": "<unk>"}),
+    "Metaspace first, unknown": (None, metaspace("first", True), metaspace("first", True), {"unk_token": "<unk>"}),
+    "Metaspace always, whole": (None, metaspace("always", False), metaspace("always", False), {"unk_token": "<unk>", "fuse_unk": True}),
+    "Metaspace never": (None, metaspace("never", True), metaspace("never", True), {"unk_token": "<unk>"}),
+    "ByteLevel with a space": (None, {**BYTE_LEVEL, "add_prefix_space": True}, BYTE_LEVEL, {}),
+    "Digits, ByteLevel": (None, chain("p", {"type": "Digits", "individual_digits": True}, BYTE_LEVEL), BYTE_LEVEL, {}),
+    "Digits together, ByteLevel": (None, chain("p", {"type": "Digits", "individual_digits": False}, BYTE_LEVEL), BYTE_LEVEL, {"ignore_merges": True}),
+    "DeepSeek-V2's splits": (None, chain("p", split({"Regex": "[\r\n]"}, "Isolated"), split({"Regex": "\\s?\\p{L}+"}, "Isolated"),
+                                         split({"Regex": "\\s?[!-/:-~！-／：-～‘-‟　-。]+"}, "Isolated"), split({"Regex": "\\s+$"}, "Isolated"),
+                                         split({"Regex": "[一-龥ࠀ-一가-퟿]+"}, "Isolated"), {"type": "Digits", "individual_digits": True},
+                                         {**BYTE_LEVEL, "use_regex": False}), BYTE_LEVEL, {}),
+    **{"Split %s%s" % (behavior, ", inverted" * invert):
+       (None, chain("p", split({"Regex": "\\w+"} if invert else {"String": " "}, behavior, invert), {**BYTE_LEVEL, "use_regex": False}), BYTE_LEVEL, {})
+       for behavior in ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous") for invert in (False, True)},
+}
+
+
+def component_file(name):
+    """Merges of all pairs there are in a few words, so that there is something to get wrong."""
+    normalizer, pre, decoder, model = COMPONENTS[name]
+    level = bool(decoder and decoder["type"] == "ByteLevel")
+    words = ["the", "quick", "hello", "world", "aaaa", "12", "don't", "naïve", "привет", "世界", "  ", "▁▁", "..", "==", "--", "é", "\n\n"]
+    words += [("" if w in ("  ", "▁▁") else " " if level else "▁") + w for w in words]
+    words = [spell(w.encode()) if level else w for w in words]
+    vocab, merges = {"<unk>": 0}, []
+    alphabet_ = sorted(SPELL.values()) if level else sorted(set("".join(words))) + ["<0x%02X>" % i for i in range(256)]
+    for c in alphabet_:
+        vocab.setdefault(c, len(vocab))
+    for w in words:  # from the left, then from the right: the same token in two ways
+        for cuts in ([(w[:i], w[i]) for i in range(1, len(w))], [(w[i], w[i + 1:]) for i in range(len(w) - 1)][::-1]):
+            for left, right in cuts:
+                if left in vocab and right in vocab and [left, right] not in merges:
+                    merges.append([left, right])
+                    vocab.setdefault(left + right, len(vocab))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    added = [{"id": 0, "content": "<unk>", **flags, "special": True}] if "<unk>" in vocab else []
+    for content, more in ADDED:
+        added.append({"id": len(vocab) + len(added) - 1, "content": content, **flags, **more})
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer, "pre_tokenizer": pre,
+            "post_processor": None, "decoder": decoder,
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+                      "byte_fallback": False, "ignore_merges": False, **model, "vocab": vocab, "merges": merges}}
+
+
+ADDED = [("<s>", {"special": True}), ("<s>x", {}), ("<L>", {"lstrip": True}), ("<R>", {"rstrip": True}), ("<LR>", {"lstrip": True, "rstrip": True, "special": True}),
+         ("word", {"single_word": True}), ("<n> n", {"normalized": True}), ("<N>", {"normalized": True, "lstrip": True, "single_word": True})]
+# With what may stand beside them: white space they swallow, letters that end a word, joiners, and each other.
+MARKS = [a + content + b for content, _ in ADDED for a in ("", " ", "x", "\u3000\n", "\u200d", "\u24b6", "<s>", "_", "½") for b in ("", "  ", "x", "9", "\u0301", " <R> \t<L>", "-")]
+
+
+def components(name):
+    def make(work):
+        file = component_file(name)
+        path = os.path.join(work.folder("json-" + "".join(c for c in name if c.isalnum()), {"tokenizer.json": file}), "tokenizer.json")
+        return Case(os.path.dirname(path), Tokenizers(path), None, MARKS, every=2)
+    return make
+
+
 CASES = {
     "DeepSeek-V3, tokenizer.json": deepseek,
     "Qwen, tokenizer.json": json_file("qwen"),
@@ -373,6 +455,7 @@ CASES = {
     "SentencePiece, case folding, bytes": trained("nfkc-bytes"),
     "SentencePiece, pieces across words": trained("across-words"),
     "SentencePiece, spaces behind words, unused pieces": trained("suffix", unused=True),
+    **{"tokenizer.json, " + name: components(name) for name in COMPONENTS},
 }
 
 
@@ -385,9 +468,9 @@ def differences(case, ours, strings):
         if want is not None and ",".join(map(str, got["ids"])) != want:
             wrong.append("golden %r: %s, not %s" % (row[0], got["ids"], want))
     for i, text in enumerate(strings):
-        if case.marks and i % 7 == 0:
+        if case.marks and i % case.every == 0:
             # The full stop keeps a mark that follows from joining the ">" of the token: normal forms are made between tokens.
-            text = text[:len(text) // 2] + case.marks[i // 7 % len(case.marks)] + "." + text[len(text) // 2:]
+            text = text[:len(text) // 2] + case.marks[i // case.every % len(case.marks)] + "." + text[len(text) // 2:]
         got = ours.ask(text=text)
         if "error" in got:
             wrong.append("%r: %s" % (text, got["error"]))
