@@ -155,7 +155,8 @@ static enum status read_model(struct model_file *m, struct str in, struct err *e
     }
     static const char *const kinds[] = { "", "unigram", "bpe", "word", "char" };
     if (m->n > 0 && m->kind != KIND_BPE)
-        return err_set(err, ERR_UNSUPPORTED, "a SentencePiece model of type %s is not supported (only bpe is)", m->kind < COUNT_OF(kinds) ? kinds[m->kind] : "unknown");
+        return err_set(err, ERR_UNSUPPORTED, "a SentencePiece model of type %s is not supported (only bpe is)",
+                       m->kind < COUNT_OF(kinds) ? kinds[m->kind] : "unknown");
     return OK;
 }
 

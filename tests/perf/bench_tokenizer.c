@@ -22,7 +22,8 @@ static uint32_t below(uint32_t n)
 /* A text of a kind; every kind but the first is one piece for most tokenizers. */
 static void make_text(int kind, struct buf *out)
 {
-    static const char *const words[] = { "The ", "quick ", "brown ", "fox ", "jumps ", "over ", "a ", "lazy ", "dog", ". ", "in ", "1984", ", ", "return ", "NULL", ";\n", "(i = 0) ", "naïve ", "世界" };
+    static const char *const words[] = { "The ", "quick ", "brown ", "fox ", "jumps ", "over ", "a ", "lazy ", "dog", ". ", "in ",
+                                         "1984", ", ", "return ", "NULL", ";\n", "(i = 0) ", "naïve ", "世界" };
     while (out->len < TEXT_BYTES) {
         switch (kind) {
         case 0: buf_add_c(out, words[below(COUNT_OF(words))]); break;
@@ -38,7 +39,9 @@ static void make_text(int kind, struct buf *out)
     }
 }
 
-static const char *const kinds[] = { "ordinary text", "random letters", "one letter", "words without spaces", "random Chinese", "spaces", "signs", "digits", "letters of both cases" };
+static const char *const kinds[] = {
+    "ordinary text", "random letters", "one letter", "words without spaces", "random Chinese", "spaces", "signs", "digits", "letters of both cases",
+};
 
 static void measure(const struct tokenizer *t, int kind)
 {

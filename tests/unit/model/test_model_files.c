@@ -66,6 +66,28 @@ TEST(places_of_the_chat_template)
     model_text_release(&t);
 }
 
+TEST(vocabulary_of_another_form)
+{
+    put("config.json", STR("{}"));
+    put("tokenizer.model", STR("spm"));
+    put("added_tokens.json", STR("{\"x\":1}"));
+    put("special_tokens_map.json", STR("{}"));
+    struct model_text t = load();
+    CHECK_EQ_STR(t.tokenizer_model.data, "spm");
+    CHECK_EQ_STR(t.tokenizer_model_name, "tokenizer.model");
+    CHECK_EQ_STR(t.added_tokens.data, "{\"x\":1}");
+    CHECK_EQ_STR(t.special_tokens.data, "{}");
+    model_text_release(&t);
+    put("tekken.json", STR("{}")); /* goes before it */
+    t = load();
+    CHECK_EQ_STR(t.tokenizer_model_name, "tekken.json");
+    model_text_release(&t);
+    put("tokenizer.json", STR("{\"model\":{}}")); /* and this before all */
+    t = load();
+    CHECK(t.tokenizer_model.len == 0 && t.tokenizer_model_name == NULL && t.tokenizer_json.len > 0);
+    model_text_release(&t);
+}
+
 TEST(malformed_file_is_named)
 {
     struct model_text t;
@@ -109,6 +131,47 @@ TEST(gguf)
     model_text_release(&t);
 }
 
+static void put_gguf_llama(const char *model, const char *pre, size_t n_scores, int bos)
+{
+    static const char *const tokens[] = { "<unk>", "<s>", "</s>", "a" };
+    struct gguf_write        w = { 0 };
+    struct buf               b = { 0 };
+    gguf_write_text(&w, "tokenizer.ggml.model", model);
+    if (pre) gguf_write_text(&w, "tokenizer.ggml.pre", pre);
+    gguf_write_texts(&w, "tokenizer.ggml.tokens", tokens, 4);
+    gguf_write_i32s(&w, "tokenizer.ggml.token_type", (int32_t[]){ 2, 3, 3, 1 }, 4);
+    if (n_scores) gguf_write_f32s(&w, "tokenizer.ggml.scores", (float[]){ 0, 0, 0, -1.5f, 9 }, n_scores);
+    if (bos >= 0) gguf_write_u32(&w, "tokenizer.ggml.bos_token_id", (uint32_t)bos);
+    gguf_write_finish(&w, &b);
+    put("m.gguf", buf_str(&b));
+    buf_release(&b);
+}
+
+TEST(gguf_says_nothing_of_what_is_usual)
+{
+    put_gguf_llama("llama", NULL, 4, -1);
+    struct model_text t = load();
+    CHECK(t.add_bos && !t.add_eos && t.add_space_prefix && t.bos == 1 && t.eos == 2 && t.scores[3] == -1.5f);
+    CHECK_EQ_STR(t.unk_text, "<unk>");
+    model_text_release(&t);
+    put_gguf_llama("gpt2", "llama-bpe", 0, 1);
+    t = load();
+    CHECK(t.add_bos && !t.add_space_prefix && t.scores == NULL && t.eos == -1);
+    model_text_release(&t);
+    put_gguf_llama("gpt2", "llama-bpe", 0, -1); /* there is none to add */
+    t = load();
+    CHECK(!t.add_bos);
+    model_text_release(&t);
+    put_gguf_llama("gpt2", "qwen2", 0, 1);
+    t = load();
+    CHECK(!t.add_bos);
+    model_text_release(&t);
+    struct err err;
+    put_gguf_llama("llama", NULL, 3, -1);
+    CHECK_STATUS(model_text_load(dir, &t, &err), ERR_FORMAT);
+    CHECK(strstr(err.text, "scores") != NULL);
+}
+
 TEST(gguf_faults)
 {
     struct model_text t;
@@ -121,4 +184,5 @@ TEST(gguf_faults)
     CHECK(strstr(err.text, "bos_token_id") != NULL && strstr(err.text, "m.gguf") != NULL);
 }
 
-TEST_MAIN(CASE(folder), CASE(places_of_the_chat_template), CASE(malformed_file_is_named), CASE(gguf), CASE(gguf_faults))
+TEST_MAIN(CASE(folder), CASE(places_of_the_chat_template), CASE(vocabulary_of_another_form), CASE(malformed_file_is_named),
+          CASE(gguf), CASE(gguf_says_nothing_of_what_is_usual), CASE(gguf_faults))

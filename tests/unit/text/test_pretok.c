@@ -190,7 +190,8 @@ TEST(pretok_matching_has_a_limit)
 
 TEST(pretok_long_runs_take_linear_time)
 {
-    static const char *const units[] = { " ", "a", "1", ".", "\n", " a", "'", "\u00a0", "\u4e16", "\r\n ", "Aa", "aA", "A", "A\u4e16", "\u0301", "'s", " .", "\U0001F642" };
+    static const char *const units[] = { " ", "a", "1", ".", "\n", " a", "'", "\u00a0", "\u4e16", "\r\n ", "Aa", "aA", "A", "A\u4e16", "\u0301", "'s", " .",
+                                         "\U0001F642" };
     static const char *const names[] = { "llama3", "qwen2", "gpt-2", "deepseek-v3", "tekken", "deepseek-llm", "deepseek-coder", "default", "smollm" };
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         struct pretok p = preset(names[i]);
