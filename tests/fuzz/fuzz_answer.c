@@ -1,0 +1,71 @@
+/* fuzz_answer.c - any answer through the reasoning and tool call parsers. The first byte chooses the form, the second how the
+ * prompt left the reasoning and whether the answer was cut. In one piece and byte by byte the same must come out, arguments of whole
+ * calls must be JSON objects, and an answer without tags must come out as it is. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "shared/base/mem.h"
+#include "shared/text/reasoning.h"
+#include "shared/text/tool_parser.h"
+#include "shared/text/utf8.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const char TOOLS[] = "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"}}}}}]";
+
+static void run(const struct tool_format *f, const cJSON *tools, enum reasoning_state from, bool ernie, bool cut, struct str text, size_t step, struct buf *out)
+{
+    struct tool_parser p;
+    struct reasoning   r;
+    struct buf         rest = { 0 }, content = { 0 };
+    tool_parser_init(&p, f, tools, 0);
+    reasoning_init(&r, reasoning_format_at(ernie), from);
+    for (size_t i = 0; i < text.n; i += step) {
+        reasoning_push(&r, str_sub(text, i, step), out, &rest);
+        tool_parser_push(&p, buf_str(&rest), &content);
+        buf_clear(&rest);
+    }
+    reasoning_finish(&r, out, &rest);
+    tool_parser_push(&p, buf_str(&rest), &content);
+    tool_parser_finish(&p, cut, &content);
+    buf_add_char(out, 1);
+    buf_add_str(out, buf_str(&content));
+    for (uint32_t i = 0; i < p.n_calls; i++) {
+        const struct tool_call *c = &p.calls[i];
+        buf_printf(out, "\1%d%d", c->complete, c->broken);
+        buf_add_str(out, buf_str(&c->name));
+        buf_add_char(out, 1);
+        buf_add_str(out, buf_str(&c->arguments));
+        cJSON *o = NULL;
+        if (!c->named || (c->complete && (json_parse(buf_str(&c->arguments), false, &o, NULL) != OK || !cJSON_IsObject(o)))) abort();
+        cJSON_Delete(o);
+    }
+    buf_release(&rest);
+    buf_release(&content);
+    tool_parser_release(&p);
+    reasoning_release(&r);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static cJSON *tools;
+    size_t        n_formats = 0;
+    struct buf    whole = { 0 }, bytes = { 0 }, valid = { 0 };
+    if (size < 2 || size > 4096) return 0;
+    if (!tools && json_parse(STR(TOOLS), false, &tools, NULL) != OK) abort();
+    while (tool_format_at(n_formats)) n_formats++;
+    const struct tool_format *f = tool_format_at(data[0] % n_formats);
+    enum reasoning_state      from = (enum reasoning_state)(data[1] % (REASONING_REST + 1));
+    bool                      ernie = data[1] & 16, cut = data[1] & 32;
+    /* Only what a detokeniser gives out. */
+    utf8_add_valid(&valid, (struct str){ (const char *)data + 2, size - 2 });
+    run(f, tools, from, ernie, cut, buf_str(&valid), valid.len + 1, &whole);
+    run(f, tools, from, ernie, cut, buf_str(&valid), 1, &bytes);
+    if (whole.len != bytes.len || memcmp(whole.data, bytes.data, whole.len) != 0) abort();
+    bool plain = from == REASONING_REST && !memchr(valid.data ? valid.data : "", '<', valid.len) && !memchr(valid.data ? valid.data : "", '[', valid.len);
+    if (plain && !f->bare && (whole.len != valid.len + 1 || memcmp(whole.data + 1, valid.data ? valid.data : "", valid.len) != 0)) abort();
+    buf_release(&whole);
+    buf_release(&bytes);
+    buf_release(&valid);
+    return 0;
+}
