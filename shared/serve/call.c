@@ -20,6 +20,8 @@ static void call_free(struct call *c)
         mem_free(c->prompts[i].tokens);
         buf_release(&c->prompts[i].text);
     }
+    cJSON_Delete(c->tools);
+    buf_release(&c->begun_call);
     buf_release(&c->body);
     buf_release(&c->head);
     buf_release(&c->out);
@@ -173,7 +175,7 @@ void call_on_choice_end(struct call *c, struct choice *ch)
     c->n_live--;
     c->n_done++;
     c->t_progress_ms = clock_ms();
-    if (c->stage == CALL_RUNNING && ch->end.status != OK && ch->stop < 0)
+    if (c->stage == CALL_RUNNING && ch->end.status != OK && !choice_is_over(ch))
         fail(c, ch->end.status, ch->end.text, NULL, ch->end.retry_after_s);
     if (c->stage == CALL_RUNNING && c->p.stream) stream_finish(ch);
     if (c->stage == CALL_RUNNING) submit_more(c);

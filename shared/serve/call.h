@@ -43,6 +43,9 @@ struct call {
     struct buf                body;        /* copy of the request until it is prepared */
     struct arena              arena;
     struct openai_params      p;
+    cJSON                    *tools;       /* of the request, when the model may call them */
+    struct buf                begun_call;  /* what of a call the prompt holds already */
+    enum reasoning_state      reasoning;   /* where the answers begin */
     struct prompt            *prompts;     /* [n_prompts] in the arena */
     uint32_t                  n_prompts;
     struct choice            *choices;     /* [n_choices] in the arena; choice i answers prompt i / n */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "shared/serve/call.h"
+#include "shared/serve/parts.h"
 
 void choice_init(struct choice *ch, struct call *c, uint32_t index)
 {
@@ -14,11 +15,13 @@ void choice_init(struct choice *ch, struct call *c, uint32_t index)
     ch->held = -1;
     ch->stop = -1;
     ch->n_chars = c->p.echo ? ch->prompt->n_chars : 0;
+    if (c->kind->has_parts) ch->parts = parts_create(c);
 }
 
 void choice_release(struct choice *ch)
 {
     if (ch->detok_ready) detok_release(&ch->detok);
+    parts_free(ch->parts);
     buf_release(&ch->text);
     buf_release(&ch->ids);
     buf_release(&ch->logprobs);
@@ -31,9 +34,12 @@ void choice_cancel(struct choice *ch)
     b->cancel(b->self, ch->backend_id);
 }
 
+bool choice_is_over(const struct choice *ch) { return ch->stop >= 0 || ch->enough; }
+
 const char *choice_finish_reason(const struct choice *ch)
 {
-    return ch->stop < 0 && ch->end.finish == FINISH_LENGTH ? "length" : "stop";
+    if (!choice_is_over(ch) && ch->end.finish == FINISH_LENGTH) return "length";
+    return ch->parts && parts_n_calls(ch->parts) ? "tool_calls" : "stop";
 }
 
 /* ---- text ---- */
@@ -46,7 +52,10 @@ static void open_stops(struct choice *ch)
 
 static void push_text(struct choice *ch, int32_t id)
 {
-    if (detok_push(&ch->detok, id, &ch->text)) ch->stop = ch->detok.stopped;
+    struct buf *out = ch->parts ? parts_text(ch->parts) : &ch->text;
+    ch->detok.skip_special = ch->call->p.skip_special && !(ch->parts && parts_show(ch->parts, id));
+    if (detok_push(&ch->detok, id, out)) ch->stop = ch->detok.stopped;
+    if (ch->parts && !parts_take(ch->parts, &ch->text)) ch->enough = true;
 }
 
 static void push_held(struct choice *ch)
@@ -60,7 +69,7 @@ static bool may_end(const struct choice *ch, int32_t id)
 {
     const struct openai_params *p = &ch->call->p;
     const struct tokenizer *tok = ch->call->serve->o.tokenizer;
-    if (p->skip_special && tokenizer_is_special(tok, id)) return false;
+    if (p->skip_special && tokenizer_is_special(tok, id) && !(ch->parts && parts_show(ch->parts, id))) return false;
     for (uint32_t i = 0; i < p->sampling.n_stop_ids; i++)
         if (p->sampling.stop_ids[i] == id) return true;
     return tokenizer_is_special(tok, id);
@@ -75,20 +84,26 @@ static void take_token(struct choice *ch, const struct token_logprobs *t)
     ch->n_chars += openai_token_chars(ch, t->id);
     open_stops(ch);
     push_held(ch);
-    if (ch->stop >= 0) return;
+    if (choice_is_over(ch)) return;
     if (may_end(ch, t->id)) ch->held = t->id;
     else push_text(ch, t->id);
 }
 
-static void finish_text(struct choice *ch)
+static void finish_detok(struct choice *ch)
 {
-    if (ch->stop >= 0) return;
+    if (choice_is_over(ch)) return;
     bool is_end = ch->end.finish == FINISH_STOP && ch->held == ch->end.stop_token;
     if (is_end && !ch->call->p.include_stop) ch->held = -1;
     push_held(ch);
-    if (ch->stop >= 0) return;
-    detok_finish(&ch->detok, &ch->text);
+    if (choice_is_over(ch)) return;
+    detok_finish(&ch->detok, ch->parts ? parts_text(ch->parts) : &ch->text);
     ch->stop = ch->detok.stopped; /* a stop string may end with what was held back */
+}
+
+static void finish_text(struct choice *ch)
+{
+    finish_detok(ch);
+    if (ch->parts) parts_finish(ch->parts, choice_is_over(ch) || ch->end.finish == FINISH_LENGTH, &ch->text);
 }
 
 /* ---- sink ---- */
@@ -98,9 +113,9 @@ static void on_token(void *arg, uint32_t index, const struct token_logprobs *t)
     struct choice *ch = arg;
     struct call *c = ch->call;
     (void)index; /* the backend delivers each once and in order */
-    if (c->stage != CALL_RUNNING || ch->stop >= 0) return;
+    if (c->stage != CALL_RUNNING || choice_is_over(ch)) return;
     take_token(ch, t);
-    if (ch->stop >= 0) choice_cancel(ch);
+    if (choice_is_over(ch)) choice_cancel(ch);
     if (c->p.stream) stream_token(ch);
 }
 
@@ -119,7 +134,7 @@ static void on_end(void *arg, const struct gen_end *end)
     struct choice *ch = arg;
     ch->live = false;
     ch->end = *end;
-    if (ch->call->stage == CALL_RUNNING && ch->detok_ready && (end->status == OK || ch->stop >= 0)) finish_text(ch);
+    if (ch->call->stage == CALL_RUNNING && ch->detok_ready && (end->status == OK || choice_is_over(ch))) finish_text(ch);
     call_on_choice_end(ch->call, ch);
 }
 

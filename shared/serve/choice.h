@@ -2,7 +2,7 @@
  *
  * Text leaves through detok (UTF-8 and stop strings whole). A token that may be the end token (a stop id, or a special token that
  * would be shown) is held until the next event says whether it was, since an end token's text is not part of the answer.
- * A matched stop string ends the choice here: the backend is told to cancel and its end is awaited for the trace.
+ * A matched stop string, or one tool call too many, ends the choice here: the backend is told to cancel and its end is awaited for the trace.
  * Thread: loop. */
 #ifndef BATON_SERVE_CHOICE_H
 #define BATON_SERVE_CHOICE_H
@@ -11,6 +11,7 @@
 #include "shared/text/detok.h"
 
 struct call;
+struct parts;
 struct prompt;
 
 struct choice {
@@ -28,6 +29,8 @@ struct choice {
     uint32_t       n_tokens;      /* received and counted */
     uint32_t       n_chars;       /* characters of all tokens so far: the next token's text_offset */
     bool           sent;          /* a chunk of it went out */
+    struct parts  *parts;         /* chat: what of the text is thought or a tool call; NULL: all of it is the answer */
+    bool           enough;        /* ended here: no more tool calls are wanted */
     struct buf     text;          /* streamed: of the chunk being made; else all of it */
     struct buf     ids;           /* int32: likewise */
     struct buf     logprobs;      /* records (openai_logprobs.c): likewise */
@@ -41,7 +44,9 @@ enum status choice_submit(struct choice *ch, struct err *err) MUST_CHECK;
 /* Tell the backend to stop; its end still comes. */
 void        choice_cancel(struct choice *ch);
 void        choice_release(struct choice *ch);
-/* "stop" or "length". */
+/* Ended here and not by the backend, which was told to cancel. */
+bool        choice_is_over(const struct choice *ch);
+/* "stop", "length" or "tool_calls". */
 const char *choice_finish_reason(const struct choice *ch);
 
 #endif

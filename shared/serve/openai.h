@@ -7,6 +7,7 @@
 
 #include "shared/base/json.h"
 #include "shared/base/sampling.h"
+#include "shared/serve/openai_tools.h"
 #include "shared/serve/serve_state.h"
 
 struct call;
@@ -21,6 +22,7 @@ struct openai_kind {
     void (*write_chunk)(const struct choice *ch, bool finish, struct buf *out);
     /* Members at the top level of a whole answer, and of the first chunk of a choice; each begins with a comma. May be NULL. */
     void (*write_top)(const struct choice *ch, bool chunk, struct buf *out);
+    bool has_parts; /* answers are taken apart (parts.h) */
 };
 
 extern const struct openai_kind OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_TOKENIZE, OPENAI_DETOKENIZE;
@@ -37,7 +39,12 @@ enum status openai_add_prompt(struct call *c, uint32_t i, const struct openai_pa
 void        openai_alloc_prompts(struct call *c, uint32_t n);
 
 /* openai_chat.c: member messages and what belongs to it, checked and rendered; also for /tokenize. */
-enum status openai_render_chat(const struct serve *s, cJSON *doc, struct buf *out, struct err *err) MUST_CHECK;
+struct openai_opening {
+    enum reasoning_state reasoning; /* out: where the answer begins */
+    struct buf          *begun;     /* the text of a call that the prompt begins is appended; may be NULL */
+};
+enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct openai_tools *tools, struct openai_opening *o, struct buf *out,
+                               struct err *err) MUST_CHECK;
 
 /* openai_answer.c */
 void openai_write_head(struct call *c);                              /* c->head; each answer is head, object and members */

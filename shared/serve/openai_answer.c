@@ -1,5 +1,6 @@
 /* openai_answer.c - what answers of both APIs share: their head, usage, ends, ids, and the trace. Thread: as openai.h says. */
 #include "shared/serve/call.h"
+#include "shared/serve/parts.h"
 
 void openai_write_head(struct call *c)
 {
@@ -38,14 +39,19 @@ void openai_write_finish(const struct choice *ch, bool finish, struct buf *out)
 
 void openai_write_usage(const struct call *c, struct buf *out)
 {
-    size_t prompt = 0, answer = 0, cached = 0;
+    size_t prompt = 0, answer = 0, cached = 0, thoughts = 0;
     for (uint32_t i = 0; i < c->n_prompts; i++) {
         prompt += c->prompts[i].n_tokens;
         cached += c->choices[i * c->p.n].end.trace.n_cached;
     }
-    for (uint32_t i = 0; i < c->n_choices; i++) answer += c->choices[i].n_tokens;
-    buf_printf(out, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}}", prompt,
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        answer += c->choices[i].n_tokens;
+        if (c->choices[i].parts) thoughts += parts_n_reasoning_tokens(c->choices[i].parts);
+    }
+    buf_printf(out, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}", prompt,
                answer, prompt + answer, cached);
+    if (c->kind->has_parts && c->serve->o.reasoning) buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%zu}", thoughts);
+    buf_add_char(out, '}');
 }
 
 /* ---- the trace ---- */

@@ -26,7 +26,7 @@ static const struct {
     { "structural_tag", "structured output is not supported by this server yet" },
     { "structured_outputs", "structured output is not supported by this server yet" },
     { "grammar", "structured output is not supported by this server yet" },
-    { "functions", "tool calls are not supported by this server yet" },
+    { "functions", "it is the old form of tools; use tools and tool_choice" },
     { "chat_template", "a chat template is chosen by the operator of the server, not by a request" },
     { "bad_words", "it is not supported; bad_words_token_ids and logit_bias are" },
     { "allowed_token_ids", "it is not supported; logit_bias is" },
@@ -73,21 +73,6 @@ static enum status check_response_format(const cJSON *o, struct err *err)
                      "response_format of type '%.40s' cannot be used here: structured output is not supported by this server yet", type->valuestring);
 }
 
-static enum status check_tools(const cJSON *o, struct err *err)
-{
-    const cJSON *choice = json_member(o, "tool_choice");
-    if (choice && !cJSON_IsString(choice) && !cJSON_IsObject(choice))
-        return err_field(err, ERR_INVALID, "tool_choice", "tool_choice must be a string or an object");
-    bool none = cJSON_IsString(choice) && strcmp(choice->valuestring, "none") == 0;
-    bool automatic = cJSON_IsString(choice) && strcmp(choice->valuestring, "auto") == 0;
-    if (!none && !is_neutral(json_member(o, "tools")))
-        return err_field(err, ERR_UNSUPPORTED, "tools",
-                         "tool calls are not supported by this server yet; set tool_choice to \"none\" to have the tools ignored");
-    if (choice && !none && !automatic)
-        return err_field(err, ERR_UNSUPPORTED, "tool_choice", "tool calls are not supported by this server yet");
-    return OK;
-}
-
 static enum status check_modalities(const cJSON *o, struct err *err)
 {
     const cJSON *list = json_member(o, "modalities"), *m;
@@ -127,6 +112,7 @@ static void set_defaults(const struct serve *s, bool chat, struct openai_params 
     p->truncate = -1;
     p->skip_special = true;
     p->add_special = !chat;
+    p->include_reasoning = true;
 }
 
 static enum status parse_floats(const cJSON *o, struct sampling_params *q, struct err *err)
@@ -295,6 +281,7 @@ static enum status parse_switches(const struct serve *s, const cJSON *o, bool ch
     TRY(json_get_bool(o, "echo", &p->echo, err));
     if (chat && p->echo) return err_field(err, ERR_UNSUPPORTED, "echo", "echo can only be used with /v1/completions");
     TRY(json_get_bool(o, "skip_special_tokens", &p->skip_special, err));
+    TRY(json_get_bool(o, "include_reasoning", &p->include_reasoning, err));
     TRY(json_get_bool(o, "return_token_ids", &p->return_token_ids, err));
     TRY(json_get_bool(o, "return_tokens_as_token_ids", &p->tokens_as_ids, err));
     TRY(json_get_bool(o, "add_special_tokens", &p->add_special, err));
@@ -322,9 +309,9 @@ enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat
 {
     TRY(check_refused(o, err));
     TRY(check_response_format(o, err));
-    TRY(check_tools(o, err));
     TRY(check_modalities(o, err));
     set_defaults(s, chat, p);
+    TRY(openai_tools_parse(s, o, chat, arena, &p->tools, err));
     TRY(parse_stream(o, p, err));
     TRY(parse_switches(s, o, chat, p, err));
     TRY(parse_floats(o, &p->sampling, err));

@@ -9,6 +9,7 @@
 #include "shared/base/json.h"
 #include "shared/base/mem.h"
 #include "shared/base/sampling.h"
+#include "shared/serve/openai_tools.h"
 #include "shared/serve/serve_state.h"
 #include "shared/text/detok.h"
 
@@ -23,6 +24,8 @@ struct openai_params {
     size_t     n_stops;
     bool       include_stop, skip_special;
     bool       echo;
+    bool       include_reasoning;
+    struct openai_tools tools;
     int32_t    n_logprobs;                /* of the answer's tokens: -1 none, 0 the chosen one only */
     int32_t    n_prompt_logprobs;         /* member prompt_logprobs: likewise */
     bool       return_token_ids, tokens_as_ids;

@@ -27,7 +27,12 @@ static enum status tokenize(struct call *c, cJSON *doc, struct buf *text, struct
     TRY(json_get_bool(doc, "add_special_tokens", &add_special, err));
     TRY(json_get_bool(doc, "return_token_strs", &strings, err));
     if (!chat && !prompt) return err_field(err, ERR_INVALID, "prompt", "the request has neither prompt nor messages");
-    if (chat) TRY(openai_render_chat(c->serve, doc, text, err));
+    if (chat) {
+        struct openai_tools tools;
+        struct openai_opening opening = { 0 };
+        TRY(openai_tools_parse(c->serve, doc, true, &c->arena, &tools, err));
+        TRY(openai_render_chat(c->serve, doc, &tools, &opening, text, err));
+    }
     struct str s = chat ? buf_str(text) : str_of(prompt);
     enum status st = tokenizer_encode(c->serve->o.tokenizer, s, add_special, SIZE_MAX, &ids, &n, err);
     if (st == OK) write_tokens(c, ids, n, strings, &c->out);

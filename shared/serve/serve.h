@@ -13,7 +13,9 @@
 #include "shared/net/http_server.h"
 #include "shared/serve/backend.h"
 #include "shared/text/chat.h"
+#include "shared/text/reasoning.h"
 #include "shared/text/tokenizer.h"
+#include "shared/text/tool_parser.h"
 
 struct serve;
 
@@ -30,6 +32,8 @@ struct serve_options {
     struct serve_backend    backend;
     const struct tokenizer *tokenizer;   /* borrowed until serve_free */
     const struct chat      *chat;        /* NULL: the model has no template; chat requests get 400 saying so */
+    const struct reasoning_format *reasoning; /* of the model's answers; NULL: they are not taken apart */
+    const struct tool_format *tools;     /* in which the model calls tools; NULL: requests with tools get 400 saying so */
     struct metrics         *metrics;
     const char             *names[SERVE_NAMES_MAX]; /* served model names, first is the answer's */
     size_t                  n_names;

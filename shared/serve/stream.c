@@ -1,4 +1,5 @@
-/* stream.c - a streamed answer: one chunk per token, each written at once.
+/* stream.c - a streamed answer: one chunk per token, each written at once. Only a token of a chat answer whose text waits for what
+ * follows (it may begin a tag) and of which nothing else is to be told has none.
  *
  * Nothing is sent before the first token exists, so that the time to the first event is the time to the first token, and so that
  * an error until then still has its HTTP status. The first chunk of a choice carries role and content together. After an error
@@ -6,6 +7,7 @@
 #include <stdio.h>
 
 #include "shared/serve/call.h"
+#include "shared/serve/parts.h"
 
 static void begin(struct call *c)
 {
@@ -51,6 +53,7 @@ static void send_choice(struct choice *ch, bool finish)
     buf_add_char(&c->out, ']');
     if (!ch->sent && c->kind->write_top) c->kind->write_top(ch, true, &c->out);
     ch->sent = true;
+    if (ch->parts) parts_sent(ch->parts);
     buf_clear(&ch->text);
     buf_clear(&ch->ids);
     buf_clear(&ch->logprobs);
@@ -58,7 +61,17 @@ static void send_choice(struct choice *ch, bool finish)
     end_chunk(c, c->p.continuous_usage, finish && c->trace && !c->p.include_usage && c->n_done == c->n_choices);
 }
 
-void stream_token(struct choice *ch) { send_choice(ch, false); }
+static bool has_news(const struct choice *ch)
+{
+    const struct openai_params *p = &ch->call->p;
+    if (!ch->parts || !ch->sent || ch->text.len) return true;
+    return parts_has_news(ch->parts, p->include_reasoning) || p->n_logprobs >= 0 || p->return_token_ids || p->continuous_usage;
+}
+
+void stream_token(struct choice *ch)
+{
+    if (has_news(ch)) send_choice(ch, false);
+}
 
 void stream_finish(struct choice *ch) { send_choice(ch, true); }
 

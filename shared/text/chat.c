@@ -3,6 +3,8 @@
  * Before rendering, messages are made to look as templates expect them, copying only what changes:
  * - Content given as parts of type text becomes one string (parts joined by newlines), unless the template loops over the parts
  *   of a content; then, if it never asks whether a content is a string, strings become one part each.
+ * - A content that is null, as clients send an assistant's turn of tool calls only, becomes "", which most templates want, unless
+ *   the template asks whether a content is none.
  * - The arguments of tool calls, which clients send as JSON text, become the object they spell. Some templates paste the text
  *   instead and fail on an object: then the rendering is repeated with the text.
  * To leave the last message open, a mark is put at its end and the rendered text is cut there.
@@ -140,6 +142,10 @@ static enum status make_content(const struct chat *c, const cJSON *content, int 
     enum status st = OK;
     *out = NULL;
     bool        is_parts = content && cJSON_IsArray(content), want_parts = c->template->reads_parts && (is_parts || !c->template->tests_string);
+    if (cJSON_IsNull(content) && !c->template->tests_none && !mark) {
+        *out = text_node(&b);
+        return *out ? OK : ERR_NOMEM;
+    }
     if (is_parts && want_parts && !mark) return OK;
     if (!is_parts && (!want_parts || !cJSON_IsString(content)) && !mark) return OK;
     if (mark && !is_parts && !cJSON_IsString(content))
@@ -211,7 +217,7 @@ static enum status make_message(const struct chat *c, const cJSON *m, int i, str
     const cJSON *calls = json_member(m, "tool_calls");
     struct swap  swaps[2] = { { "content", NULL }, { "tool_calls", NULL } };
     *out = NULL;
-    TRY(make_content(c, json_member(m, "content"), i, form->mark && !m->next, &swaps[0].value, err));
+    TRY(make_content(c, cJSON_GetObjectItemCaseSensitive(m, "content"), i, form->mark && !m->next, &swaps[0].value, err));
     if (cJSON_IsArray(calls) && form->objects) {
         enum status st = make_calls(calls, &swaps[1].value);
         form->calls = true;

@@ -21,8 +21,8 @@ struct chat_input {
     bool         continue_final_message; /* leave the last message open: text after it is cut */
 };
 
-/* Normalise messages (content parts of type text are joined when the template reads content as a string; null content stays
- * none), render, append to `out`. */
+/* Normalise messages (content parts of type text are joined when the template reads content as a string; null content becomes ""
+ * unless the template asks for none), render, append to `out`. */
 enum status chat_render(const struct chat *c, const struct chat_input *in, int64_t now, struct buf *out, struct err *err) MUST_CHECK;
 
 #endif

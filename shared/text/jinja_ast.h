@@ -104,6 +104,7 @@ struct jinja {
     struct jinja_stmt *body;
     bool               reads_parts;  /* loops over the parts of a message's content */
     bool               tests_string; /* asks "is string" somewhere */
+    bool               tests_none;   /* asks whether a message's content is none */
 };
 
 /* The parser's state; jinja_expr.c parses what stands inside tags, jinja_parse.c the tags. */

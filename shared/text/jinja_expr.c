@@ -295,12 +295,18 @@ static enum status parse_attr(struct jinja_parser *p, struct jinja_link **out)
     return jinja_expect(p, TOK_NAME);
 }
 
+static bool is_content_link(const struct jinja_link *l)
+{
+    if (l->kind == LINK_ATTR) return str_eq_c(l->name, "content");
+    return l->kind == LINK_ITEM && l->arg[0]->kind == JX_CONST && l->arg[0]->value.kind == JV_STRING && str_eq_c(l->arg[0]->value.s, "content");
+}
+
 /* Wrap *e with everything that is attached to it. Attributes and indices come before the first filter or test. */
 static enum status parse_links(struct jinja_parser *p, bool filters, struct jinja_expr **e)
 {
-    struct jinja_link *first = NULL, **tail = &first;
+    struct jinja_link *first = NULL, **tail = &first, *last = NULL;
     bool               plain = true;
-    for (;; tail = &(*tail)->next) {
+    for (;; last = *tail, tail = &(*tail)->next) {
         if (plain && jinja_skip(p, TOK_DOT)) {
             TRY(parse_attr(p, tail));
         } else if (plain && p->at->kind == TOK_LBRACKET) {
@@ -316,6 +322,7 @@ static enum status parse_links(struct jinja_parser *p, bool filters, struct jinj
         } else if (filters && jinja_skip_name(p, "is")) {
             plain = false;
             TRY(parse_test(p, tail));
+            if (str_eq_c((*tail)->name, "none") && (last ? is_content_link(last) : jinja_is_content(*e))) p->t->tests_none = true;
         } else {
             break;
         }
@@ -463,6 +470,5 @@ bool jinja_is_content(const struct jinja_expr *e)
     if (e->kind != JX_CHAIN) return false;
     const struct jinja_link *l = e->links;
     while (l->next) l = l->next;
-    if (l->kind == LINK_ATTR) return str_eq_c(l->name, "content");
-    return l->kind == LINK_ITEM && l->arg[0]->kind == JX_CONST && l->arg[0]->value.kind == JV_STRING && str_eq_c(l->arg[0]->value.s, "content");
+    return is_content_link(l);
 }

@@ -92,6 +92,17 @@ TEST(members_of_the_wrong_kind_are_refused)
         { CHAT, "\"chat_template_kwargs\":5", "chat_template_kwargs", NULL },
         { CHAT, "\"continue_final_message\":true", "continue_final_message", "add_generation_prompt" },
         { CHAT, "\"echo\":true", "echo", NULL },
+        { CHAT, "\"include_reasoning\":1", "include_reasoning", NULL },
+        { CHAT, "\"parallel_tool_calls\":1", "parallel_tool_calls", NULL },
+        { CHAT, "\"tools\":{}", "tools", "array" },
+        { CHAT, "\"tools\":[5]", "tools", "tools[0]" },
+        { CHAT, "\"tools\":[{\"type\":\"function\"}]", "tools", "name" },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"\"}}]", "tools", "name" },
+        { CHAT, "\"tool_choice\":5", "tool_choice", "required" },
+        { CHAT, "\"tool_choice\":\"always\"", "tool_choice", "required" },
+        { CHAT, "\"tool_choice\":{\"type\":\"function\"}", "tool_choice", "required" },
+        { CHAT, "\"tool_choice\":\"required\"", "tool_choice", "no tools" },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":{\"function\":{\"name\":\"g\"}}", "tool_choice", "no such tool" },
     };
     check_refusals(rows, COUNT_OF(rows));
 }
@@ -99,8 +110,9 @@ TEST(members_of_the_wrong_kind_are_refused)
 TEST(what_would_change_the_answer_and_is_not_there_is_refused_by_name)
 {
     static const struct refusal rows[] = {
-        { CHAT, "\"tools\":[{\"type\":\"function\"}]", "tools", "tool calls are not supported" },
-        { CHAT, "\"tool_choice\":\"required\"", "tool_choice", NULL },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", "tools", "no form of tool calls" },
+        { COMPLETIONS, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", "tools", "chat" },
+        { CHAT, "\"tools\":[{\"type\":\"web_search\"}]", "tools", "functions" },
         { CHAT, "\"functions\":[{}]", "functions", NULL },
         { CHAT, "\"response_format\":{\"type\":\"json_object\"}", "response_format", "structured output" },
         { CHAT, "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}", "response_format", "structured output" },

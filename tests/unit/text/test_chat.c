@@ -114,6 +114,15 @@ TEST(chat_keeps_parts_for_templates_that_read_them)
     check((struct ask){ .template = both, .messages = parts }, "<a><b>c");
 }
 
+/* Most templates add a content to other text, or print it. */
+TEST(chat_makes_null_content_empty_unless_asked_for)
+{
+    static const char m[] = "[{\"role\": \"assistant\", \"content\": null, \"tool_calls\": []}]";
+    check((struct ask){ .template = "{% for m in messages %}{{ '<' + m.content + '>' }}{{ m['content'] }}{% endfor %}", .messages = m }, "<>");
+    check((struct ask){ .template = "{% for m in messages %}{{ m['content'] is none }}{% if m.tool_calls is not none %}x{% endif %}{% endfor %}", .messages = m }, "Truex");
+    check((struct ask){ .template = "{% for m in messages %}{% if m.tool_calls is not none %}{{ '<' + m.content + '>' }}{% endif %}{% endfor %}", .messages = m }, "<>");
+}
+
 TEST(chat_keeps_absent_and_null_content)
 {
     static const char t[] = "{% for m in messages %}{{ m.content is defined }}{{ m.content is none }} {% endfor %}";
@@ -132,7 +141,7 @@ TEST(chat_gives_tool_arguments_as_the_template_needs_them)
     check((struct ask){ .template = object, .messages = broken }, "\"{oops\"");
     check((struct ask){ .template = object, .messages = empty }, "{}");
     check((struct ask){ .template = "{{ messages[0] | tojson }}", .messages = calls },
-          "{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"x\": 1}}}], \"z\": 1}");
+          "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": {\"x\": 1}}}], \"z\": 1}");
     check_fails((struct ask){ .template = "{{ messages[0].tool_calls[0].function.arguments.x + 'a' }}", .messages = calls }, ERR_FORMAT, "a int and a string");
 }
 
@@ -167,6 +176,6 @@ TEST(chat_refuses_bad_input)
 }
 
 TEST_MAIN(CASE(chat_renders_smollm2_as_its_tokenizer), CASE(chat_renders_chatml), CASE(chat_gives_templates_their_variables), CASE(chat_joins_text_parts),
-          CASE(chat_keeps_parts_for_templates_that_read_them), CASE(chat_keeps_absent_and_null_content),
+          CASE(chat_keeps_parts_for_templates_that_read_them), CASE(chat_makes_null_content_empty_unless_asked_for), CASE(chat_keeps_absent_and_null_content),
           CASE(chat_gives_tool_arguments_as_the_template_needs_them), CASE(chat_leaves_the_last_message_open), CASE(chat_appends_to_the_buffer),
           CASE(chat_refuses_bad_input))
