@@ -380,6 +380,7 @@ static enum status start_serve(struct node *n, struct err *err)
 {
     struct serve_options s = {
         .loop = n->loop, .backend = scheduler_backend(n->scheduler), .tokenizer = n->model.tokenizer, .chat = n->model.chat,
+        .reasoning = n->model.reasoning, .tools = n->model.tools,
         .metrics = n->metrics, .n_names = n->o.n_names, .max_model_len = n->o.max_model_len, .n_vocab = n->model.n_vocab,
         .n_api_keys = n->o.n_api_keys, .version = BATON_VERSION, .describe = describe_json, .describe_arg = n,
         .defaults = {

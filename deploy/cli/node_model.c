@@ -2,6 +2,7 @@
 #include "deploy/cli/node_model.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "shared/base/clock.h"
@@ -37,6 +38,16 @@ enum status node_model_tokenizer(const struct model_text *t, struct tokenizer **
     return t->n_tokens > 0 ? tokenizer_from_vocab(&v, out, err) : tokenizer_from_files(&f, out, err);
 }
 
+/* A model's template is what tells its family. */
+static void find_formats(struct node_model *m, const struct node_options *o, struct str template)
+{
+    if (strcmp(o->reasoning_parser, "auto") == 0) m->reasoning = reasoning_format_of_template(template);
+    else m->reasoning = reasoning_format_find(str_of(o->reasoning_parser)); /* none: NULL */
+    if (strcmp(o->tool_parser, "auto") == 0) m->tools = tool_format_of_template(template);
+    else m->tools = tool_format_find(str_of(o->tool_parser));
+    log_info("chat answers", "reasoning=%s tool_calls=%s", m->reasoning ? m->reasoning->name : "none", m->tools ? m->tools->name : "none");
+}
+
 static enum status load_text(struct node_model *m, const struct node_options *o, struct err *err)
 {
     struct model_text text;
@@ -46,6 +57,7 @@ static enum status load_text(struct node_model *m, const struct node_options *o,
         buf_clear(&text.chat_template);
         st = read_template(o->chat_template, &text.chat_template, err);
     }
+    if (st == OK) find_formats(m, o, buf_str(&text.chat_template));
     if (st == OK && text.chat_template.len) {
         st = chat_create(buf_str(&text.chat_template), text.bos_text, text.eos_text, text.pad_text, text.unk_text, &m->chat, err);
         if (st != OK) err_prefix(err, "chat template: ");

@@ -6,11 +6,15 @@
 #include "deploy/cli/node_options.h"
 #include "shared/model/model.h"
 #include "shared/text/chat.h"
+#include "shared/text/reasoning.h"
 #include "shared/text/tokenizer.h"
+#include "shared/text/tool_parser.h"
 
 struct node_model {
     struct tokenizer       *tokenizer;
     struct chat            *chat;       /* NULL: no template */
+    const struct reasoning_format *reasoning; /* NULL: the model does not think aloud */
+    const struct tool_format *tools;    /* NULL: it calls no tools, or in no known form */
     struct kernel_ctx      *kernels;
     struct model           *weights;
     struct model_generation generation;

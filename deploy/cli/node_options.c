@@ -14,6 +14,8 @@
 #include "shared/base/json.h"
 #include "shared/base/log.h"
 #include "shared/model/model_files.h"
+#include "shared/text/reasoning.h"
+#include "shared/text/tool_parser.h"
 
 enum { SECRET_MAX = 4096 };
 
@@ -59,6 +61,22 @@ static enum status read_quantization(const struct config *c, struct node_options
         return OK;
     }
     return quantize_from_name(q, &o->quantize, err) == OK ? OK : err_prefix(err, "--quantization: ");
+}
+
+static bool is_auto_or_none(const char *name) { return strcmp(name, "auto") == 0 || strcmp(name, "none") == 0; }
+
+static enum status read_parsers(const struct config *c, struct node_options *o, struct err *err)
+{
+    o->reasoning_parser = config_string(c, "reasoning-parser");
+    o->tool_parser = config_string(c, "tool-call-parser");
+    if (!is_auto_or_none(o->reasoning_parser) && !reasoning_format_find(str_of(o->reasoning_parser)))
+        return err_field(err, ERR_CONFIG, "reasoning-parser", "--reasoning-parser %s is not known; auto, none, think and ernie are, and names of peers for them", o->reasoning_parser);
+    if (is_auto_or_none(o->tool_parser) || tool_format_find(str_of(o->tool_parser))) return OK;
+    struct buf names = { 0 };
+    for (size_t i = 0; tool_format_at(i); i++) buf_printf(&names, ", %s", tool_format_at(i)->name);
+    enum status st = err_field(err, ERR_CONFIG, "tool-call-parser", "--tool-call-parser %s is not known; auto, none%s are", o->tool_parser, names.data);
+    buf_release(&names);
+    return st;
 }
 
 static enum status read_model(const struct config *c, struct node_options *o, struct err *err)
@@ -334,6 +352,7 @@ static enum status set_log(const struct config *c, struct err *err)
 
 static enum status read_but_model(const struct config *c, struct node_options *o, struct err *err)
 {
+    TRY(read_parsers(c, o, err));
     TRY(read_engine(c, o, err));
     TRY(read_http(c, o, err));
     return read_cluster(c, o, err);

@@ -21,6 +21,7 @@ struct node_options {
     const char    *names[NODE_NAMES_MAX];
     size_t         n_names;
     const char    *chat_template;      /* file or NULL */
+    const char    *reasoning_parser, *tool_parser; /* "auto", "none" or a format's name */
     /* engine */
     const char    *cpu_isa;
     enum activations activations;

@@ -21,6 +21,12 @@ const struct option OPTIONS[] = {
       .help = "Names under which clients may ask for the model; the first is the one in answers. Default: the model as given." },
     { .name = "chat-template", .env = "BATON_CHAT_TEMPLATE", .type = OPT_STRING, .group = "Model", .commands = NODE,
       .help = "File with a Jinja chat template to use in place of the model's own." },
+    { .name = "reasoning-parser", .env = "BATON_REASONING_PARSER", .type = OPT_STRING, .def = "auto", .group = "Model", .commands = NODE,
+      .help = "How a chat answer's reasoning is told from the answer: auto (by the chat template), none, think or ernie; names of FastDeploy, vLLM and "
+              "SGLang for these are known (qwen3, deepseek_r1, ernie-x1 ...)." },
+    { .name = "tool-call-parser", .env = "BATON_TOOL_CALL_PARSER", .type = OPT_STRING, .def = "auto", .group = "Model", .commands = NODE,
+      .help = "How the model writes tool calls: auto (by the chat template), none, hermes, qwen3_coder, deepseek_v3, deepseek_v31, llama3_json, ernie, "
+              "mistral or mistral_v11; names of FastDeploy, vLLM and SGLang for these are known." },
     { .name = "quantization", .type = OPT_STRING, .group = "Model", .commands = NODE,
       .help = "Quantise a checkpoint while loading: wint8, wint4 (attention, feed-forward blocks and experts, one scale per output) or block_wise_fp8 "
               "(128 x 128 blocks). Embedding, head, norms, routers and kv_b of latent attention stay as they are. A GGUF file is quantised "
@@ -212,6 +218,7 @@ const struct option OPTIONS[] = {
     ACCEPT("max-logprobs", NULL, NULL, OPT_INT, "Compatibility", "Most alternatives per token.", "up to 20 alternatives per token are given"),
     ACCEPT("enable-logprob", NULL, NULL, OPT_BOOL, "Compatibility", "Allow logprobs.", "logprobs are always available"),
     ACCEPT("enable-output-caching", NULL, NULL, OPT_BOOL, "Compatibility", "Answers enter the prefix cache.", "answers enter the prefix cache whenever it is on"),
+    ACCEPT("enable-auto-tool-choice", NULL, NULL, OPT_BOOL, "Compatibility", "Let the model call tools.", "the model may call tools whenever a request has some"),
     ACCEPT("disable-log-requests", NULL, NULL, OPT_BOOL, "Compatibility", "No line per request.", "one line per request is written; --log-level warn leaves it out"),
 
     /* ---- Refused: would change answers, or needs what is not built ---- */
@@ -219,9 +226,6 @@ const struct option OPTIONS[] = {
     REFUSE("kv-cache-dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of the KV cache.", "the KV cache is f32 in this build; a smaller type would change answers"),
     REFUSE("dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of weights and activations.", "weights keep the type of their file; --activations chooses the arithmetic"),
     REFUSE("guided-decoding-backend", NULL, NULL, OPT_STRING, "off", "Compatibility", "Structured output.", "structured output is not built yet"),
-    REFUSE("reasoning-parser", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Split reasoning from the answer.", "reasoning parsers are not built yet: answers would keep their <think> part"),
-    REFUSE("tool-call-parser", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Parse tool calls.", "tool call parsers are not built yet"),
-    REFUSE("enable-auto-tool-choice", NULL, NULL, OPT_BOOL, "false", "Compatibility", "Let the model call tools.", "tool call parsers are not built yet"),
     REFUSE("logits-processors", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Python code that changes logits.", "no Python runs in a node"),
     REFUSE("revision", NULL, NULL, OPT_STRING, "master", "Compatibility", "Revision to download.", "models are read from local files; name the folder of the revision with --model"),
     REFUSE("ssl-keyfile", NULL, NULL, OPT_STRING, NULL, "Compatibility", "TLS key of the API.", "TLS is not built yet: put a proxy in front that ends it"),

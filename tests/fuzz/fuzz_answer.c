@@ -13,6 +13,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char TOOLS[] = "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"}}}}}]";
 
+/* json_parse refuses numbers of over 63 characters, which are JSON all the same. */
+static bool is_object(struct str text)
+{
+    cJSON      *o = NULL;
+    struct err  err = { 0 };
+    enum status st = json_parse(text, false, &o, &err);
+    bool        good = st == OK ? cJSON_IsObject(o) : strstr(err.text, "63 characters") != NULL;
+    cJSON_Delete(o);
+    return good;
+}
+
 static void run(const struct tool_format *f, const cJSON *tools, enum reasoning_state from, bool ernie, bool cut, struct str text, size_t step, struct buf *out)
 {
     struct tool_parser p;
@@ -36,9 +47,7 @@ static void run(const struct tool_format *f, const cJSON *tools, enum reasoning_
         buf_add_str(out, buf_str(&c->name));
         buf_add_char(out, 1);
         buf_add_str(out, buf_str(&c->arguments));
-        cJSON *o = NULL;
-        if (!c->named || (c->complete && (json_parse(buf_str(&c->arguments), false, &o, NULL) != OK || !cJSON_IsObject(o)))) abort();
-        cJSON_Delete(o);
+        if (!c->named || (c->complete && !is_object(buf_str(&c->arguments)))) abort();
     }
     buf_release(&rest);
     buf_release(&content);
