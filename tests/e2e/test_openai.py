@@ -6,12 +6,35 @@ from harness import *
 SIZE = ['--max-model-len', '1024', '--max-num-seqs', '32', '--num-gpu-blocks-override', '300']
 
 
-def test_openai_python():
+def run_client(script, nodes):
+    python = os.environ.get('BATON_OPENAI_PYTHON')
+    for n in nodes:
+        r = subprocess.run([python, os.path.join(HERE, script), f'http://127.0.0.1:{n.port}'], capture_output=True, text=True, timeout=600)
+        assert r.returncode == 0, f'{n.name}:\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}'
+        print(f'  {n.name}: {r.stdout.splitlines()[-1]}')
+
+
+def need_client():
     python = os.environ.get('BATON_OPENAI_PYTHON')
     if not python or not os.path.exists(python):
         raise Skip('BATON_OPENAI_PYTHON does not name a Python with the openai package')
+
+
+def test_openai_python():
+    need_client()
     with pair(smollm2(), 'ipc', SIZE) as nodes:
-        for n in nodes:
-            r = subprocess.run([python, os.path.join(HERE, 'openai_client.py'), f'http://127.0.0.1:{n.port}'], capture_output=True, text=True, timeout=600)
-            assert r.returncode == 0, f'{n.name}:\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}'
-            print(f'  {n.name}: {r.stdout.splitlines()[-1]}')
+        run_client('openai_client.py', nodes)
+
+
+def test_tools_and_reasoning():
+    """The forms are found in the template; SmolLM2's own has neither."""
+    need_client()
+    with pair(smollm2(), 'ipc', [*SIZE, '--chat-template', os.path.join(DATA, 'text', 'chat_tools.jinja')]) as nodes:
+        run_client('openai_tools.py', nodes)
+
+
+def test_tools_without_a_form():
+    """A template that knows no tools: the request is refused with a sentence that says what can be done."""
+    with pair(smollm2(), 'ipc', SIZE) as nodes:
+        status, _, body = request(nodes[0].port, 'POST', '/v1/chat/completions', dict(messages=[dict(role='user', content='x')], tools=[dict(type='function', function=dict(name='f'))]))
+        assert status == 400 and body['error']['param'] == 'tools' and '--tool-call-parser' in body['error']['message'], body
