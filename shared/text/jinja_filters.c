@@ -33,7 +33,10 @@ static enum status f_length(const struct jinja_call *c, struct jv *out)
         out->i = (int64_t)jinja_utf8_len(c->self.s);
         jinja_run_spend(c->run, c->self.s.n / 64);
         return OK;
-    case JV_LIST: out->i = (int64_t)c->self.list->len; return OK;
+    case JV_LIST:
+        if (jv_is_iterator(&c->self)) return jinja_fail(c->run, ERR_FORMAT, "%s: a lazy sequence has no length; use list before it", c->name);
+        out->i = (int64_t)c->self.list->len;
+        return OK;
     case JV_DICT: out->i = (int64_t)c->self.dict->len; return OK;
     case JV_LOOP: out->i = (int64_t)c->self.loop->n; return OK;
     default: return jinja_bad_arg(c, "something that has a length", &c->self);

@@ -37,6 +37,12 @@ static enum status f_first(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items;
     size_t           n;
+    if (jv_is_iterator(&c->self) && c->self.list->len > 0) { /* the others stay */
+        *out = *c->self.list->items++;
+        c->self.list->len--;
+        c->self.list->cap--;
+        return OK;
+    }
     TRY(jv_elements(c->run, &c->self, &items, &n));
     *out = n ? items[0] : jv_undefined(STR("the first item of an empty sequence"));
     return OK;
@@ -46,6 +52,7 @@ static enum status f_last(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items;
     size_t           n;
+    if (jv_is_iterator(&c->self)) return jinja_fail(c->run, ERR_FORMAT, "last: a lazy sequence has no last item; use list before it");
     TRY(jv_elements(c->run, &c->self, &items, &n));
     *out = n ? items[n - 1] : jv_undefined(STR("the last item of an empty sequence"));
     return OK;
@@ -72,8 +79,10 @@ static enum status f_reverse(const struct jinja_call *c, struct jv *out)
     const struct jv minus = jv_int(-1), *const bound[3] = { NULL, NULL, &minus };
     if (c->self.kind == JV_STRING) return jv_slice(c->run, &c->self, bound, out);
     struct jv forward;
-    TRY(list_of(c, JV_FORM_ITERATOR, &forward));
-    return jv_slice(c->run, &forward, bound, out);
+    TRY(list_of(c, JV_FORM_LIST, &forward));
+    TRY(jv_slice(c->run, &forward, bound, out));
+    out->list->form = JV_FORM_ITERATOR;
+    return OK;
 }
 
 static enum status f_join(const struct jinja_call *c, struct jv *out)
@@ -183,6 +192,7 @@ static enum status f_unique(const struct jinja_call *c, struct jv *out)
     for (size_t i = 0; i < n; i++) {
         bool known = false;
         TRY(key_of(c->run, &items[i], c->arg[1], !flag(c->arg[0]), &key));
+        TRY(jv_check_hashable(c->run, &key));
         TRY(jv_contains(c->run, &seen, &key, &known));
         if (known) continue;
         TRY(jv_list_push(c->run, seen.list, key));

@@ -275,7 +275,9 @@ static enum status json_at(struct jinja_run *run, const struct json_style *style
     case JV_INT: buf_printf(b, "%lld", (long long)v->i); return OK;
     case JV_FLOAT: json_float(v->f, b); return OK;
     case JV_STRING: json_string(style, v->s, b); return OK;
-    case JV_LIST: return json_list(run, style, v->list, level, b);
+    case JV_LIST:
+        if (v->list->form > JV_FORM_TUPLE) return jinja_fail(run, ERR_FORMAT, "tojson: a lazy sequence or a view cannot be written as JSON; use list before it");
+        return json_list(run, style, v->list, level, b);
     case JV_DICT: return json_dict(run, style, v->dict, level, b);
     default: return jinja_fail(run, ERR_FORMAT, "tojson: a%s %s is not a JSON value", v->kind == JV_UNDEFINED ? "n" : "", jv_type_name(v));
     }

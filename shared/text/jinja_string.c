@@ -250,6 +250,7 @@ enum status jv_slice(struct jinja_run *run, const struct jv *v, const struct jv 
         *out = jv_undefined(STR("a slice of something that has no parts"));
         return OK;
     }
+    if (jv_is_iterator(v)) return jinja_fail(run, ERR_FORMAT, "a lazy sequence cannot be sliced; use list before it");
     TRY(slice_of(run, bound, (int64_t)v->list->len, &s));
     TRY(jv_list_new(run, v->list->form, 0, out));
     for (int64_t i = s.start; slice_more(&s, i); i += s.step) TRY(jv_list_push(run, out->list, v->list->items[i]));

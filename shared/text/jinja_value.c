@@ -145,8 +145,8 @@ static enum status dict_append(struct jinja_run *run, struct jv_dict *d, struct 
 enum status jv_dict_put(struct jinja_run *run, struct jv_dict *d, struct jv key, struct jv value)
 {
     struct jv *old;
-    if (key.kind > JV_LIST || (key.kind == JV_LIST && key.list->form != JV_FORM_TUPLE))
-        return jinja_fail(run, ERR_FORMAT, "a %s cannot be the key of a dict", jv_type_name(&key));
+    if (key.kind > JV_LIST) return jinja_fail(run, ERR_FORMAT, "a %s cannot be the key of a dict", jv_type_name(&key));
+    TRY(jv_check_hashable(run, &key));
     TRY(jv_dict_find(run, d, &key, &old));
     if (!old) return dict_append(run, d, key, value);
     *old = value;
@@ -337,6 +337,32 @@ enum status jv_compare(struct jinja_run *run, const struct jv *a, const struct j
     return st;
 }
 
+bool jv_is_iterator(const struct jv *v) { return v->kind == JV_LIST && v->list->form == JV_FORM_ITERATOR; }
+
+enum status jv_check_hashable(struct jinja_run *run, const struct jv *v)
+{
+    enum status st = OK;
+    if (v->kind == JV_DICT || (v->kind == JV_LIST && v->list->form != JV_FORM_TUPLE && v->list->form != JV_FORM_ITERATOR))
+        return jinja_fail(run, ERR_FORMAT, "a %s cannot be the key of a dict, or be looked up in one", jv_type_name(v));
+    if (v->kind != JV_LIST || v->list->form != JV_FORM_TUPLE) return OK;
+    TRY(jinja_run_enter(run));
+    for (size_t i = 0; i < v->list->len && st == OK; i++) st = jv_check_hashable(run, &v->list->items[i]);
+    jinja_run_leave(run);
+    return st;
+}
+
+/* As Python's `in`: what was looked at is used up. */
+static enum status iterator_contains(struct jinja_run *run, struct jv_list *l, const struct jv *item, bool *out)
+{
+    while (l->len > 0 && !*out) {
+        TRY(jv_equal(run, l->items, item, out));
+        l->items++;
+        l->len--;
+        l->cap--;
+    }
+    return OK;
+}
+
 enum status jv_contains(struct jinja_run *run, const struct jv *box, const struct jv *item, bool *out)
 {
     *out = false;
@@ -349,11 +375,13 @@ enum status jv_contains(struct jinja_run *run, const struct jv *box, const struc
     }
     if (box->kind == JV_DICT) {
         struct jv *found;
+        TRY(jv_check_hashable(run, item));
         TRY(jv_dict_find(run, box->dict, item, &found));
         *out = found != NULL;
         return OK;
     }
     if (box->kind != JV_LIST) return jinja_fail(run, ERR_FORMAT, "'in' cannot look into a %s", jv_type_name(box));
+    if (jv_is_iterator(box)) return iterator_contains(run, box->list, item, out);
     for (size_t i = 0; i < box->list->len && !*out; i++) TRY(jv_equal(run, &box->list->items[i], item, out));
     return OK;
 }
@@ -384,6 +412,7 @@ enum status jv_elements(struct jinja_run *run, const struct jv *v, const struct 
     case JV_LIST:
         *items = v->list->items;
         *n = v->list->len;
+        if (jv_is_iterator(v)) *v->list = (struct jv_list){ .form = JV_FORM_ITERATOR };
         return OK;
     case JV_DICT:
         TRY(jinja_run_alloc(run, v->dict->len, sizeof *keys, &keys));

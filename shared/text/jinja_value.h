@@ -136,8 +136,11 @@ const char *jv_type_name(const struct jv *v);
 enum status jv_equal(struct jinja_run *run, const struct jv *a, const struct jv *b, bool *out) MUST_CHECK;
 /* *out is -1, 0, 1, or 2 where a NaN makes them unordered; types that have no order are an error. */
 enum status jv_compare(struct jinja_run *run, const struct jv *a, const struct jv *b, int *out) MUST_CHECK;
+/* Fails for what Python cannot hash: lists and dicts, alone or in a tuple. */
+enum status jv_check_hashable(struct jinja_run *run, const struct jv *v) MUST_CHECK;
+bool        jv_is_iterator(const struct jv *v); /* a lazy sequence: it is used up by what goes through it, and has no length */
 enum status jv_contains(struct jinja_run *run, const struct jv *box, const struct jv *item, bool *out) MUST_CHECK;
-/* The elements that a for loop over `v` sees. */
+/* The elements that a for loop over `v` sees; an iterator is empty afterwards. */
 enum status jv_elements(struct jinja_run *run, const struct jv *v, const struct jv **items, size_t *n) MUST_CHECK;
 
 /* jinja_print.c: values as text. */
