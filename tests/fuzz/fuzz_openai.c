@@ -48,6 +48,7 @@ static struct face *make_face(void)
     struct serve_options o = {
         .loop = f->loop, .backend = fake_backend_of(&f->fake, f->loop), .tokenizer = make_tokenizer(), .chat = chat, .metrics = metrics_create(),
         .names = { "m" }, .n_names = 1, .max_model_len = 64, .n_vocab = 128, .defaults = { NAN, NAN, NAN, NAN, -1 }, .max_n = 4, .max_prompts = 8,
+        .reasoning = reasoning_format_find(STR("think")), .tools = tool_format_find(STR("mistral_v11")),
     };
     f->fake.n_answer = 6;
     for (int i = 0; i < 6; i++) f->fake.answer[i] = "answer"[i];

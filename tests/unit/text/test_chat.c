@@ -114,6 +114,48 @@ TEST(chat_keeps_parts_for_templates_that_read_them)
     check((struct ask){ .template = both, .messages = parts }, "<a><b>c");
 }
 
+/* Families whose templates are in no package: written here to what their model cards and files say they render. */
+static const char ERNIE[] =
+    "{%- if not add_generation_prompt is defined -%}{%- set add_generation_prompt = true -%}{%- endif -%}{{- '<|begin_of_sentence|>' -}}"
+    "{%- for m in messages -%}{%- if m['role'] == 'user' -%}{{- 'User: ' + m['content'] + '\n' -}}"
+    "{%- elif m['role'] == 'assistant' -%}{{- 'Assistant: ' + m['content'] + '<|end_of_sentence|>' -}}"
+    "{%- elif m['role'] == 'system' -%}{{- m['content'] + '\n' -}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- 'Assistant: ' -}}{%- endif -%}";
+static const char ERNIE_THINKING[] =
+    "{{- '<|im_start|>system\n<global_setting>\nthink_mode=True\n</global_setting>' -}}"
+    "{%- if messages[0].role == 'system' -%}{{- '\n\n<system_setting>\n' + messages[0].content + '\n</system_setting>' -}}{%- set messages = messages[1:] -%}{%- endif -%}"
+    "{%- if tools -%}{{- '\n\n<tool_list>\n' + tools | tojson + '\n</tool_list>' -}}{%- endif -%}{{- '<|im_end|>\n\n' -}}"
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' -}}"
+    "{%- if m.role == 'assistant' and m.tool_calls -%}{%- for c in m.tool_calls -%}{{- '<tool_call>\n' + {'name': c.function.name, 'arguments': c.function.arguments} | tojson + '\n</tool_call>\n' -}}{%- endfor -%}"
+    "{%- elif m.role == 'assistant' -%}{{- '<response>\n' + m.content.split('</think>')[-1].strip('\n') + '\n</response>\n' -}}{%- else -%}{{- m.content -}}{%- endif -%}"
+    "{{- '<|im_end|>\n\n' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n<think>\n' -}}{%- endif -%}";
+static const char DEEPSEEK_V31[] =
+    "{%- set ns = namespace(system='') -%}{%- for m in messages if m['role'] == 'system' -%}{%- set ns.system = ns.system + m['content'] -%}{%- endfor -%}"
+    "{{- bos_token + ns.system -}}{%- for m in messages -%}{%- if m['role'] == 'user' -%}{{- '<｜User｜>' + m['content'] -}}"
+    "{%- elif m['role'] == 'assistant' -%}{{- '<｜Assistant｜></think>' + m['content'].split('</think>')[-1] + eos_token -}}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<｜Assistant｜>' + ('<think>' if thinking else '</think>') -}}{%- endif -%}";
+
+TEST(chat_renders_families_without_a_package)
+{
+    static const char u2[] = "[{\"role\": \"user\", \"content\": \"U1\"}, {\"role\": \"assistant\", \"content\": \"A1\"}, {\"role\": \"user\", \"content\": \"U2\"}]";
+    static const char thought[] = "[{\"role\": \"user\", \"content\": \"U1\"}, {\"role\": \"assistant\", \"content\": \"<think>\\nhm\\n</think>\\n\\nA1\"}, {\"role\": \"user\", \"content\": \"U2\"}]";
+    static const char call[] = "[{\"role\": \"user\", \"content\": \"U\"}, {\"role\": \"assistant\", \"content\": null, \"tool_calls\": [{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": \"{\\\"x\\\": 1}\"}}]}, {\"role\": \"tool\", \"content\": \"7\"}]";
+    static const char tools[] = "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]";
+    check((struct ask){ .template = ERNIE, .messages = DIALOG, .prompt = true },
+          "<|begin_of_sentence|>S\nUser: U1\nAssistant: A1<|end_of_sentence|>User: U2\nAssistant: ");
+    check((struct ask){ .template = ERNIE, .messages = u2 }, "<|begin_of_sentence|>User: U1\nAssistant: A1<|end_of_sentence|>User: U2\n");
+    check((struct ask){ .template = ERNIE_THINKING, .messages = DIALOG, .prompt = true },
+          "<|im_start|>system\n<global_setting>\nthink_mode=True\n</global_setting>\n\n<system_setting>\nS\n</system_setting><|im_end|>\n\n"
+          "<|im_start|>user\nU1<|im_end|>\n\n<|im_start|>assistant\n<response>\nA1\n</response>\n<|im_end|>\n\n<|im_start|>user\nU2<|im_end|>\n\n<|im_start|>assistant\n<think>\n");
+    check((struct ask){ .template = ERNIE_THINKING, .messages = call, .tools = tools, .prompt = true },
+          "<|im_start|>system\n<global_setting>\nthink_mode=True\n</global_setting>\n\n<tool_list>\n[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]\n</tool_list><|im_end|>\n\n"
+          "<|im_start|>user\nU<|im_end|>\n\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n<|im_end|>\n\n"
+          "<|im_start|>tool\n7<|im_end|>\n\n<|im_start|>assistant\n<think>\n");
+    check((struct ask){ .template = DEEPSEEK_V31, .messages = DIALOG, .prompt = true }, "<s>S<｜User｜>U1<｜Assistant｜></think>A1</s><｜User｜>U2<｜Assistant｜></think>");
+    check((struct ask){ .template = DEEPSEEK_V31, .messages = thought, .kwargs = "{\"thinking\": true}", .prompt = true },
+          "<s><｜User｜>U1<｜Assistant｜></think>\n\nA1</s><｜User｜>U2<｜Assistant｜><think>");
+}
+
 /* Most templates add a content to other text, or print it. */
 TEST(chat_makes_null_content_empty_unless_asked_for)
 {
@@ -176,6 +218,6 @@ TEST(chat_refuses_bad_input)
 }
 
 TEST_MAIN(CASE(chat_renders_smollm2_as_its_tokenizer), CASE(chat_renders_chatml), CASE(chat_gives_templates_their_variables), CASE(chat_joins_text_parts),
-          CASE(chat_keeps_parts_for_templates_that_read_them), CASE(chat_makes_null_content_empty_unless_asked_for), CASE(chat_keeps_absent_and_null_content),
+          CASE(chat_keeps_parts_for_templates_that_read_them), CASE(chat_renders_families_without_a_package), CASE(chat_makes_null_content_empty_unless_asked_for), CASE(chat_keeps_absent_and_null_content),
           CASE(chat_gives_tool_arguments_as_the_template_needs_them), CASE(chat_leaves_the_last_message_open), CASE(chat_appends_to_the_buffer),
           CASE(chat_refuses_bad_input))
