@@ -35,10 +35,13 @@ static bool flush_output(void)
     return false;
 }
 
+/* What the model thinks is for people: it goes to standard error. */
 static bool print_text(const cJSON *choice, bool raw)
 {
     const cJSON *from = raw ? choice : cJSON_GetObjectItemCaseSensitive(choice, "delta");
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(from, raw ? "text" : "content");
+    const cJSON *thought = raw ? NULL : cJSON_GetObjectItemCaseSensitive(from, "reasoning_content");
+    if (cJSON_IsString(thought)) fputs(thought->valuestring, stderr);
     if (!cJSON_IsString(text)) return true;
     fputs(text->valuestring, stdout);
     return flush_output();
