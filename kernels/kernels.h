@@ -6,7 +6,7 @@
  * Two arithmetics (enum activations), chosen when the context is made and part of what peers compare:
  *   F32    everything in f32: the exact path. y[n] is one chain of fused multiply-adds over k ascending, from +0, then + bias[n];
  *          the weight of a quantised element is the f32 that its format means. All rows of this table give the same bits.
- *   FAST   matrices of integer types take inputs rounded to int8 (cpu/act.h says how): products and sums inside a group of k's that
+ *   FAST   matrices of integer types take inputs rounded to two int8 digits (cpu/act.h says how): products and sums inside a group of k's that
  *          share a scale are exact integers, groups are chained in f32; all rows give the same bits here too. Matrices of
  *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16.
  * Attention takes keys in tiles of ATTN_TILE positions and segments of ATTN_SEGMENT, both counted from position 0: online softmax

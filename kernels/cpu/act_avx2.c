@@ -1,26 +1,36 @@
-/* act_avx2.c - inputs rounded to int8 in blocks of 32, as act.h defines, on 8 lanes; and integer panels unpacked for tile_int.
+/* act_avx2.c - inputs rounded to two int8 digits in blocks of 32, as act.h defines, on 8 lanes; and integer panels unpacked for tile_int.
  * Thread: engine, pool. */
 #include "kernels/cpu/chains_avx2.h"
 #include "kernels/cpu/loops_avx2.h"
 
-/* The two sums of q: bytes are added up as unsigned ones 128 too large. */
-static inline void store_sums(struct act_block *out, __m256i q)
+/* Four registers of eight numbers to 32 bytes in order. */
+static inline __m256i bytes_of(const __m256i v[4])
 {
-    __m256i sad = _mm256_sad_epu8(_mm256_xor_si256(q, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
-    __m256i half = _mm256_add_epi64(sad, _mm256_shuffle_epi32(sad, 0x4e));
-    int     low = _mm256_cvtsi256_si32(half) - 128 * 16, high = _mm_cvtsi128_si32(_mm256_extracti128_si256(half, 1)) - 128 * 16;
-    out->sum[0] = (int16_t)low;
-    out->sum[1] = (int16_t)high;
-    out->ssum = (float)(low + high) * out->s;
-}
-
-static inline __m256i bytes_of(const __m256 x[4], __m256 r)
-{
-    __m256i v[4];
-    for (int i = 0; i < 4; i++) v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], r));
     /* packs works inside 128 bits: fours of each register come out as 0 2 4 6 | 1 3 5 7 */
     __m256i q = _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3]));
     return _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+static inline int32_t sum8(__m256i v)
+{
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
+/* x times r in two digits, and the sums of each half. */
+static inline void store_digits(struct act_block *out, const __m256 x[4], __m256 r)
+{
+    __m256i number[4], high[4], low[4];
+    for (int i = 0; i < 4; i++) {
+        number[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], r));
+        high[i] = _mm256_srai_epi32(_mm256_add_epi32(number[i], _mm256_set1_epi32(64)), ACT_LOW_BITS);
+        low[i] = _mm256_sub_epi32(number[i], _mm256_slli_epi32(high[i], ACT_LOW_BITS));
+    }
+    _mm256_storeu_si256((__m256i *)out->q[0], bytes_of(high));
+    _mm256_storeu_si256((__m256i *)out->q[1], bytes_of(low));
+    out->sum[0] = sum8(_mm256_add_epi32(number[0], number[1]));
+    out->sum[1] = sum8(_mm256_add_epi32(number[2], number[3]));
 }
 
 static inline void quantize_block(struct act_block *out, const float *in)
@@ -39,11 +49,14 @@ static inline void quantize_block(struct act_block *out, const float *in)
     int32_t a_bits = _mm_cvtsi128_si32(top4);
     float   a;
     __builtin_memcpy(&a, &a_bits, sizeof a);
-    bool    number = a_bits < 0x7f800000, some = number && a >= ACT_TOP_LEAST;
-    __m256i q = some ? bytes_of(x, _mm256_set1_ps(127.0f / a)) : _mm256_setzero_si256();
-    _mm256_storeu_si256((__m256i *)out->q, q);
-    out->s = some ? a / 127.0f : number ? 0 : __builtin_nanf("");
-    store_sums(out, q);
+    if (a_bits >= 0x7f800000 || a < ACT_TOP_LEAST) {
+        *out = (struct act_block){ .s = a_bits >= 0x7f800000 ? __builtin_nanf("") : 0 };
+        out->ssum = out->s;
+        return;
+    }
+    store_digits(out, x, _mm256_set1_ps(ACT_TOP / a));
+    out->s = a / ACT_TOP;
+    out->ssum = (float)(out->sum[0] + out->sum[1]) * out->s;
 }
 
 void avx2_quantize(struct act_block *out, const float *x, size_t n)

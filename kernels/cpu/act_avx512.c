@@ -1,16 +1,15 @@
-/* act_avx512.c - inputs rounded to int8 in blocks of 32, as act.h defines; and integer panels unpacked for tile_int. Thread: engine, pool. */
+/* act_avx512.c - inputs rounded to two int8 digits in blocks of 32, as act.h defines; and integer panels unpacked for tile_int. Thread: engine, pool. */
 #include "kernels/cpu/blocks_avx512.h"
 #include "kernels/cpu/loops_avx512.h"
 
-/* The two sums of q: bytes are added up as unsigned ones 128 too large. */
-static inline void store_sums(struct act_block *out, __m256i q)
+/* 16 numbers to their digits; the sum of the numbers. */
+static inline int32_t store_half(struct act_block *out, int half, __m512i number)
 {
-    __m256i sad = _mm256_sad_epu8(_mm256_xor_si256(q, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
-    __m256i half = _mm256_add_epi64(sad, _mm256_shuffle_epi32(sad, 0x4e));
-    int     low = _mm256_cvtsi256_si32(half) - 128 * 16, high = _mm_cvtsi128_si32(_mm256_extracti128_si256(half, 1)) - 128 * 16;
-    out->sum[0] = (int16_t)low;
-    out->sum[1] = (int16_t)high;
-    out->ssum = (float)(low + high) * out->s;
+    __m512i high = _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(64)), ACT_LOW_BITS);
+    __m512i low = _mm512_sub_epi32(number, _mm512_slli_epi32(high, ACT_LOW_BITS));
+    _mm_storeu_si128((__m128i *)(out->q[0] + 16 * half), _mm512_cvtepi32_epi8(high));
+    _mm_storeu_si128((__m128i *)(out->q[1] + 16 * half), _mm512_cvtepi32_epi8(low));
+    return _mm512_reduce_add_epi32(number);
 }
 
 static inline void quantize_block(struct act_block *out, __m512 x0, __m512 x1)
@@ -21,18 +20,16 @@ static inline void quantize_block(struct act_block *out, __m512 x0, __m512 x1)
     int32_t a_bits = _mm512_reduce_max_epi32(top);
     float   a;
     __builtin_memcpy(&a, &a_bits, sizeof a);
-    __m256i q = _mm256_setzero_si256();
-    out->s = a_bits >= 0x7f800000 ? __builtin_nanf("") : 0;
-    if (a < ACT_TOP_LEAST || a_bits >= 0x7f800000) {
-        _mm256_storeu_si256((__m256i *)out->q, q);
-    } else {
-        __m512 r = _mm512_set1_ps(127.0f / a);
-        __m128i q0 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x0, r))), q1 = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x1, r)));
-        q = _mm256_set_m128i(q1, q0);
-        out->s = a / 127.0f;
-        _mm256_storeu_si256((__m256i *)out->q, q);
+    if (a_bits >= 0x7f800000 || a < ACT_TOP_LEAST) {
+        *out = (struct act_block){ .s = a_bits >= 0x7f800000 ? __builtin_nanf("") : 0 };
+        out->ssum = out->s;
+        return;
     }
-    store_sums(out, q);
+    __m512 r = _mm512_set1_ps(ACT_TOP / a);
+    out->s = a / ACT_TOP;
+    out->sum[0] = store_half(out, 0, _mm512_cvtps_epi32(_mm512_mul_ps(x0, r)));
+    out->sum[1] = store_half(out, 1, _mm512_cvtps_epi32(_mm512_mul_ps(x1, r)));
+    out->ssum = (float)(out->sum[0] + out->sum[1]) * out->s;
 }
 
 void avx512_quantize(struct act_block *out, const float *x, size_t n)

@@ -73,19 +73,18 @@ BLOCK_INLINE struct scales256 block_scales256(const int form, const char *panel,
     return s;
 }
 
-/* Sum of the inputs of one half of a block (part 0, 1) or of all of it (2), times `factor`, in all lanes. */
+/* The sum of a block's numbers: of one half (0, 1), or of both (2). */
+BLOCK_INLINE int32_t sum_of(const struct act_block *x, const int part) { return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part]; }
+
 BLOCK_INLINE __m256i sum_times(const struct act_block *x, const int part, const int factor)
 {
-    uint32_t f = (uint16_t)factor;
-    int32_t  pair;
-    __builtin_memcpy(&pair, x->sum, sizeof pair);
-    return _mm256_madd_epi16(_mm256_set1_epi32((int)((part != 1 ? f : 0) | (part != 0 ? f << 16 : 0))), _mm256_set1_epi32(pair));
+    return _mm256_set1_epi32(sum_of(x, part) * factor);
 }
 
-BLOCK_INLINE __m256i inputs(const struct act_block *x, int word)
+BLOCK_INLINE __m256i inputs(const struct act_block *x, int digit, int word)
 {
     int32_t four;
-    __builtin_memcpy(&four, x->q + 4 * word, sizeof four);
+    __builtin_memcpy(&four, x->q[digit] + 4 * word, sizeof four);
     return _mm256_set1_epi32(four);
 }
 
@@ -96,7 +95,7 @@ BLOCK_INLINE __m256 chain(__m256 acc, __m256i sum, const struct act_block *x, co
     if (!kind.scaled) return _mm256_fmadd_ps(i, s, acc);
     acc = _mm256_fmadd_ps(_mm256_mul_ps(i, s), w.d, acc);
     if (!kind.has_m) return acc;
-    __m256 ssum = part == 2 ? _mm256_set1_ps(x->ssum) : _mm256_mul_ps(_mm256_cvtepi32_ps(sum_times(x, part, 1)), s);
+    __m256 ssum = part == 2 ? _mm256_set1_ps(x->ssum) : _mm256_set1_ps((float)sum_of(x, part) * x->s);
     return _mm256_fmadd_ps(ssum, w.m, acc);
 }
 

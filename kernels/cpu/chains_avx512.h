@@ -5,24 +5,18 @@
 
 #include "kernels/cpu/blocks_avx512.h"
 
-/* What the two sums of a block are multiplied by: those of one half (0, 1), or both (2). */
-BLOCK_INLINE __m512i factors(const int part, int factor)
+/* The sum of a block's numbers: of one half (0, 1), or of both (2). */
+BLOCK_INLINE int32_t sum_of(const struct act_block *x, const int part) { return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part]; }
+
+BLOCK_INLINE __m512i sum_times(const struct act_block *x, const int part, const int factor)
 {
-    uint32_t f = (uint16_t)factor;
-    return _mm512_set1_epi32((int)((part != 1 ? f : 0) | (part != 0 ? f << 16 : 0)));
+    return _mm512_set1_epi32(sum_of(x, part) * factor);
 }
 
-BLOCK_INLINE __m512i sum_times(const struct act_block *x, __m512i factors)
-{
-    int32_t pair;
-    __builtin_memcpy(&pair, x->sum, sizeof pair);
-    return _mm512_madd_epi16(factors, _mm512_set1_epi32(pair));
-}
-
-BLOCK_INLINE __m512i inputs(const struct act_block *x, int word)
+BLOCK_INLINE __m512i inputs(const struct act_block *x, int digit, int word)
 {
     int32_t four;
-    __builtin_memcpy(&four, x->q + 4 * word, sizeof four);
+    __builtin_memcpy(&four, x->q[digit] + 4 * word, sizeof four);
     return _mm512_set1_epi32(four);
 }
 
@@ -33,7 +27,7 @@ BLOCK_INLINE __m512 chain(__m512 acc, __m512i sum, const struct act_block *x, co
     if (!kind.scaled) return _mm512_fmadd_ps(i, s, acc);
     acc = _mm512_fmadd_ps(_mm512_mul_ps(i, s), w.d, acc);
     if (!kind.has_m) return acc;
-    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum) : _mm512_mul_ps(_mm512_cvtepi32_ps(sum_times(x, factors(part, 1))), s);
+    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum) : _mm512_set1_ps((float)sum_of(x, part) * x->s);
     return _mm512_fmadd_ps(ssum, w.m, acc);
 }
 

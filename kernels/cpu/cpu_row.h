@@ -6,7 +6,8 @@
  *
  * All rows give the same bits (bf16 products apart), because the loops are defined down to the order of each sum:
  *   chain      acc = fmaf(w[k], x[k], acc), k ascending.
- *   int chain  per group g of k's, ascending: i = sum of q_w * q_x over the group - zero * sum of q_x, in integers;
+ *   int chain  per group g of k's, ascending: i = sum of q_w * q_x over the group - zero * sum of q_x, in integers (q_x: the 15-bit
+ *              numbers of act.h, so i fits 28 bits);
  *              t = (float)i * s; acc = fmaf(t, d, acc), and where the form has m: acc = fmaf((float)(sum of q_x) * s, m, acc).
  *              C forms: per block of 32 acc = fmaf((float)i, s, acc), and at the end acc * scale.
  *   sum16      element i is added to partial sum i % 16, i ascending; then partial sums l and l+8 are added, then l and l+4,

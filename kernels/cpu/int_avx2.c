@@ -1,6 +1,6 @@
 /* int_avx2.c - int chains on 8 lanes: vpmaddubsw multiplies unsigned by signed bytes and adds neighbours in 16 bits, where a sum that does
  * not fit would be cut off. Two ways keep every sum exact:
- *   nibbles  a group's sums stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
+ *   nibbles  a group's sums of one digit stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
  *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each sum is widened at once.
  * gemv_int takes one row by both halves of a panel, so that memory is one stream, or four rows by one half at a time; tile_int the latter.
  * Thread: engine, pool. */
@@ -35,12 +35,15 @@ BLOCK_INLINE __m256i add_products(__m256i sum, struct factor w, __m256i x, const
     return sum;
 }
 
-/* The group's integer sum: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
-BLOCK_INLINE __m256i total(__m256i sum, const struct act_block *x, const int part, const int form)
+/* One digit's sum with 32 bits for each output. */
+BLOCK_INLINE __m256i total(__m256i sum, const bool bytes) { return bytes ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+
+/* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
+BLOCK_INLINE __m256i both(__m256i high, __m256i low, const struct act_block *x, const int part, const int form)
 {
     const bool bytes = block_is_bytes(form);
     const int  missing = bytes ? 128 - block_zero(form) : -block_zero(form);
-    if (!bytes) sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+    __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(total(high, bytes), ACT_LOW_BITS), total(low, bytes));
     return missing ? _mm256_add_epi32(sum, sum_times(x, part, missing)) : sum;
 }
 
@@ -53,18 +56,21 @@ BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, cons
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
         const int which = kind.halves ? part : 2;
-        __m256i   sum[ROWS];
+        __m256i   high[ROWS], low[ROWS];
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) sum[r] = _mm256_setzero_si256();
+        for (int r = 0; r < n; r++) high[r] = low[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
             struct factor q = factor_of(block_word256(form, panel, b, i, h), kind.bytes);
 #pragma GCC unroll 4
-            for (int r = 0; r < n; r++) sum[r] = add_products(sum[r], q, inputs(x[r] + b, i), kind.bytes);
+            for (int r = 0; r < n; r++) {
+                high[r] = add_products(high[r], q, inputs(x[r] + b, 0, i), kind.bytes);
+                low[r] = add_products(low[r], q, inputs(x[r] + b, 1, i), kind.bytes);
+            }
         }
         struct scales256 scales = block_scales256(form, panel, b, (size_t)part, h);
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], total(sum[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], both(high[r], low[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
     }
 }
 
@@ -164,19 +170,22 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const struct wide_int *w, int 
             const size_t     group = kind.halves ? 2 * b + (size_t)part : b;
             const int        which = kind.halves ? part : 2;
             struct scales256 scales = { _mm256_setzero_ps(), _mm256_setzero_ps() };
-            __m256i          sum[ROWS];
+            __m256i          high[ROWS], low[ROWS];
 #pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) sum[r] = _mm256_setzero_si256();
+            for (int r = 0; r < ROWS; r++) high[r] = low[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
             for (int i = part * n_words; i < (part + 1) * n_words; i++) {
                 struct factor q = factor_of(_mm256_load_si256((const __m256i *)w->q[b * WORDS + (size_t)i][HALF * h]), kind.bytes);
 #pragma GCC unroll 4
-                for (int r = 0; r < ROWS; r++) sum[r] = add_products(sum[r], q, inputs(t->x[r] + b, i), kind.bytes);
+                for (int r = 0; r < ROWS; r++) {
+                    high[r] = add_products(high[r], q, inputs(t->x[r] + b, 0, i), kind.bytes);
+                    low[r] = add_products(low[r], q, inputs(t->x[r] + b, 1, i), kind.bytes);
+                }
             }
             if (kind.scaled) scales.d = _mm256_loadu_ps(w->d[group] + HALF * h);
             if (kind.has_m) scales.m = _mm256_loadu_ps(w->m[group] + HALF * h);
 #pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) acc[r] = chain(acc[r], total(sum[r], t->x[r] + b, which, form), t->x[r] + b, which, kind, scales);
+            for (int r = 0; r < ROWS; r++) acc[r] = chain(acc[r], both(high[r], low[r], t->x[r] + b, which, form), t->x[r] + b, which, kind, scales);
         }
     }
 #pragma GCC unroll 4

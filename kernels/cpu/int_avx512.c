@@ -1,6 +1,6 @@
 /* int_avx512.c - int chains on 16 lanes without vpdpbusd: vpmaddubsw multiplies unsigned by signed bytes and adds neighbours in 16 bits,
  * where a sum that does not fit would be cut off. Two ways keep every sum exact:
- *   nibbles  a group's sums stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
+ *   nibbles  a group's sums of one digit stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
  *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each sum is widened at once.
  * Otherwise as int_vnni.c. Thread: engine, pool. */
 #include "kernels/cpu/chains_avx512.h"
@@ -35,13 +35,16 @@ BLOCK_INLINE __m512i add_products(__m512i sum, struct factor w, __m512i x, const
     return sum;
 }
 
-/* The group's integer sum: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
-BLOCK_INLINE __m512i total(__m512i sum, const struct act_block *x, const int part, const int form)
+/* One digit's sum with 32 bits for each output. */
+BLOCK_INLINE __m512i total(__m512i sum, const bool bytes) { return bytes ? sum : _mm512_madd_epi16(sum, _mm512_set1_epi16(1)); }
+
+/* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
+BLOCK_INLINE __m512i both(__m512i high, __m512i low, const struct act_block *x, const int part, const int form)
 {
     const bool bytes = block_is_bytes(form);
     const int  missing = bytes ? 128 - block_zero(form) : -block_zero(form);
-    if (!bytes) sum = _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
-    return missing ? _mm512_add_epi32(sum, sum_times(x, factors(part, missing))) : sum;
+    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(total(high, bytes), ACT_LOW_BITS), total(low, bytes));
+    return missing ? _mm512_add_epi32(sum, sum_times(x, part, missing)) : sum;
 }
 
 /* ---- few rows ---- */
@@ -53,18 +56,21 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
         const int which = kind.halves ? part : 2;
-        __m512i   sum[ROWS];
+        __m512i   high[ROWS], low[ROWS];
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) sum[r] = _mm512_setzero_si512();
+        for (int r = 0; r < n; r++) high[r] = low[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
             struct factor q = factor_of(block_word512(form, panel, b, i), kind.bytes);
 #pragma GCC unroll 4
-            for (int r = 0; r < n; r++) sum[r] = add_products(sum[r], q, inputs(x[r] + b, i), kind.bytes);
+            for (int r = 0; r < n; r++) {
+                high[r] = add_products(high[r], q, inputs(x[r] + b, 0, i), kind.bytes);
+                low[r] = add_products(low[r], q, inputs(x[r] + b, 1, i), kind.bytes);
+            }
         }
         struct scales512 scales = block_scales512(form, panel, b, (size_t)part);
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], total(sum[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], both(high[r], low[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
     }
 }
 
@@ -136,20 +142,23 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int form)
             const size_t     group = kind.halves ? 2 * b + (size_t)part : b;
             const int        which = kind.halves ? part : 2;
             struct scales512 scales = { _mm512_setzero_ps(), _mm512_setzero_ps() };
-            __m512i          sum[INT_TILE_ROWS];
+            __m512i          high[INT_TILE_ROWS], low[INT_TILE_ROWS];
 #pragma GCC unroll 6
-            for (int r = 0; r < INT_TILE_ROWS; r++) sum[r] = _mm512_setzero_si512();
+            for (int r = 0; r < INT_TILE_ROWS; r++) high[r] = low[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
             for (int i = part * n_words; i < (part + 1) * n_words; i++) {
                 struct factor q = factor_of(_mm512_load_si512(w->q[b * WORDS + (size_t)i]), kind.bytes);
 #pragma GCC unroll 6
-                for (int r = 0; r < INT_TILE_ROWS; r++) sum[r] = add_products(sum[r], q, inputs(t->x[r] + b, i), kind.bytes);
+                for (int r = 0; r < INT_TILE_ROWS; r++) {
+                    high[r] = add_products(high[r], q, inputs(t->x[r] + b, 0, i), kind.bytes);
+                    low[r] = add_products(low[r], q, inputs(t->x[r] + b, 1, i), kind.bytes);
+                }
             }
             if (kind.scaled) scales.d = _mm512_load_ps(w->d[group]);
             if (kind.has_m) scales.m = _mm512_load_ps(w->m[group]);
 #pragma GCC unroll 6
             for (int r = 0; r < INT_TILE_ROWS; r++)
-                acc[r] = chain(acc[r], total(sum[r], t->x[r] + b, which, form), t->x[r] + b, which, kind, scales);
+                acc[r] = chain(acc[r], both(high[r], low[r], t->x[r] + b, which, form), t->x[r] + b, which, kind, scales);
         }
     }
 #pragma GCC unroll 6

@@ -1,7 +1,7 @@
 /* int_vnni.c - int chains on vpdpbusd: one instruction multiplies four k's of 16 outputs by four inputs broadcast to all lanes.
  *
- * The stored q is unsigned and the input signed, as the instruction wants them; the zero point goes into the sum before it starts, as
- * -zero * sum of inputs. Two such instructions start per cycle and each takes four, so eight sums must be under way.
+ * The stored q is unsigned and the input signed, as the instruction wants them; an input's two digits are multiplied one after the other and
+ * the high one's sum is shifted in between; the zero point goes into the sum as -zero * sum of inputs. Two such instructions start per cycle and each takes four, so eight sums must be under way.
  *   gemv_int  one panel after the other, so that memory is read as one stream: measured, that is a third faster than four streams. One
  *             row needs no second sum in sight, because the processor runs ahead into the next blocks; several rows go side by side.
  *   tile_int  two panels by six rows: 12 sums and 12 chains in registers, eight loads for twelve products.
@@ -20,19 +20,27 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
         const int which = kind.halves ? part : 2;
-        __m512i   sum[DOT_ROWS];
+        __m512i   high[DOT_ROWS], low[DOT_ROWS];
 #pragma GCC unroll 8
-        for (int r = 0; r < n; r++)
-            sum[r] = kind.zero ? sum_times(x[r] + b, factors(which, -block_zero(form))) : _mm512_setzero_si512();
+        for (int r = 0; r < n; r++) {
+            high[r] = _mm512_setzero_si512();
+            low[r] = kind.zero ? sum_times(x[r] + b, which, -block_zero(form)) : _mm512_setzero_si512();
+        }
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
             __m512i q = block_word512(form, panel, b, i);
 #pragma GCC unroll 8
-            for (int r = 0; r < n; r++) sum[r] = _mm512_dpbusd_epi32(sum[r], q, inputs(x[r] + b, i));
+            for (int r = 0; r < n; r++) {
+                high[r] = _mm512_dpbusd_epi32(high[r], q, inputs(x[r] + b, 0, i));
+                low[r] = _mm512_dpbusd_epi32(low[r], q, inputs(x[r] + b, 1, i));
+            }
         }
         struct scales512 scales = block_scales512(form, panel, b, (size_t)part);
 #pragma GCC unroll 8
-        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], sum[r], x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++) {
+            __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[r], ACT_LOW_BITS), low[r]);
+            acc[r] = chain(acc[r], sum, x[r] + b, which, kind, scales);
+        }
     }
 }
 
@@ -114,21 +122,28 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int form, const int 
             const int    which = kind.halves ? part : 2;
             __m512i      sum[DOT_PANELS][INT_TILE_ROWS];
 #pragma GCC unroll 6
-            for (int r = 0; r < n; r++) {
-                __m512i start = kind.zero ? sum_times(x[r] + b, factors(which, -zero)) : _mm512_setzero_si512();
+            for (int r = 0; r < n; r++)
 #pragma GCC unroll 2
-                for (int p = 0; p < n_panels; p++) sum[p][r] = start;
-            }
+                for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_setzero_si512();
+            for (int digit = 0; digit < ACT_DIGITS; digit++) {
 #pragma GCC unroll 8
-            for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-                __m512i q[DOT_PANELS];
+                for (int i = part * n_words; i < (part + 1) * n_words; i++) {
+                    __m512i q[DOT_PANELS];
 #pragma GCC unroll 2
-                for (int p = 0; p < n_panels; p++) q[p] = _mm512_load_si512(w[p].q[b * WORDS + (size_t)i]);
+                    for (int p = 0; p < n_panels; p++) q[p] = _mm512_load_si512(w[p].q[b * WORDS + (size_t)i]);
+#pragma GCC unroll 6
+                    for (int r = 0; r < n; r++) {
+                        __m512i in = inputs(x[r] + b, digit, i);
+#pragma GCC unroll 2
+                        for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
+                    }
+                }
+                if (digit > 0) continue;
 #pragma GCC unroll 6
                 for (int r = 0; r < n; r++) {
-                    __m512i in = inputs(x[r] + b, i);
+                    __m512i start = kind.zero ? sum_times(x[r] + b, which, -zero) : _mm512_setzero_si512();
 #pragma GCC unroll 2
-                    for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
+                    for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_add_epi32(_mm512_slli_epi32(sum[p][r], ACT_LOW_BITS), start);
                 }
             }
 #pragma GCC unroll 2

@@ -47,12 +47,14 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
             most = fabsf(x[k0 + k]) > most ? fabsf(x[k0 + k]) : most;
             finite = finite && isfinite(x[k0 + k]);
         }
-        bool  tiny = most < 0x1p-120f;
-        float by = finite && !tiny ? 127.0f / most : 0;
-        *out = (struct act_block){ .s = !finite ? NAN : tiny ? 0 : most / 127.0f };
-        for (size_t k = 0; k < left; k++) {
-            out->q[k] = (int8_t)(finite ? nearbyintf(x[k0 + k] * by) : 0);
-            out->sum[k / 16] = (int16_t)(out->sum[k / 16] + out->q[k]);
+        bool  some = finite && most >= ACT_TOP_LEAST;
+        float by = some ? ACT_TOP / most : 0;
+        *out = (struct act_block){ .s = some ? most / ACT_TOP : finite ? 0 : NAN };
+        for (size_t k = 0; some && k < left; k++) {
+            int number = (int)nearbyintf(x[k0 + k] * by), high = (number + 64) >> ACT_LOW_BITS;
+            out->q[0][k] = (int8_t)high;
+            out->q[1][k] = (int8_t)(number - (high << ACT_LOW_BITS));
+            out->sum[k / 16] += number;
         }
         out->ssum = (float)(out->sum[0] + out->sum[1]) * out->s;
     }
@@ -65,7 +67,10 @@ static float int_chain(float acc, const struct act_block *x, const struct wide_i
     for (size_t k0 = 0; k0 < n_k; k0 += group) {
         const struct act_block *block = &x[k0 / FORM_BLOCK];
         int32_t sum = group == FORM_BLOCK ? block->sum[0] + block->sum[1] : block->sum[k0 % FORM_BLOCK / 16], dot = -f->zero * sum;
-        for (size_t k = k0; k < k0 + group; k++) dot += (int32_t)w->q[k / 4][lane][k % 4] * block->q[k % FORM_BLOCK];
+        for (size_t k = k0; k < k0 + group; k++) {
+            int32_t number = block->q[0][k % FORM_BLOCK] * (1 << ACT_LOW_BITS) + block->q[1][k % FORM_BLOCK];
+            dot += (int32_t)w->q[k / 4][lane][k % 4] * number;
+        }
         if (f->group == 0) {
             acc = fmaf((float)dot, block->s, acc);
             continue;

@@ -86,7 +86,7 @@ static void f32_cases(const char *isa)
 
 /* ---- fast ---- */
 
-/* The largest error that rounding inputs may make: for int8 half a step of each block of 32, for bf16 2^-8 of each product; and what chains
+/* The largest error that rounding inputs may make: for integers half a step of each block of 32, for bf16 2^-8 of each product; and what chains
  * in f32 add. */
 static double rounding_bound(const struct matrix *m, const float *x, size_t out, bool int8)
 {
@@ -99,7 +99,7 @@ static double rounding_bound(const struct matrix *m, const float *x, size_t out,
             weights += w;
             magnitude += w * fabs((double)x[k]);
         }
-        bound += weights * most * 0.5 / 127;
+        bound += weights * most * 0.5 / 16256;
     }
     return (int8 ? bound : magnitude / 256) + magnitude * 1e-5 * (double)m->src.n_in / 32 + 1e-9;
 }
