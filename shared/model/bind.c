@@ -164,6 +164,7 @@ void bind_floats(struct binder *b, size_t n_rows, size_t width, float **to)
 
 void bind_reserve(struct binder *b, size_t n_rows, size_t n_in)
 {
+    n_in = (n_in + 31) / 32 * 32; /* rows of rounded inputs are filled up to that */
     if (n_rows * n_in <= b->rounded_rows * b->rounded_in) return;
     b->rounded_rows = n_rows;
     b->rounded_in = n_in;

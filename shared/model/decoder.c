@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/cpu/pages.h"
+#include "shared/base/assert.h"
 #include "shared/base/mem.h"
 #include "shared/model/blocks.h"
 #include "shared/model/rope.h"
@@ -134,6 +135,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o, struct 
     b.buffers = d->buffers = pages_map(d->buffers_bytes); /* zeroed on first touch: rows that no step has cost nothing */
     if (!d->buffers) return err_set(err, ERR_NOMEM, "no memory for %zu bytes of activations; lower --max-num-batched-tokens", d->buffers_bytes);
     TRY(bind_all(&b));
+    ASSERT(b.weight_bytes == m->weight_bytes && b.buffer_bytes <= d->buffers_bytes); /* both passes saw the same */
     if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)
         return err_set(err, ERR_NOMEM, "no memory for inputs of %zu x %zu elements; lower --max-num-batched-tokens", b.rounded_rows, b.rounded_in);
     TRY(read_rope_factors(m, &factors, err));

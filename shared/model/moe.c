@@ -14,9 +14,10 @@
 #include "shared/base/mem.h"
 #include "shared/model/blocks.h"
 
-/* Elements of one [rows used, H] buffer: 256 MiB. ERNIE-21B routes 4369 rows at a time in it, DeepSeek-V3 1170. */
+/* Rows of a step that are routed at a time: enough for over a hundred per expert in most models, and as many as a [rows used, H] buffer of
+ * 256 MiB holds (DeepSeek-V3: 1170). */
+enum { ROWS_MIN = 16, ROWS_MAX = 2048 };
 static const size_t WORK_ELEMENTS = (size_t)64 << 20;
-enum { ROWS_MIN = 16 };
 
 static size_t round_up(size_t n) { return (n + 31) / 32 * 32; }
 
@@ -58,6 +59,7 @@ static uint32_t rows_at_a_time(const struct model *m)
     const struct model_config *c = &m->config;
     size_t widest = c->moe.intermediate > c->hidden ? c->moe.intermediate : c->hidden, rows = WORK_ELEMENTS / (c->moe.n_used * widest);
     if (rows < ROWS_MIN) rows = ROWS_MIN;
+    if (rows > ROWS_MAX) rows = ROWS_MAX;
     return rows < m->max_rows ? (uint32_t)rows : m->max_rows;
 }
 

@@ -153,6 +153,31 @@ TEST(the_form_of_attention_follows_the_token)
         }
 }
 
+/* More rows in a step than are routed to experts at a time. */
+TEST(long_steps)
+{
+    static const char *const NAMES[] = { "qwen3_moe", "ernie_moe", "deepseek_v3" };
+    enum { EACH = ROWS_MAX / N_TABLES };
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        struct rig  r;
+        int32_t     ids[N_TABLES][EACH];
+        struct feed feeds[N_TABLES];
+        rig_open(&r, golden(NAMES[i], "model").text, "auto");
+        for (int t = 0; t < N_TABLES; t++) {
+            pseudo_prompt(ids[t], EACH, 300u + (uint32_t)t, r.n_vocab);
+            feeds[t] = (struct feed){ .table = t, .ids = ids[t], .n = EACH, .generated = t == 2 };
+        }
+        float *together = MEM_ARRAY(float, (size_t)ROWS_MAX * r.n_vocab);
+        feed_all(&r, feeds, N_TABLES, together);
+        for (int t = 0; t < N_TABLES; t++) {
+            feed_all(&r, &feeds[t], 1, NULL);
+            check_same_bits(&r, together + (size_t)t * EACH * r.n_vocab, r.logits, EACH, "a long step");
+        }
+        mem_free(together);
+        rig_close(&r);
+    }
+}
+
 TEST(only_wanted_rows_give_logits_and_equal_the_full_ones)
 {
     struct rig r;
@@ -242,5 +267,6 @@ TEST(smollm2_agrees_with_its_reference)
 }
 
 TEST_MAIN(CASE_T(models_agree_with_their_reference, 280), CASE_T(logits_do_not_depend_on_the_batch, 280),
-          CASE_T(the_form_of_attention_follows_the_token, 280), CASE(only_wanted_rows_give_logits_and_equal_the_full_ones),
+          CASE_T(the_form_of_attention_follows_the_token, 280), CASE_T(long_steps, 120),
+          CASE(only_wanted_rows_give_logits_and_equal_the_full_ones),
           CASE(each_layer_is_announced_once_its_kv_is_complete), CASE_T(smollm2_agrees_with_its_reference, 280))
