@@ -3,7 +3,9 @@
 #include "tests/fixtures/model_rig.h"
 #include "tests/fixtures/tensor_sheet.h"
 
-static const char *const NAMES[] = { "llama_bias", "qwen2", "qwen3", "qwen3_moe", "mixtral", "ernie", "ernie_moe", "ernie_moe_untied", "deepseek_v3", "deepseek_v2_lite" };
+static const char *const NAMES[] = {
+    "llama_bias", "qwen2", "qwen3", "qwen3_moe", "mixtral", "ernie", "ernie_moe", "ernie_moe_untied", "deepseek_v3", "deepseek_v2_lite",
+};
 
 /* The part of a tensor that the loader does not use: the draft model's. */
 static bool is_draft(const char *name, uint32_t n_layers)

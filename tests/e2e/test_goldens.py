@@ -29,8 +29,8 @@ def kernel_rows():
     assert choices, r.stdout
     rows = []
     for row in choices.group(1).split('|'):
-        probe = subprocess.run([BIN, 'generate', '--model', os.path.join(GOLDENS, 'llama', 'model'), '--cpu-isa', row, '--input', os.devnull, '--output', os.devnull],
-                               capture_output=True, text=True)
+        probe = subprocess.run([BIN, 'generate', '--model', os.path.join(GOLDENS, 'llama', 'model'), '--cpu-isa', row, '--input', os.devnull,
+                                '--output', os.devnull], capture_output=True, text=True)
         if row != 'auto' and 'this CPU' not in probe.stderr:
             rows.append(row)
     assert 'ref' in rows, rows
@@ -45,7 +45,8 @@ def tiny(name):
 def paddle(name, *args):
     """The same weights in the layout of "-Paddle" checkpoints."""
     folder = tempfile.mkdtemp(prefix='baton-paddle-')
-    r = subprocess.run([sys.executable, os.path.join(FIXTURES, 'paddle_layout.py'), os.path.join(GOLDENS, name, 'model'), folder, *args], capture_output=True, text=True)
+    r = subprocess.run([sys.executable, os.path.join(FIXTURES, 'paddle_layout.py'), os.path.join(GOLDENS, name, 'model'), folder, *args],
+                       capture_output=True, text=True)
     if 'numpy' in r.stderr:
         raise Skip('numpy is not installed: the -Paddle layout is tested by conformance/test_layouts alone')
     assert r.returncode == 0, r.stderr

@@ -21,8 +21,12 @@ static inline void config_properties(const struct model_config *c)
     config_property(rope_dim(c) >= 2 && rope_dim(c) % 2 == 0 && rope_dim(c) <= KERNEL_HEAD_DIM_MAX);
     if (c->rope.kind != ROPE_PLAIN) config_property(c->rope.factor > 0);
     if (c->rope.kind == ROPE_YARN) config_property(c->rope.original_max >= 1 && c->rope.beta_fast > 0 && c->rope.beta_slow > 0);
-    if (model_is_latent(c)) config_property(l->kv_lora + l->rope <= KERNEL_LATENT_MAX && l->nope > 0 && l->nope + l->rope <= KERNEL_HEAD_DIM_MAX && l->v > 0 && l->v <= KERNEL_HEAD_DIM_MAX);
-    else config_property(c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0);
+    if (model_is_latent(c)) {
+        config_property(l->kv_lora + l->rope <= KERNEL_LATENT_MAX && l->nope > 0 && l->nope + l->rope <= KERNEL_HEAD_DIM_MAX);
+        config_property(l->v > 0 && l->v <= KERNEL_HEAD_DIM_MAX);
+    } else {
+        config_property(c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0);
+    }
     for (uint32_t i = 0; i < MODEL_LAYERS_MAX; i++) config_property(!model_layer_is_sparse(c, i) || (i < c->n_layers && e->n_experts > 0));
     if (e->n_experts == 0) return;
     config_property(e->n_experts <= KERNEL_EXPERTS_MAX && e->n_used >= 1 && e->n_used <= e->n_experts && e->n_used <= KERNEL_EXPERTS_USED_MAX);

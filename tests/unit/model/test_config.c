@@ -140,7 +140,8 @@ TEST(block_wise_f8)
         "{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",\"weight_block_size\":[128,128]}",
         "{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":[128,128]}", "{\"quant_method\":\"gptq\",\"bits\":4}",
     };
-    parse_with("\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128],\"activation_scheme\":\"dynamic\",\"scale_fmt\":\"ue8m0\"}");
+    parse_with("\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128],"
+               "\"activation_scheme\":\"dynamic\",\"scale_fmt\":\"ue8m0\"}");
     for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
         char extra[256];
         snprintf(extra, sizeof extra, "\"quantization_config\":%s", BAD[i]);
@@ -246,5 +247,6 @@ TEST(gguf_refusals)
     CHECK(strstr(err.text, "mamba") && strstr(err.text, "llama"));
 }
 
-TEST_MAIN(CASE(defaults_of_absent_members), CASE(spellings), CASE(refused_by_name), CASE(windows), CASE(yarn_spellings), CASE(block_wise_f8), CASE(unknown_architecture_lists_the_known_ones),
+TEST_MAIN(CASE(defaults_of_absent_members), CASE(spellings), CASE(refused_by_name), CASE(windows), CASE(yarn_spellings), CASE(block_wise_f8),
+          CASE(unknown_architecture_lists_the_known_ones),
           CASE(gguf_defaults_and_values), CASE(gguf_refusals))
