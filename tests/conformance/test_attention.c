@@ -396,20 +396,23 @@ static void many_sequences(const char *isa)
     kernel_ctx_free(c);
 }
 
-#define ROW_TESTS(isa)                                                       \
-    TEST(isa##_rows) { rows_cases(#isa); }                                   \
-    TEST(isa##_block_sizes) { block_cases(#isa); }                           \
-    TEST(isa##_segments) { segment_cases(#isa); }                            \
-    TEST(isa##_forms_agree) { forms_agree(#isa); }                           \
-    TEST(isa##_later_positions) { later_positions_stay_apart(#isa); }        \
-    TEST(isa##_append) { append_stores(#isa); }                              \
-    TEST(isa##_many_sequences) { many_sequences(#isa); }
-#define ROW_CASES(isa)                                                                                                      \
-    CASE_T(isa##_rows, 240), CASE(isa##_block_sizes), CASE_T(isa##_segments, 240), CASE(isa##_forms_agree),                 \
-        CASE(isa##_later_positions), CASE(isa##_append), CASE(isa##_many_sequences)
+#define ROW_TESTS(name, isa)                                              \
+    TEST(name##_rows) { rows_cases(isa); }                                \
+    TEST(name##_block_sizes) { block_cases(isa); }                        \
+    TEST(name##_segments) { segment_cases(isa); }                         \
+    TEST(name##_forms_agree) { forms_agree(isa); }                        \
+    TEST(name##_later_positions) { later_positions_stay_apart(isa); }     \
+    TEST(name##_append) { append_stores(isa); }                           \
+    TEST(name##_many_sequences) { many_sequences(isa); }
+#define ROW_CASES(name)                                                                                          \
+    CASE_T(name##_rows, 240), CASE(name##_block_sizes), CASE_T(name##_segments, 240), CASE(name##_forms_agree),  \
+        CASE(name##_later_positions), CASE(name##_append), CASE(name##_many_sequences)
 
-ROW_TESTS(ref)
-ROW_TESTS(avx2)
-ROW_TESTS(avx512)
+ROW_TESTS(ref, "ref")
+ROW_TESTS(avx2, "avx2")
+ROW_TESTS(avx512, "avx512")
+ROW_TESTS(avx512_vnni, "avx512-vnni")
+ROW_TESTS(avx512_bf16, "avx512-bf16")
+ROW_TESTS(amx, "amx")
 
-TEST_MAIN(ROW_CASES(ref), ROW_CASES(avx2), ROW_CASES(avx512))
+TEST_MAIN(ROW_CASES(ref), ROW_CASES(avx2), ROW_CASES(avx512), ROW_CASES(avx512_vnni), ROW_CASES(avx512_bf16), ROW_CASES(amx))
