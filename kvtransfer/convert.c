@@ -63,8 +63,8 @@ static void narrow(uint32_t to, const float *x, void *dst, void *scale, uint32_t
 
 void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint32_t to, void *dst, void *dst_scale, uint32_t n)
 {
-    float x[KV_HEAD_DIM_MAX];
-    ASSERT(n <= KV_HEAD_DIM_MAX);
+    float x[KV_ROW_MAX];
+    ASSERT(n <= KV_ROW_MAX);
     ASSERT(from != to);
     widen(from, src, src_scale, x, n);
     if (to == DTYPE_F32) memcpy(dst, x, n * sizeof *x);
@@ -73,7 +73,7 @@ void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint
 
 /* ---- pieces ---- */
 
-/* Rows of one (head, k|v): where they are and how far apart. */
+/* Rows of one (head, part): where they are and how far apart. */
 struct rows {
     char  *values, *scales;
     size_t value_bytes, scale_bytes; /* of one row */
@@ -106,7 +106,7 @@ void kvt_convert_piece(const struct kvt_view *src, const void *pool, const int32
                        uint32_t layer, uint32_t position, void *out)
 {
     const struct kv_layout *a = src->layout, *b = dst->layout;
-    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position), n_groups = 2 * dst->n_heads;
+    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position), parts = kv_layout_n_parts(b), n_groups = parts * dst->n_heads;
     ASSERT(src->n_heads == dst->n_heads);
     struct rows to = rows_of(b, out, NULL);
     to.scales = to.values + (size_t)n_groups * n_valid * to.value_bytes;
@@ -116,7 +116,7 @@ void kvt_convert_piece(const struct kvt_view *src, const void *pool, const int32
         char *piece = (char *)(uintptr_t)pool + kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]);
         struct rows from = rows_of(a, piece, piece + kv_layout_scale_offset(a));
         for (uint32_t g = 0; g < n_groups; g++)
-            move_rows(a->dtype, rows_after(from, (size_t)(2 * src->first_head + g) * a->block_tokens + within), b->dtype,
+            move_rows(a->dtype, rows_after(from, (size_t)(parts * src->first_head + g) * a->block_tokens + within), b->dtype,
                       rows_after(to, (size_t)g * n_valid + done), b->head_dim, n);
         done += n;
     }

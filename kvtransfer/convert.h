@@ -9,7 +9,7 @@
 
 #include "kvtransfer/plan.h"
 
-/* One row of n values (n <= KV_HEAD_DIM_MAX) of a type and, for KV_DTYPE_I8, its scale; neither needs alignment. */
+/* One row of n values (n <= KV_ROW_MAX) of a type and, for KV_DTYPE_I8, its scale; neither needs alignment. */
 void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint32_t to, void *dst, void *dst_scale, uint32_t n);
 
 /* Write the piece at `position` of a prompt of n_tokens as `dst` holds it, its valid runs one after the other, to `out`: kvt_view_bytes of

@@ -284,7 +284,7 @@ enum status kvt_common_heads(const struct kvt *k, struct str hello, uint32_t *fi
     TRY(kvt_hello_decode(hello, &theirs, err));
     TRY(kvt_plan_check(&k->core.layout, &theirs.layout, false, true, UINT64_MAX, err));
     uint32_t first, n = kv_layout_common_heads(&k->core.layout, &theirs.layout, &first);
-    *first_head = first - k->core.layout.tp_rank * k->core.layout.n_kv_heads;
+    *first_head = first - kv_layout_first_head(&k->core.layout);
     *n_heads = n;
     return OK;
 }

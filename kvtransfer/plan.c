@@ -48,7 +48,7 @@ struct kvt_view kvt_view_all(const struct kv_layout *l) { return (struct kvt_vie
 
 enum status kvt_view_heads(const struct kv_layout *l, uint32_t first, uint32_t n, struct kvt_view *out)
 {
-    uint64_t mine = (uint64_t)l->tp_rank * l->n_kv_heads;
+    uint64_t mine = kv_layout_first_head(l);
     if (n == 0 || first < mine || (uint64_t)first + n > mine + l->n_kv_heads) return ERR_INVALID;
     *out = (struct kvt_view){ l, (uint32_t)(first - mine), n };
     return OK;
@@ -82,7 +82,11 @@ static uint64_t row_bytes(const struct kv_layout *l)
     return l->head_dim * kv_layout_element_bytes(l) + kv_layout_scale_bytes(l);
 }
 
-uint64_t kvt_view_bytes(const struct kvt_view *v, uint32_t n_valid) { return 2 * (uint64_t)v->n_heads * n_valid * row_bytes(v->layout); }
+/* (head, part) pairs of a view, and those before it in the piece. */
+static uint32_t n_groups(const struct kvt_view *v) { return v->n_heads * kv_layout_n_parts(v->layout); }
+static uint64_t first_group(const struct kvt_view *v) { return (uint64_t)v->first_head * kv_layout_n_parts(v->layout); }
+
+uint64_t kvt_view_bytes(const struct kvt_view *v, uint32_t n_valid) { return (uint64_t)n_groups(v) * n_valid * row_bytes(v->layout); }
 
 uint64_t kvt_plan_span_bytes(const struct kvt_view *v, uint32_t n_tokens, struct kvt_span s)
 {
@@ -118,22 +122,22 @@ struct run {
     uint64_t at, bytes; /* at: from the piece's beginning */
 };
 
-/* Runs of n_valid tokens: values, then scales where the type has them; each one run when the block is full, else one per (head, k|v). */
+/* Runs of n_valid tokens: values, then scales where the type has them; each one run when the block is full, else one per (head, part). */
 static uint32_t n_runs(const struct kvt_view *v, uint32_t n_valid)
 {
-    return (n_valid == v->layout->block_tokens ? 1 : 2 * v->n_heads) * (kv_layout_scale_bytes(v->layout) ? 2 : 1);
+    return (n_valid == v->layout->block_tokens ? 1 : n_groups(v)) * (kv_layout_scale_bytes(v->layout) ? 2 : 1);
 }
 
 static struct run run_of(const struct kvt_view *v, uint32_t n_valid, uint32_t i)
 {
     const struct kv_layout *l = v->layout;
     bool full = n_valid == l->block_tokens;
-    uint32_t per_part = full ? 1 : 2 * v->n_heads;
-    bool scales = i >= per_part;
+    uint32_t per_kind = full ? 1 : n_groups(v);
+    bool scales = i >= per_kind;
     uint64_t unit = scales ? kv_layout_scale_bytes(l) : l->head_dim * kv_layout_element_bytes(l); /* of one token */
     uint64_t stride = unit * l->block_tokens, base = scales ? kv_layout_scale_offset(l) : 0;
-    uint64_t at = base + (2 * (uint64_t)v->first_head + (scales ? i - per_part : i)) * stride;
-    return (struct run){ at, full ? 2 * v->n_heads * stride : n_valid * unit };
+    uint64_t at = base + (first_group(v) + (scales ? i - per_kind : i)) * stride;
+    return (struct run){ at, full ? n_groups(v) * stride : n_valid * unit };
 }
 
 uint32_t kvt_plan_max_copies(const struct kv_layout *l)

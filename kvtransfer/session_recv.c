@@ -43,7 +43,7 @@ static enum status check(const struct kv_layout *l, const struct kvt_expectation
 static void write_grant(const struct kvt_core *c, const struct kvt_recv *r, const struct kvt_expectation *e, struct buf *grant)
 {
     struct kvt_grant_msg m = { .session = r->session, .generation = r->generation, .n_blocks = e->n_blocks, .n_skip = e->n_skip,
-                               .n_tokens = e->n_tokens, .first_head = c->layout.tp_rank * c->layout.n_kv_heads + e->first_head,
+                               .n_tokens = e->n_tokens, .first_head = kv_layout_first_head(&c->layout) + e->first_head,
                                .n_heads = e->n_heads, .block_tokens = c->layout.block_tokens };
     kvt_grant_encode(&m, e->blocks, grant);
 }

@@ -57,7 +57,7 @@ static enum status check_grant(const struct kvt_core *c, const struct kvt_grant_
         return err_set(err, ERR_FORMAT, "a KV grant of %u tokens needs more than %d blocks here", g->n_tokens, KVT_GRANT_BLOCKS_MAX);
     struct kvt_view view;
     if (kvt_view_heads(&c->layout, g->first_head, g->n_heads, &view) != OK) {
-        uint32_t mine = c->layout.tp_rank * c->layout.n_kv_heads;
+        uint32_t mine = kv_layout_first_head(&c->layout);
         return err_set(err, ERR_PEER_MISMATCH, "the grant names KV heads %u to %llu of the model, this rank holds %u to %u: the receiver grants each sender its own part",
                        g->first_head, (unsigned long long)g->first_head + g->n_heads - 1, mine, mine + c->layout.n_kv_heads - 1);
     }

@@ -18,7 +18,7 @@ struct wire_hello {
     uint8_t  node[16];
     uint8_t  layout[KV_LAYOUT_WIRE_BYTES];
 };
-static_assert(sizeof(struct wire_hello) == 64, "wire size");
+static_assert(sizeof(struct wire_hello) == 68, "wire size");
 
 struct wire_answer {
     uint32_t magic;
@@ -28,7 +28,7 @@ struct wire_answer {
     uint8_t  layout[KV_LAYOUT_WIRE_BYTES];
     uint8_t  node[16];
 };
-static_assert(sizeof(struct wire_answer) == 80, "wire size");
+static_assert(sizeof(struct wire_answer) == 84, "wire size");
 
 struct wire_row { /* then name, then address */
     uint8_t  name_len, zero;

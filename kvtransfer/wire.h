@@ -19,7 +19,7 @@
 #include "shared/kv/kv_layout.h"
 
 enum {
-    KVT_VERSION = 2,
+    KVT_VERSION = 3,
     KVT_TICKET_BYTES = 16,
     KVT_BATCH_PIECES = 256, /* pieces of one put and checksums of one NOTE: 1 MiB of 4 KiB pieces; a message stays below 4 KiB */
     KVT_MESSAGE_BYTES = 32,

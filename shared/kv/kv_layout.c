@@ -7,7 +7,8 @@
 
 #include "kernels/kernels.h"
 
-static_assert((int)KV_HEAD_DIM_MAX == (int)KERNEL_HEAD_DIM_MAX, "what kernels compute can be moved");
+static_assert((int)KV_HEAD_DIM_MAX == (int)KERNEL_HEAD_DIM_MAX && (int)KV_LATENT_DIM_MAX == (int)KERNEL_LATENT_MAX,
+              "what kernels compute can be moved");
 
 enum { LAYERS_MAX = 4096, HEADS_MAX = 4096, TP_MAX = 1024 };
 
@@ -20,7 +21,7 @@ size_t kv_layout_scale_bytes(const struct kv_layout *l) { return l->dtype == KV_
 
 size_t kv_layout_token_bytes(const struct kv_layout *l)
 {
-    return (size_t)l->n_kv_heads * 2 * (l->head_dim * kv_layout_element_bytes(l) + kv_layout_scale_bytes(l));
+    return (size_t)kv_layout_n_runs(l) * (l->head_dim * kv_layout_element_bytes(l) + kv_layout_scale_bytes(l));
 }
 
 size_t kv_layout_scale_offset(const struct kv_layout *l) { return kv_layout_run_stride(l) * kv_layout_n_runs(l); }
@@ -43,7 +44,11 @@ size_t kv_layout_run_bytes(const struct kv_layout *l, uint32_t n_tokens)
 
 size_t kv_layout_run_stride(const struct kv_layout *l) { return kv_layout_run_bytes(l, l->block_tokens); }
 
-uint32_t kv_layout_n_runs(const struct kv_layout *l) { return l->n_kv_heads * 2; }
+uint32_t kv_layout_n_parts(const struct kv_layout *l) { return l->latent ? 1 : 2; }
+
+uint32_t kv_layout_n_runs(const struct kv_layout *l) { return l->n_kv_heads * kv_layout_n_parts(l); }
+
+uint32_t kv_layout_first_head(const struct kv_layout *l) { return l->latent ? 0 : l->tp_rank * l->n_kv_heads; }
 
 static enum status check_range(const char *what, uint32_t value, uint32_t min, uint32_t max, struct err *err)
 {
@@ -59,8 +64,11 @@ enum status kv_layout_check(const struct kv_layout *l, struct err *err)
         return err_field(err, ERR_UNSUPPORTED, "dtype", "KV element type %" PRIu32 " is not one of f32, f16, bf16, int8", l->dtype);
     TRY(check_range("block_tokens", l->block_tokens, 1, KERNEL_BLOCK_TOKENS_MAX, err));
     TRY(check_range("n_layers", l->n_layers, 1, LAYERS_MAX, err));
+    TRY(check_range("latent", l->latent, 0, 1, err));
+    if (l->latent && l->n_kv_heads != 1)
+        return err_field(err, ERR_INVALID, "n_kv_heads", "a latent KV layout has one vector per token for all heads, not %" PRIu32, l->n_kv_heads);
     TRY(check_range("n_kv_heads", l->n_kv_heads, 1, HEADS_MAX, err));
-    TRY(check_range("head_dim", l->head_dim, 1, KV_HEAD_DIM_MAX, err));
+    TRY(check_range("head_dim", l->head_dim, 1, l->latent ? KV_LATENT_DIM_MAX : KV_HEAD_DIM_MAX, err));
     TRY(check_range("tp_size", l->tp_size, 1, TP_MAX, err));
     TRY(check_range("tp_rank", l->tp_rank, 0, l->tp_size - 1, err));
     TRY(check_range("n_blocks", l->n_blocks, 1, INT32_MAX, err));
@@ -89,8 +97,14 @@ const char *kv_dtype_name(uint32_t t)
 
 bool kv_dtype_keeps(uint32_t from, uint32_t to) { return from == to || to == DTYPE_F32; }
 
+static const char *kind_name(const struct kv_layout *l) { return l->latent ? "one latent vector per token" : "keys and values of heads"; }
+
 static enum status check_heads(const struct kv_layout *mine, const struct kv_layout *theirs, struct err *err)
 {
+    if (mine->latent != theirs->latent)
+        return err_field(err, ERR_PEER_MISMATCH, "latent", "the KV layouts differ: %s here and %s at the peer (another model)", kind_name(mine),
+                         kind_name(theirs));
+    if (mine->latent) return OK; /* each rank holds all of it */
     uint64_t here = (uint64_t)mine->n_kv_heads * mine->tp_size, there = (uint64_t)theirs->n_kv_heads * theirs->tp_size;
     if (here == there) return OK;
     if (mine->tp_size == theirs->tp_size) return check_equal("n_kv_heads", mine->n_kv_heads, theirs->n_kv_heads, " (another model)", err);
@@ -117,7 +131,7 @@ enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_l
 
 uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b, uint32_t *first)
 {
-    uint32_t a_first = a->tp_rank * a->n_kv_heads, b_first = b->tp_rank * b->n_kv_heads; /* below 2^22: kv_layout_check */
+    uint32_t a_first = kv_layout_first_head(a), b_first = kv_layout_first_head(b); /* below 2^22: kv_layout_check */
     uint32_t a_end = a_first + a->n_kv_heads, b_end = b_first + b->n_kv_heads;
     uint32_t begin = a_first > b_first ? a_first : b_first, end = a_end < b_end ? a_end : b_end;
     *first = begin;
@@ -127,7 +141,8 @@ uint32_t kv_layout_common_heads(const struct kv_layout *a, const struct kv_layou
 void kv_layout_encode(const struct kv_layout *l, struct buf *out)
 {
     buf_add_u64le(out, l->model_fingerprint);
-    const uint32_t fields[] = { l->dtype, l->block_tokens, l->n_layers, l->n_kv_heads, l->head_dim, l->tp_size, l->tp_rank, l->n_blocks };
+    const uint32_t fields[] = { l->dtype, l->block_tokens, l->n_layers, l->n_kv_heads, l->head_dim, l->tp_size, l->tp_rank, l->n_blocks,
+                                l->latent };
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) buf_add_u32le(out, fields[i]);
 }
 
@@ -142,10 +157,10 @@ enum status kv_layout_decode(struct str in, struct kv_layout *out, struct err *e
 {
     if (in.n != KV_LAYOUT_WIRE_BYTES)
         return err_set(err, ERR_FORMAT, "a KV layout has %d bytes, %zu came", KV_LAYOUT_WIRE_BYTES, in.n);
-    uint32_t f[8];
-    for (size_t i = 0; i < 8; i++) f[i] = (uint32_t)read_le(in.p + 8 + 4 * i, 4);
+    uint32_t f[9];
+    for (size_t i = 0; i < 9; i++) f[i] = (uint32_t)read_le(in.p + 8 + 4 * i, 4);
     struct kv_layout l = { .model_fingerprint = read_le(in.p, 8), .dtype = f[0], .block_tokens = f[1], .n_layers = f[2],
-                           .n_kv_heads = f[3], .head_dim = f[4], .tp_size = f[5], .tp_rank = f[6], .n_blocks = f[7] };
+                           .n_kv_heads = f[3], .head_dim = f[4], .tp_size = f[5], .tp_rank = f[6], .n_blocks = f[7], .latent = f[8] };
     TRY(kv_layout_check(&l, err));
     *out = l;
     return OK;

@@ -1,8 +1,10 @@
 /* kv_layout.h - what a KV block is: the small value that says where every byte lies, and that peers compare.
  *
- * A pool is n_layers equal regions, one after the other; a region is n_blocks pieces of `piece_bytes`; the piece of
- * (layer, block) is [kv_head][k|v][token][head_dim]. So a (layer, block) is contiguous, and so is each head of it.
- * A piece of KV_DTYPE_I8 is those values as int8, then one f32 scale per row of head_dim values: [kv_head][k|v][token]. A row x is held as
+ * A pool is n_layers equal regions, one after the other; a region is n_blocks pieces of `piece_bytes`. There are two kinds of pieces:
+ *   heads   [kv_head][k|v][token][head_dim]: a (layer, block) is contiguous, and so is each head of it; ranks hold different heads
+ *   latent  [token][head_dim]: one vector per token stands for the keys and values of all heads (MLA), and every rank holds it whole
+ * The parts of a head are what lies side by side in it: k and v, or the latent alone.
+ * A piece of KV_DTYPE_I8 is those values as int8, then one f32 scale per row of head_dim values: [kv_head][part][token]. A row x is held as
  * scale = max|x| / 127 and q = x / scale rounded to nearest, -127..127 (symmetric absmax quantisation, the formula of LLM.int8(),
  * Dettmers et al. 2022, equation 3, per row); q * scale stands for x. The scales follow the values unaligned where the shape makes it so.
  * Which two pools can exchange KV, and how, is kvtransfer/plan.h's affair. Thread: any (a value). */
@@ -24,9 +26,10 @@ struct kv_layout {
     uint32_t head_dim;
     uint32_t tp_size, tp_rank;
     uint32_t n_blocks;          /* of this pool; peers may differ here */
+    uint32_t latent;            /* 0: heads; 1: latent, n_kv_heads is 1 */
 };
 
-enum { KV_LAYOUT_WIRE_BYTES = 40, KV_HEAD_DIM_MAX = 256 };
+enum { KV_LAYOUT_WIRE_BYTES = 44, KV_HEAD_DIM_MAX = 256, KV_LATENT_DIM_MAX = 1024, KV_ROW_MAX = KV_LATENT_DIM_MAX };
 
 /* Outside enum dtype on purpose: no kernel computes on it, so that no engine can be given such a pool; only the KV transfer knows it. */
 enum { KV_DTYPE_I8 = 64 };
@@ -38,8 +41,12 @@ size_t kv_layout_block_bytes(const struct kv_layout *l);
 size_t kv_layout_pool_bytes(const struct kv_layout *l);
 /* Offset of (layer, block) in the pool. */
 size_t kv_layout_offset(const struct kv_layout *l, uint32_t layer, uint32_t block);
-/* Values of the valid tokens of a partly filled block: within a piece they are n_kv_heads * 2 runs of n_tokens * head_dim
- * elements, one run per (head, k|v), `stride` bytes apart. */
+/* Parts of a head: 2, or 1 of a latent. */
+uint32_t kv_layout_n_parts(const struct kv_layout *l);
+/* This rank's first head as a number of the whole model; a latent is number 0 on every rank. */
+uint32_t kv_layout_first_head(const struct kv_layout *l);
+/* Values of the valid tokens of a partly filled block: within a piece they are n_kv_heads * n_parts runs of n_tokens * head_dim
+ * elements, one run per (head, part), `stride` bytes apart. */
 size_t kv_layout_run_bytes(const struct kv_layout *l, uint32_t n_tokens);
 size_t kv_layout_run_stride(const struct kv_layout *l);
 uint32_t kv_layout_n_runs(const struct kv_layout *l);
@@ -50,10 +57,11 @@ size_t kv_layout_scale_bytes(const struct kv_layout *l);
 size_t kv_layout_scale_offset(const struct kv_layout *l);
 /* Sizes in range, dtype known, products that do not overflow. */
 enum status kv_layout_check(const struct kv_layout *l, struct err *err) MUST_CHECK;
-/* The same cache of the same model: layers, head_dim, KV heads over all ranks, fingerprint. ERR_PEER_MISMATCH with a sentence that names
+/* The same cache of the same model: kind, layers, head_dim, KV heads over all ranks, fingerprint. ERR_PEER_MISMATCH with a sentence that names
  * the first difference and both values. Block size, element type and ranks may differ. */
 enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_layout *theirs, struct err *err) MUST_CHECK;
-/* Heads that both ranks hold, as numbers of the whole model: [*first, *first + n); returns n, 0 when there is none. */
+/* Heads that both ranks hold, as numbers of the whole model: [*first, *first + n); returns n, 0 when there is none. Of a latent always 1,
+ * whatever the ranks: any rank of a sender can write it for any rank of a receiver. */
 uint32_t    kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b, uint32_t *first);
 /* Does `to` keep what `from` says: equal types, f16 or bf16 or int8 (a product of an 8 and a 24 bit number) in f32. */
 bool        kv_dtype_keeps(uint32_t from, uint32_t to);

@@ -144,6 +144,7 @@ void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_
     *out = (struct kv_layout){ .dtype = kv, .block_tokens = block_tokens, .n_layers = c->n_layers, .n_kv_heads = c->n_kv_heads,
                                .head_dim = c->head_dim, .tp_size = 1, .tp_rank = 0, .n_blocks = n_blocks };
     if (!model_is_latent(c)) return;
+    out->latent = 1;
     out->n_kv_heads = 1;
     out->head_dim = c->mla.kv_lora + c->mla.rope;
 }

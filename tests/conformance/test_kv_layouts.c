@@ -10,17 +10,20 @@ enum { LAYERS = 2, HEADS = 4, DIM = 24, TOKENS_MAX = 300, SENDERS_MAX = 4 };
 
 /* ---- the definition: one value at a time, written for nothing but to be read ---- */
 
-/* The row of (head of the rank, k|v, token of the block): its values, and its scale. */
+static uint32_t n_parts(const struct kv_layout *l) { return l->latent ? 1 : 2; }
+static uint32_t rank_head(const struct kv_layout *l) { return l->latent ? 0 : l->tp_rank * l->n_kv_heads; }
+
+/* The row of (head of the rank, part, token of the block): its values, and its scale. */
 static uint8_t *row_values(struct node *n, uint32_t layer, int32_t block, uint32_t head, uint32_t kv, uint32_t token)
 {
     size_t element = n->layout.dtype == DTYPE_F32 ? 4 : n->layout.dtype == KV_DTYPE_I8 ? 1 : 2;
-    return (uint8_t *)piece_of(n, layer, block) + ((((size_t)head * 2 + kv) * n->layout.block_tokens + token) * DIM) * element;
+    return (uint8_t *)piece_of(n, layer, block) + ((((size_t)head * n_parts(&n->layout) + kv) * n->layout.block_tokens + token) * DIM) * element;
 }
 
 static uint8_t *row_scale(struct node *n, uint32_t layer, int32_t block, uint32_t head, uint32_t kv, uint32_t token)
 {
-    size_t values = (size_t)n->layout.n_kv_heads * 2 * n->layout.block_tokens * DIM;
-    return (uint8_t *)piece_of(n, layer, block) + values + (((size_t)head * 2 + kv) * n->layout.block_tokens + token) * 4;
+    size_t values = (size_t)n->layout.n_kv_heads * n_parts(&n->layout) * n->layout.block_tokens * DIM;
+    return (uint8_t *)piece_of(n, layer, block) + values + (((size_t)head * n_parts(&n->layout) + kv) * n->layout.block_tokens + token) * 4;
 }
 
 static void read_row(uint32_t dtype, const uint8_t *values, const uint8_t *scale, float *x)
@@ -84,11 +87,11 @@ static void fill_sender(struct sending *s, uint32_t n_tokens)
     memset(s->node->mem.ptr, 0x77, kv_layout_pool_bytes(l));
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (uint32_t head = 0; head < l->n_kv_heads; head++)
-            for (uint32_t kv = 0; kv < 2; kv++)
+            for (uint32_t kv = 0; kv < n_parts(l); kv++)
                 for (uint32_t t = 0; t < n_tokens; t++) {
                     float x[DIM];
                     int32_t block = s->blocks[t / l->block_tokens];
-                    for (uint32_t i = 0; i < DIM; i++) x[i] = truth(layer, l->tp_rank * l->n_kv_heads + head, kv, t, i);
+                    for (uint32_t i = 0; i < DIM; i++) x[i] = truth(layer, rank_head(l) + head, kv, t, i);
                     write_row(l->dtype, x, row_values(s->node, layer, block, head, kv, t % l->block_tokens),
                               row_scale(s->node, layer, block, head, kv, t % l->block_tokens));
                 }
@@ -100,9 +103,9 @@ static void expect_from(struct sending *s, struct node *to, const int32_t *block
     const struct kv_layout *a = &s->node->layout, *b = &to->layout;
     for (uint32_t layer = 0; layer < LAYERS; layer++)
         for (uint32_t h = 0; h < s->n_heads; h++)
-            for (uint32_t kv = 0; kv < 2; kv++)
+            for (uint32_t kv = 0; kv < n_parts(b); kv++)
                 for (uint32_t t = p->n_skip * b->block_tokens; t < p->n_tokens; t++) {
-                    uint32_t to_head = s->first_head + h, head = b->tp_rank * b->n_kv_heads + to_head - a->tp_rank * a->n_kv_heads;
+                    uint32_t to_head = s->first_head + h, head = rank_head(b) + to_head - rank_head(a);
                     int32_t  from = s->blocks[t / a->block_tokens], at = blocks[t / b->block_tokens];
                     uint8_t *values = row_values(s->node, layer, from, head, kv, t % a->block_tokens);
                     uint8_t *scale = row_scale(s->node, layer, from, head, kv, t % a->block_tokens);
@@ -145,7 +148,7 @@ static void grant_and_send(struct sending *s, struct node *to, const int32_t *bl
 
 static const char *describe(const struct pair *p, char out[200])
 {
-    snprintf(out, 200, "%s: tp %u rank %u, blocks of %u, %s -> tp %u rank %u, blocks of %u, %s; %u tokens, %u blocks skipped, chunks of %u", p->row,
+    snprintf(out, 200, "%s%s: tp %u rank %u, blocks of %u, %s -> tp %u rank %u, blocks of %u, %s; %u tokens, %u blocks skipped, chunks of %u", p->row, p->to.latent ? ", latent" : "",
              p->from.tp_size, p->from.tp_rank, p->from.block_tokens, kv_dtype_name(p->from.dtype), p->to.tp_size, p->to.tp_rank, p->to.block_tokens,
              kv_dtype_name(p->to.dtype), p->n_tokens, p->n_skip, p->chunk);
     return out;
@@ -163,6 +166,7 @@ static void move_between(const struct pair *p)
         struct kv_layout l = p->from;
         l.tp_rank = rank;
         if (!kv_layout_common_heads(&l, &p->to, &first)) continue;
+        if (l.latent && rank != p->from.tp_rank) continue; /* each rank has all of it: any one will do */
         s[n] = (struct sending){ .node = node_start((struct node_options){ .layout = l, .protocols = p->row }), .id = 100 + rank };
         fill_sender(&s[n], p->n_tokens);
         connect_sender(&s[n], to);
@@ -203,11 +207,19 @@ static struct kv_layout random_layout(void)
     return l;
 }
 
+/* Latents instead of heads, on as many ranks. */
+static void make_latent(struct kv_layout *l)
+{
+    l->latent = 1;
+    l->n_kv_heads = 1;
+}
+
 static void random_pairs(const char *row, int rounds)
 {
     for (int i = 0; i < rounds; i++) {
         srand((unsigned)i + 1);
         struct pair p = { .from = random_layout(), .to = random_layout(), .row = row, .n_tokens = 1 + (uint32_t)rand() % TOKENS_MAX };
+        if (i % 3 == 2) make_latent(&p.from), make_latent(&p.to);
         p.n_skip = rand() % 3 ? 0 : (uint32_t)rand() % (kvt_plan_n_blocks(&p.to, p.n_tokens) + 1);
         p.chunk = 1 + (uint32_t)rand() % p.n_tokens;
         move_between(&p);
@@ -267,6 +279,9 @@ TEST(another_model_is_refused)
     l = plain();
     l.head_dim = DIM + 8;
     check_refused(plain(), l, true, "head_dim");
+    l = plain();
+    make_latent(&l);
+    check_refused(plain(), l, true, "keys and values of heads");
 }
 
 TEST(ranks_without_a_common_head_are_refused)

@@ -44,18 +44,31 @@ TEST(wire_form_round_trips_and_is_fixed)
     struct kv_layout l = sample(), back;
     l.tp_size = 4;
     l.tp_rank = 3;
-    struct buf b = { 0 };
+    l.n_kv_heads = 1;
+    l.head_dim = 576;
+    l.latent = 1;
+    struct buf b = { 0 }, again = { 0 };
     kv_layout_encode(&l, &b);
     CHECK_EQ_INT(b.len, KV_LAYOUT_WIRE_BYTES);
     CHECK_EQ_INT((unsigned char)b.data[0], 0x88);
     CHECK_EQ_INT(b.data[12], 64);
     struct err err;
     CHECK_OK(kv_layout_decode(buf_str(&b), &back, &err));
-    CHECK(memcmp(&l, &back, sizeof l) == 0);
-    CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 39), &back, &err), ERR_FORMAT);
+    kv_layout_encode(&back, &again);
+    CHECK(again.len == b.len && memcmp(again.data, b.data, b.len) == 0);
+    CHECK(back.latent == 1 && back.head_dim == 576 && back.n_blocks == 10 && back.tp_rank == 3 && back.model_fingerprint == l.model_fingerprint);
+    CHECK_STATUS(kv_layout_decode(str_sub(buf_str(&b), 0, 40), &back, &err), ERR_FORMAT); /* the form before latents */
+    b.data[40] = 2;
+    CHECK_STATUS(kv_layout_decode(buf_str(&b), &back, &err), ERR_INVALID);
+    CHECK_EQ_STR(err.field, "latent");
+    b.data[40] = 0; /* heads of 576 elements */
+    CHECK_STATUS(kv_layout_decode(buf_str(&b), &back, &err), ERR_INVALID);
+    CHECK_EQ_STR(err.field, "head_dim");
+    b.data[40] = 1;
     b.data[8] = 77;
     CHECK_STATUS(kv_layout_decode(buf_str(&b), &back, &err), ERR_UNSUPPORTED);
     buf_release(&b);
+    buf_release(&again);
 }
 
 TEST(check_refuses_what_is_out_of_range)
@@ -79,6 +92,16 @@ TEST(check_refuses_what_is_out_of_range)
     REFUSES(tp_size, 0);
     REFUSES(tp_rank, 1);
     REFUSES(n_blocks, 0);
+    REFUSES(latent, 2);
+    REFUSES(head_dim, 257);
+    l = sample();
+    l.latent = 1;
+    CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
+    CHECK_EQ_STR(err.field, "n_kv_heads");
+    l.n_kv_heads = 1;
+    l.head_dim = 1025;
+    CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
+    CHECK_EQ_STR(err.field, "head_dim");
     l = (struct kv_layout){ .dtype = DTYPE_F32, .block_tokens = 256, .n_layers = 4096, .n_kv_heads = 4096, .head_dim = 256,
                             .tp_size = 1, .n_blocks = INT32_MAX };
     CHECK_STATUS(kv_layout_check(&l, &err), ERR_INVALID);
@@ -96,6 +119,32 @@ TEST(int8_pieces_hold_values_then_scales)
     CHECK_EQ_INT(kv_layout_run_bytes(&l, 5), 5 * 64);
     CHECK_EQ_STR(kv_dtype_name(l.dtype), "int8");
     CHECK(l.dtype >= DTYPE_COUNT); /* nothing that computes knows it */
+}
+
+/* DeepSeek-V3 in bf16: 576 values per token and layer, 70,272 bytes per token (facts: models.md 9.2). */
+TEST(latents_have_one_part)
+{
+    struct kv_layout l = { .dtype = DTYPE_BF16, .block_tokens = 64, .n_layers = 61, .n_kv_heads = 1, .head_dim = 576, .tp_size = 8, .tp_rank = 5,
+                           .n_blocks = 4, .latent = 1 }, other = l;
+    struct err err;
+    uint32_t first;
+    CHECK_OK(kv_layout_check(&l, &err));
+    CHECK_EQ_INT(kv_layout_token_bytes(&l) * l.n_layers, 70272);
+    CHECK_EQ_INT(kv_layout_n_parts(&l), 1);
+    CHECK_EQ_INT(kv_layout_n_runs(&l), 1);
+    CHECK_EQ_INT(kv_layout_run_stride(&l), kv_layout_piece_bytes(&l));
+    CHECK_EQ_INT(kv_layout_first_head(&l), 0); /* every rank has the same */
+    other.tp_size = 2;
+    other.tp_rank = 0;
+    CHECK_OK(kv_layout_same_model(&l, &other, &err));
+    CHECK_EQ_INT(kv_layout_common_heads(&l, &other, &first), 1);
+    CHECK_EQ_INT(first, 0);
+    other.latent = 0;
+    CHECK_STATUS(kv_layout_same_model(&l, &other, &err), ERR_PEER_MISMATCH);
+    CHECK_EQ_STR(err.field, "latent");
+    CHECK(strstr(err.text, "one latent vector per token here and keys and values of heads at the peer"));
+    l.dtype = KV_DTYPE_I8;
+    CHECK_EQ_INT(kv_layout_token_bytes(&l), 576 + 4);
 }
 
 TEST(difference_is_named_with_both_values)
@@ -153,5 +202,5 @@ TEST(widening_keeps_narrowing_does_not)
 }
 
 TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece), CASE(wire_form_round_trips_and_is_fixed),
-          CASE(check_refuses_what_is_out_of_range), CASE(int8_pieces_hold_values_then_scales), CASE(difference_is_named_with_both_values),
+          CASE(check_refuses_what_is_out_of_range), CASE(int8_pieces_hold_values_then_scales), CASE(latents_have_one_part), CASE(difference_is_named_with_both_values),
           CASE(heads_in_common), CASE(widening_keeps_narrowing_does_not))
