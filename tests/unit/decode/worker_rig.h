@@ -113,7 +113,7 @@ static void worker_open_engine(struct worker_node *n, const struct worker_option
     struct model_options mo = { .path = test_data("goldens/llama/model"), .max_model_len = PROMPT_MAX };
     if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
     CHECK_OK(device_open("cpu", &n->device, &err));
-    CHECK_OK(kernel_ctx_create("auto", 1, &n->kernels, &err));
+    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_FAST, 1, &n->kernels, &err));
     struct engine_options eo = {
         .device = n->device, .block_tokens = o->block_tokens ? o->block_tokens : 16, .n_blocks = o->n_blocks ? o->n_blocks : 128,
         .max_seqs = o->max_seqs ? o->max_seqs : 32, .max_batched_tokens = o->step_tokens ? o->step_tokens : 64, .max_waiting = 256,

@@ -65,7 +65,7 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
     if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
     *r = (struct rig){ .metrics = metrics_create(), .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL) };
     CHECK_OK(device_open("cpu", &r->device, &err));
-    CHECK_OK(kernel_ctx_create("auto", 2, &r->kernels, &err));
+    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 2, &r->kernels, &err));
     struct engine_options eo = {
         .device = r->device,
         .block_tokens = RIG_BLOCK_TOKENS,
