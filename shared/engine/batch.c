@@ -14,7 +14,7 @@ void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs)
     b->max_logits = max_seqs > BATCH_LOGITS_MIN ? max_seqs : BATCH_LOGITS_MIN;
     b->ids = MEM_ARRAY(int32_t, max_rows);
     b->pos = MEM_ARRAY(int32_t, max_rows);
-    b->seqs = MEM_ARRAY(struct attn_seq, max_seqs);
+    b->seqs = MEM_ARRAY(struct attn_seq, 2 * (size_t)max_seqs);
     b->parts = MEM_ARRAY(struct batch_part, max_seqs);
     b->logit_rows = MEM_ARRAY(int32_t, b->max_logits);
     b->logits = MEM_ARRAY(struct batch_logit, b->max_logits);
@@ -106,6 +106,23 @@ static bool logit_use(const struct seq *s, uint32_t pos, bool *sample)
     return *sample || (pos + 1 >= s->lp_next && pos + 1 < s->n_prompt);
 }
 
+/* Positions [begin, end) of s, whose rows begin at `row`, as attention sees them. A row's form is its token's, whatever it is computed with:
+ * a request that was moved or preempted computes its generated tokens again as they were generated. */
+static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint32_t end, uint32_t row)
+{
+    for (uint32_t n; begin < end; begin += n, row += n) {
+        bool generated = begin >= s->n_prompt;
+        n = !generated && end > s->n_prompt ? s->n_prompt - begin : end - begin;
+        b->seqs[b->n_seqs++] = (struct attn_seq){
+            .q_begin = (int32_t)row,
+            .n_q = (int32_t)n,
+            .pos_begin = (int32_t)begin,
+            .block_table = s->blocks,
+            .generated = generated,
+        };
+    }
+}
+
 /* Add up to `n` pending tokens of s; fewer when the logits rows run out. Returns how many. */
 static uint32_t add_part(struct batch *b, struct seq *s, uint32_t n)
 {
@@ -122,12 +139,7 @@ static uint32_t add_part(struct batch *b, struct seq *s, uint32_t n)
         b->n_rows++;
     }
     if (end == begin) return 0;
-    b->seqs[b->n_parts] = (struct attn_seq){
-        .q_begin = (int32_t)first_row,
-        .n_q = (int32_t)(end - begin),
-        .pos_begin = (int32_t)begin,
-        .block_table = s->blocks,
-    };
+    add_seqs(b, s, begin, end, first_row);
     b->parts[b->n_parts++] = (struct batch_part){ s, begin, end };
     return end - begin;
 }
@@ -203,7 +215,7 @@ static struct seq *admit(struct engine *e)
 void batch_build(struct engine *e)
 {
     struct batch *b = &e->batch;
-    b->n_rows = b->n_parts = b->n_logits = 0;
+    b->n_rows = b->n_parts = b->n_seqs = b->n_logits = 0;
     b->preempted = false;
     choose_decodes(e);
     add_decodes(e);

@@ -28,9 +28,9 @@ struct batch_logit {
 
 struct batch {
     uint32_t            max_rows, max_parts, max_logits;
-    uint32_t            n_rows, n_parts, n_logits;
+    uint32_t            n_rows, n_parts, n_seqs, n_logits;
     int32_t            *ids, *pos;  /* [max_rows] */
-    struct attn_seq    *seqs;       /* [max_parts] */
+    struct attn_seq    *seqs;       /* [2 * max_parts]: a part's prompt tokens, then its generated ones */
     struct batch_part  *parts;      /* [max_parts] */
     int32_t            *logit_rows; /* [max_logits] */
     struct batch_logit *logits;     /* [max_logits] */

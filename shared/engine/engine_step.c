@@ -144,7 +144,7 @@ static void forward(struct engine *e)
         .ids = b->ids,
         .pos = b->pos,
         .seqs = b->seqs,
-        .n_seqs = (int32_t)b->n_parts,
+        .n_seqs = (int32_t)b->n_seqs,
         .logit_rows = b->logit_rows,
         .n_logits = (int32_t)b->n_logits,
         .logits = e->logits,

@@ -10,6 +10,19 @@
 
 enum { N_MIXED = 12 };
 
+/* What the case runs on: each case is a process of its own. */
+static struct {
+    const char      *model;
+    enum activations activations;
+} the_kind;
+
+static void open_rig(struct rig *r, struct rig_options o)
+{
+    o.model = the_kind.model;
+    o.activations = the_kind.activations;
+    rig_open(r, o);
+}
+
 /* Requests of many lengths; odd ones are drawn, with every knob turned, even ones greedy. */
 static void mixed_requests(struct engine_request *reqs, uint64_t first_id)
 {
@@ -35,7 +48,7 @@ static void mixed_requests(struct engine_request *reqs, uint64_t first_id)
 static struct answer *reference_answers(const struct engine_request *reqs, uint32_t n)
 {
     struct rig r;
-    rig_open(&r, (struct rig_options){ .no_prefix_cache = true, .max_batched_tokens = 2048 });
+    open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .max_batched_tokens = 2048 });
     struct answer *all = MEM_ARRAY(struct answer, n);
     for (uint32_t i = 0; i < n; i++) {
         struct answer *one = rig_run(&r, &reqs[i], 1);
@@ -104,7 +117,7 @@ TEST(greedy_answers_equal_the_reference_implementation)
 {
     struct rig r;
     int n = 0;
-    rig_open(&r, (struct rig_options){ .max_batched_tokens = 64 });
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 64 });
     for (;; n++) {
         cJSON *request = golden_line("goldens/llama/requests.jsonl", n), *want = golden_line("goldens/llama/expected.jsonl", n);
         if (request) check_golden(&r, request, want);
@@ -124,7 +137,7 @@ static void check_mixed_under(struct rig_options o, const char *counter)
     struct rig r;
     mixed_requests(reqs, 1);
     struct answer *want = reference_answers(reqs, N_MIXED);
-    rig_open(&r, o);
+    open_rig(&r, o);
     struct answer *got = rig_run(&r, reqs, N_MIXED);
     check_all_same(want, got, N_MIXED);
     if (counter) CHECK(rig_count(&r, counter) > 0);
@@ -171,7 +184,7 @@ TEST(random_company_gives_the_same)
         reqs[i].want_prompt_logprobs = i % 11 == 0;
     }
     struct answer *want = reference_answers(reqs, N), *got = MEM_ARRAY(struct answer, N);
-    rig_open(&r, (struct rig_options){ .n_blocks = BLOCKS, .max_seqs = 8, .max_batched_tokens = 40 });
+    open_rig(&r, (struct rig_options){ .n_blocks = BLOCKS, .max_seqs = 8, .max_batched_tokens = 40 });
     for (uint32_t i = 0; i < N; i++) {
         got[i].id = i;
         CHECK_OK(engine_submit(r.engine, &reqs[i]));
@@ -197,7 +210,7 @@ TEST(prefix_cache_gives_the_same)
     struct rig r;
     mixed_requests(reqs, 1);
     struct answer *want = reference_answers(reqs, N_MIXED);
-    rig_open(&r, (struct rig_options){ 0 });
+    open_rig(&r, (struct rig_options){ 0 });
     for (int round = 0; round < 3; round++) {
         struct answer *got = rig_run(&r, reqs, N_MIXED);
         check_all_same(want, got, N_MIXED);
@@ -220,7 +233,7 @@ TEST(generated_tokens_are_cached_too)
 {
     struct rig r;
     int32_t tokens[64];
-    rig_open(&r, (struct rig_options){ 0 });
+    open_rig(&r, (struct rig_options){ 0 });
     struct engine_request q = rig_request(1, 20, 5, 30);
     struct answer *a = rig_run(&r, &q, 1);
     memcpy(tokens, q.tokens, 20 * sizeof *tokens);
@@ -244,7 +257,7 @@ TEST(moved_request_goes_on_where_it_was)
     int32_t tokens[256];
     mixed_requests(reqs, 1);
     struct answer *want = reference_answers(reqs, N_MIXED);
-    rig_open(&r, (struct rig_options){ 0 });
+    open_rig(&r, (struct rig_options){ 0 });
     for (uint32_t i = 0; i < N_MIXED; i++) {
         uint32_t n_have = 1 + i * 2;
         struct engine_request q = reqs[i];
@@ -263,6 +276,75 @@ TEST(moved_request_goes_on_where_it_was)
     }
     rig_close(&r);
     mem_free(want);
+}
+
+/* Logprobs of an answer as it was generated, and of the same text scored as a prompt: those that differ in a bit. */
+static uint32_t scored_otherwise(const char *model)
+{
+    enum { PROMPT = 20, ANSWER = 60 };
+    struct rig r;
+    int32_t    tokens[PROMPT + ANSWER];
+    uint32_t   n = 0;
+    the_kind.model = model;
+    open_rig(&r, (struct rig_options){ 0 });
+    struct engine_request q = rig_request(1, PROMPT, 5, ANSWER), scored = rig_request(2, PROMPT + ANSWER, 6, 1);
+    struct answer *a = rig_run(&r, &q, 1);
+    memcpy(tokens, q.tokens, PROMPT * sizeof *tokens);
+    for (uint32_t i = 0; i < ANSWER; i++) tokens[PROMPT + i] = a->out[i].id;
+    scored.tokens = tokens;
+    scored.want_prompt_logprobs = true;
+    struct answer *b = rig_run(&r, &scored, 1);
+    for (uint32_t i = 0; i < ANSWER; i++) {
+        CHECK_NEAR(b->scored[PROMPT + i], a->out[i].logprob, 1e-4);
+        n += b->scored[PROMPT + i] != a->out[i].logprob;
+        if (i == 0) CHECK_EQ_INT(n, 0); /* it comes from the prompt's last row */
+    }
+    rig_close(&r);
+    mem_free(a), mem_free(b);
+    return n;
+}
+
+TEST(generated_tokens_take_the_decode_form)
+{
+    CHECK_EQ_INT(scored_otherwise("llama"), 0); /* which has but one */
+    CHECK(scored_otherwise("deepseek_v3") > 0);
+}
+
+/* What was generated is found again by who continues that answer; a prompt of the same text finds only what was computed as a prompt. */
+TEST(cached_blocks_are_reused_in_the_form_they_were_made_in)
+{
+    enum { PROMPT = 20, ANSWER = 60 };
+    struct rig r;
+    int32_t tokens[PROMPT + ANSWER];
+    the_kind.model = "deepseek_v3";
+    open_rig(&r, (struct rig_options){ 0 });
+    struct engine_request q = rig_request(1, PROMPT, 5, ANSWER);
+    struct answer *a = rig_run(&r, &q, 1);
+    memcpy(tokens, q.tokens, PROMPT * sizeof *tokens);
+    for (uint32_t i = 0; i < ANSWER; i++) tokens[PROMPT + i] = a->out[i].id;
+
+    struct engine_request moved = q; /* with 30 of its tokens: its blocks are there */
+    moved.id = 2;
+    moved.tokens = tokens;
+    moved.n_tokens = PROMPT + 30;
+    struct answer *b = rig_run(&r, &moved, 1);
+    CHECK_EQ_INT(b->end.n_cached, 48);
+    CHECK_EQ_INT(b->n_out, ANSWER - 30);
+    for (uint32_t i = 0; i < b->n_out; i++) CHECK(b->out[i].id == a->out[30 + i].id && b->out[i].logprob == a->out[30 + i].logprob);
+
+    struct engine_request again = rig_request(3, PROMPT + ANSWER, 6, 20); /* the same text as a prompt: one block is */
+    again.tokens = tokens;
+    struct answer *c = rig_run(&r, &again, 1);
+    CHECK_EQ_INT(c->end.n_cached, 16);
+    struct answer *want = reference_answers(&again, 1);
+    check_same(want, c);
+
+    again.id = 4; /* and now all of it */
+    struct answer *d = rig_run(&r, &again, 1);
+    CHECK_EQ_INT(d->end.n_cached, 64);
+    check_same(want, d);
+    rig_close(&r);
+    mem_free(a), mem_free(b), mem_free(c), mem_free(d), mem_free(want);
 }
 
 /* ---- prefill here, decode there ---- */
@@ -301,8 +383,8 @@ static void pair_open(struct pair *p, struct rig_options prefill, struct rig_opt
     memset(p, 0, sizeof *p);
     the_pair = p;
     prefill.on_kv_ready = copy_kv;
-    rig_open(&p->prefill, prefill);
-    rig_open(&p->decode, decode);
+    open_rig(&p->prefill, prefill);
+    open_rig(&p->decode, decode);
 }
 
 /* Reserve, prefill, activate; the decode answers go on to be gathered by the caller. */
@@ -411,9 +493,50 @@ TEST(preempted_after_transfer_gives_the_same_and_is_counted)
     mem_free(got);
 }
 
+/* ---- other caches ---- */
+
+static void all_of_it(void)
+{
+    test_chunked_prompts_give_the_same();
+    test_few_places_per_step_give_the_same();
+    test_preemption_gives_the_same();
+    test_random_company_gives_the_same();
+    test_prefix_cache_gives_the_same();
+    test_moved_request_goes_on_where_it_was();
+    test_split_over_two_engines_gives_the_same();
+    test_split_with_chunks_and_unequal_caches_gives_the_same();
+    test_preempted_after_transfer_gives_the_same_and_is_counted();
+}
+
+/* Latents, and prompt and generated tokens in different forms of attention. */
+TEST(two_forms_give_the_same)
+{
+    the_kind.model = "deepseek_v3";
+    all_of_it();
+}
+
+TEST(two_forms_in_bf16_give_the_same)
+{
+    the_kind.model = "deepseek_v2_lite";
+    the_kind.activations = ACTIVATIONS_FAST;
+    all_of_it();
+}
+
+TEST(bf16_caches_give_the_same)
+{
+    struct rig r;
+    the_kind.activations = ACTIVATIONS_FAST;
+    open_rig(&r, (struct rig_options){ 0 });
+    CHECK_EQ_INT(engine_kv_layout(r.engine)->dtype, DTYPE_BF16);
+    rig_close(&r);
+    all_of_it();
+}
+
 TEST_MAIN(CASE(greedy_answers_equal_the_reference_implementation), CASE(one_batch_gives_the_same_as_one_by_one),
           CASE(chunked_prompts_give_the_same), CASE(few_places_per_step_give_the_same), CASE(preemption_gives_the_same),
           CASE(random_company_gives_the_same),
-          CASE(prefix_cache_gives_the_same), CASE(generated_tokens_are_cached_too), CASE(moved_request_goes_on_where_it_was),
+          CASE(prefix_cache_gives_the_same), CASE(generated_tokens_are_cached_too),
+          CASE(generated_tokens_take_the_decode_form), CASE(cached_blocks_are_reused_in_the_form_they_were_made_in), CASE(moved_request_goes_on_where_it_was),
           CASE(split_over_two_engines_gives_the_same), CASE(split_with_chunks_and_unequal_caches_gives_the_same),
-          CASE(preempted_after_transfer_gives_the_same_and_is_counted))
+          CASE(preempted_after_transfer_gives_the_same_and_is_counted), CASE_T(two_forms_give_the_same, 240),
+          CASE_T(two_forms_in_bf16_give_the_same, 240), CASE_T(bf16_caches_give_the_same, 120))
