@@ -14,6 +14,8 @@
 enum {
     JOBS_PER_RUN = 1024,
     ITEMS_PER_THREAD = 4,       /* enough pieces that a thread which comes late costs little */
+    GEMM_STEP = 24,             /* rows of a chunk are a multiple: whole tiles of every row of the table */
+    ROWS_AHEAD = 12,            /* of y whose lines are asked for: as many as fit the ways of a cache when rows are a power of two apart */
     PREPARE_ELEMENTS = 16384    /* of input per work item of the first step: some 5 us of work */
 };
 
@@ -161,14 +163,10 @@ static void finish_pair(const struct cpu_loops *loops, const struct block *b, si
     memcpy(a->y + (b->row0 + row) * a->y_stride + at, gate, n * sizeof *gate);
 }
 
-static void finish_panel(const struct block *b, size_t row, size_t p)
+/* n is PANEL, a constant, for all panels but a matrix's last. */
+static inline __attribute__((always_inline)) void finish_lanes(float *y, const float *acc, const float *bias, enum matmul_then then, const size_t n)
 {
-    const struct matmul_args *a = b->job->a;
-    const float *acc = sums(b, row, p);
-    size_t at = (b->panel0 + p) * PANEL, n = min_size(PANEL, a->w->n_out - at);
-    float *y = a->y + (b->row0 + row) * a->y_stride + at;
-    const float *bias = a->bias ? a->bias + at : NULL;
-    if (a->then == MATMUL_ADD)
+    if (then == MATMUL_ADD)
         for (size_t j = 0; j < n; j++) y[j] += bias ? acc[j] + bias[j] : acc[j];
     else if (bias)
         for (size_t j = 0; j < n; j++) y[j] = acc[j] + bias[j];
@@ -176,14 +174,36 @@ static void finish_panel(const struct block *b, size_t row, size_t p)
         memcpy(y, acc, n * sizeof *y);
 }
 
+static void finish_panel(const struct block *b, size_t row, size_t p)
+{
+    const struct matmul_args *a = b->job->a;
+    const float *acc = sums(b, row, p);
+    size_t at = (b->panel0 + p) * PANEL, n = min_size(PANEL, a->w->n_out - at);
+    float *y = a->y + (b->row0 + row) * a->y_stride + at;
+    const float *bias = a->bias ? a->bias + at : NULL;
+    if (n == PANEL) finish_lanes(y, acc, bias, a->then, PANEL);
+    else finish_lanes(y, acc, bias, a->then, n);
+}
+
+/* Asks for the lines of y that a row ends in: rows lie far apart, and no processor guesses which come next. */
+static void expect_row(const struct block *b, size_t row)
+{
+    const struct matmul_args *a = b->job->a;
+    size_t per_panel = a->then == MATMUL_SILU_MUL ? PANEL / 2 : PANEL;
+    const float *y = a->y + (b->row0 + row) * a->y_stride + b->panel0 * per_panel;
+    for (size_t p = 0; p < b->n_panels; p++) __builtin_prefetch(y + p * per_panel, 1);
+}
+
 static void finish(const struct cpu_loops *loops, const struct block *b)
 {
     bool pairs = b->job->a->then == MATMUL_SILU_MUL;
-    for (size_t i = 0; i < b->n_rows; i++)
+    for (size_t i = 0; i < b->n_rows; i++) {
+        if (i + ROWS_AHEAD < b->n_rows) expect_row(b, i + ROWS_AHEAD);
         for (size_t p = 0; p < b->n_panels; p += pairs ? 2 : 1) {
             if (pairs) finish_pair(loops, b, i, p);
             else finish_panel(b, i, p);
         }
+    }
 }
 
 /* The loops of rounded inputs take all rows at once. */
@@ -311,7 +331,8 @@ static void plan_items(struct run *r)
     for (size_t i = 0; i < r->n_jobs; i++) {
         struct job *j = &r->jobs[i];
         j->n_chunks = div_up(j->a->n_rows, GEMM_ROWS);
-        j->rows_per_chunk = div_up(j->a->n_rows, j->n_chunks);
+        j->rows_per_chunk = min_size(round_up(div_up(j->a->n_rows, j->n_chunks), GEMM_STEP), GEMM_ROWS);
+        j->n_chunks = div_up(j->a->n_rows, j->rows_per_chunk);
         j->panels_per_item = round_up(div_up(units, parts * j->rows_per_chunk), GEMM_PANELS);
         if (j->panels_per_item > j->n_panels) j->panels_per_item = j->n_panels;
         r->n_items += div_up(j->n_panels, j->panels_per_item) * j->n_chunks;
