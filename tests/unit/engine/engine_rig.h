@@ -1,10 +1,11 @@
-/* engine_rig.h - an engine with the tiny Llama checkpoint, and what came out of it.
+/* engine_rig.h - an engine with a tiny checkpoint (Llama's, where nothing else is asked for), and what came out of it.
  *
  * One request's events are gathered in a `struct answer`; requests are made from numbers, so that a test says (length, seed).
  * Included by the engine's test programs only. Thread: the test's; events arrive through a mailbox. */
 #ifndef BATON_TESTS_UNIT_ENGINE_ENGINE_RIG_H
 #define BATON_TESTS_UNIT_ENGINE_ENGINE_RIG_H
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,6 +35,8 @@ struct rig {
 struct rig_options {
     uint32_t n_blocks, max_seqs, max_batched_tokens, max_waiting;
     bool     no_prefix_cache;
+    const char *model;   /* of the goldens; NULL: llama */
+    enum activations activations;
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
 };
 
@@ -61,11 +64,13 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
     struct err err = { 0 };
     struct stat sb;
     struct model *model;
-    struct model_options mo = { .path = test_data("goldens/llama/model"), .max_model_len = RIG_TOKENS_MAX };
-    if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
+    char path[256];
+    snprintf(path, sizeof path, "goldens/%s/model", o.model ? o.model : "llama");
+    struct model_options mo = { .path = test_data(path), .max_model_len = RIG_TOKENS_MAX };
+    if (stat(mo.path, &sb) != 0) SKIP("the golden's folder under tests/data is not there");
     *r = (struct rig){ .metrics = metrics_create(), .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL) };
     CHECK_OK(device_open("cpu", &r->device, &err));
-    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 2, &r->kernels, &err));
+    CHECK_OK(kernel_ctx_create("auto", o.activations, 2, &r->kernels, &err));
     struct engine_options eo = {
         .device = r->device,
         .block_tokens = RIG_BLOCK_TOKENS,
