@@ -101,6 +101,10 @@ def test_deepseek_v3():
     tiny('deepseek_v3')
 
 
+def test_deepseek_v3_fp8():
+    tiny('deepseek_v3_fp8')
+
+
 def test_deepseek_v2_lite():
     tiny('deepseek_v2_lite')
 
