@@ -151,7 +151,7 @@ TEST(decode_lost_entry_gives_all_back)
 TEST(decode_lost_prefill_node_fails_the_transfer)
 {
     struct pair t;
-    pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
+    pair_open(&t, (struct worker_options){ .step_tokens = 1 }, (struct worker_options){ 0 }); /* 900 steps: far from done after 15 ms */
     struct gen *g = entry_add(&t.e, 1, 900, 5, 10);
     entry_split(&t.e, g, t.p, t.d);
     rig_turn_ms(&t.rig, 15);
