@@ -2,8 +2,8 @@
 from harness import *
 
 VOCAB = 512
-BYTES_PER_TOKEN = 3 * 1 * 2 * 16 * 4          # tests/data/goldens/llama: layers x KV heads x (k, v) x head_dim x f32
-SMOL_BYTES_PER_TOKEN = 30 * 3 * 2 * 64 * 4
+BYTES_PER_TOKEN = 3 * 1 * 2 * 16 * 2          # tests/data/goldens/llama: layers x KV heads x (k, v) x head_dim x bf16
+SMOL_BYTES_PER_TOKEN = 30 * 3 * 2 * 64 * 2
 
 
 def run(ports, bodies, concurrency, seed=0):

@@ -11,8 +11,8 @@ from harness import *
 ISA = 'avx2'
 BLOCK = 16  # a block leaves when it is full: 64 tokens of SmolLM2 take an emulated processor that others keep busy too long
 SIZE = ['--max-model-len', '1024', '--max-num-seqs', '8', '--num-gpu-blocks-override', '256', '--block-size', str(BLOCK), '--cpu-isa', ISA]
-MODELS = {'smollm2': dict(path=smollm2, vocab=49152, n=2, longest=66, max_tokens=(2, 3), bytes_per_token=30 * 3 * 2 * 64 * 4),
-          'tiny': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=3 * 1 * 2 * 16 * 4)}
+MODELS = {'smollm2': dict(path=smollm2, vocab=49152, n=2, longest=66, max_tokens=(2, 3), bytes_per_token=30 * 3 * 2 * 64 * 2),
+          'tiny': dict(path=lambda: TINY, vocab=512, n=24, longest=900, max_tokens=(1, 12), bytes_per_token=3 * 1 * 2 * 16 * 2)}
 
 
 def bodies(name):
