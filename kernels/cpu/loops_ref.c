@@ -53,7 +53,7 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
         for (size_t k = 0; some && k < left; k++) {
             int number = (int)nearbyintf(x[k0 + k] * by), high = (number + 64) >> ACT_LOW_BITS;
             out->q[0][k] = (int8_t)high;
-            out->q[1][k] = (int8_t)(number - (high << ACT_LOW_BITS));
+            out->q[1][k] = (int8_t)(number - high * (1 << ACT_LOW_BITS));
             out->sum[k / 16] += number;
         }
         out->ssum = (float)(out->sum[0] + out->sum[1]) * out->s;
