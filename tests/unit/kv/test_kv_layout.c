@@ -202,5 +202,6 @@ TEST(widening_keeps_narrowing_does_not)
 }
 
 TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece), CASE(wire_form_round_trips_and_is_fixed),
-          CASE(check_refuses_what_is_out_of_range), CASE(int8_pieces_hold_values_then_scales), CASE(latents_have_one_part), CASE(difference_is_named_with_both_values),
+          CASE(check_refuses_what_is_out_of_range), CASE(int8_pieces_hold_values_then_scales),
+          CASE(latents_have_one_part), CASE(difference_is_named_with_both_values),
           CASE(heads_in_common), CASE(widening_keeps_narrowing_does_not))
