@@ -117,10 +117,10 @@ TEST(decode_cancel_in_every_state_gives_all_back)
 TEST(decode_cancel_stops_the_prefill_node_too)
 {
     struct pair t;
-    pair_open(&t, (struct worker_options){ .step_tokens = 16 }, (struct worker_options){ 0 });
+    pair_open(&t, (struct worker_options){ .step_tokens = 1 }, (struct worker_options){ 0 });
     struct gen *g = entry_add(&t.e, 1, 900, 5, 10);
     entry_split(&t.e, g, t.p, t.d);
-    rig_turn_ms(&t.rig, 10);
+    RIG_WAIT(&t.rig, worker_computes(t.p));
     entry_cancel(&t.e, g, t.d);
     rig_turn_ms(&t.rig, 20);
     RIG_WAIT_MS(&t.rig, worker_is_idle(t.p) && worker_is_idle(t.d), 5000);
@@ -151,10 +151,10 @@ TEST(decode_lost_entry_gives_all_back)
 TEST(decode_lost_prefill_node_fails_the_transfer)
 {
     struct pair t;
-    pair_open(&t, (struct worker_options){ .step_tokens = 1 }, (struct worker_options){ 0 }); /* 900 steps: far from done after 15 ms */
+    pair_open(&t, (struct worker_options){ .step_tokens = 1 }, (struct worker_options){ 0 }); /* 900 steps: it lasts */
     struct gen *g = entry_add(&t.e, 1, 900, 5, 10);
     entry_split(&t.e, g, t.p, t.d);
-    rig_turn_ms(&t.rig, 15);
+    RIG_WAIT(&t.rig, worker_computes(t.p));
     worker_close(t.p);
     RIG_WAIT(&t.rig, g->failed);
     RIG_WAIT_MS(&t.rig, worker_is_idle(t.d), 5000);

@@ -185,6 +185,14 @@ static bool worker_is_idle(const struct worker_node *n)
            && st.n_blocks_free == st.n_blocks && !st.has_work;
 }
 
+/* A sequence is in the engine's steps. */
+__attribute__((unused)) static bool worker_computes(const struct worker_node *n)
+{
+    struct engine_stats st;
+    engine_get_stats(n->engine, &st);
+    return st.n_running > 0;
+}
+
 /* ---- the entry node, played ---- */
 
 /* One request as the entry node sees it. */
