@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/sizes.h"
 
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 static size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 

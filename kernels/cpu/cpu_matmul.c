@@ -5,10 +5,10 @@
  * one job and at most GEMM_ROWS of its rows. Few rows go through gemv, which reads the packed weights directly; many rows share a
  * widening of GEMM_K k's that stays in the first-level cache. Both carry the same chains.
  * Thread: engine, pool. */
-#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/sizes.h"
 #include "shared/base/assert.h"
 
 enum {
@@ -51,10 +51,6 @@ struct tables {
     struct job   jobs[JOBS_PER_RUN];
     struct input inputs[JOBS_PER_RUN];
 };
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static size_t div_up(size_t n, size_t by) { return (n + by - 1) / by; }
-static size_t round_up(size_t n, size_t to) { return div_up(n, to) * to; }
 
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in)
 {

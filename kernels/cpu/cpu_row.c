@@ -2,14 +2,12 @@
  *
  * Work items are made of whole rows; calls too small to be worth waking a thread run on the caller. Thread: engine, pool. */
 #include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/sizes.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { ELEMENTS_PER_ITEM = 16384 }; /* some 5 us of work */
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-static size_t div_up(size_t n, size_t by) { return (n + by - 1) / by; }
 
 struct rows_job {
     const struct cpu_loops *loops;

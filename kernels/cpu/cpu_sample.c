@@ -2,10 +2,9 @@
 #include <math.h>
 
 #include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/sizes.h"
 
 enum { ARGMAX_CHUNK = 4096, TERMS_PER_ITEM = 32768 };
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 /* The chunk that holds the first largest value, then its place in there. */
 int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n)

@@ -11,6 +11,7 @@
 #include "kernels/cpu/form_lanes.h"
 #include "kernels/cpu/form_layout.h"
 #include "kernels/cpu/pages.h"
+#include "kernels/cpu/sizes.h"
 #include "kernels/dtype_blocks.h"
 #include "kernels/quantize.h"
 #include "shared/base/mem.h"
@@ -43,7 +44,6 @@ struct pack_job {
     size_t                         turned_bytes, wide_bytes, q_bytes;
 };
 
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static size_t panels_of(const struct weight_src *s) { return (s->n_out + PANEL - 1) / PANEL; }
 
 static uint8_t *panel_of(const struct pack_item *item, size_t i)
