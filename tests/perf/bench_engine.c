@@ -6,7 +6,8 @@
  * program and another one that does the same work:
  *     prefill N          one prompt of N tokens from nothing, in steps of at most ROWS_MAX rows, logits of the last token
  *     decode B C STEPS   B sequences with C tokens of context each (computed beforehand, in the first such line), then STEPS steps of B rows
- * The answer is "TOKENS NANOSECONDS". The first line printed, before any question, is "ready WEIGHT_BYTES KERNEL_ROW LOAD_NANOSECONDS".
+ *     read               memory, on the same threads: what decoding is held against, under whatever else the machine does at that time
+ * The answer is "TOKENS NANOSECONDS", of read "BYTES NANOSECONDS". The first line printed, before any question, is "ready WEIGHT_BYTES KERNEL_ROW LOAD_NANOSECONDS".
  * Token ids are a fixed sequence (id_at), which the other program uses too: what a mixture of experts reads depends on them. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/model/model.h"
+#include "tests/perf/limits.h"
 
 enum { BLOCK_TOKENS = 64, STREAMS_MAX = 16, TOKENS_MAX = 4096 };
 
@@ -27,6 +29,7 @@ struct rig {
     int32_t           *ids, *pos;
     float             *logits;
     int32_t           *table;                 /* blocks of all sequences, one after the other */
+    struct read_limit  read;
     int32_t            contexts[STREAMS_MAX]; /* tokens whose KV each sequence has */
 };
 
@@ -73,9 +76,22 @@ static uint64_t decode(struct rig *r, int32_t n_seqs, int32_t context, int32_t s
     return clock_ns() - t0;
 }
 
+static void read_memory(struct rig *r)
+{
+    if (!r->read.device && !read_limit_open(&r->read)) {
+        fprintf(stderr, "bench_engine: no memory to read\n");
+        exit(1);
+    }
+    printf("%zu %.0f\n", MEMORY_BYTES, (double)MEMORY_BYTES / read_limit_once(&r->read, r->kernels));
+}
+
 static bool answer(struct rig *r, const char *line)
 {
     int n_seqs, context, steps;
+    if (strcmp(line, "read\n") == 0) {
+        read_memory(r);
+        return true;
+    }
     if (sscanf(line, "prefill %d", &context) == 1 && context > 0 && context <= TOKENS_MAX) {
         uint64_t t0 = clock_ns();
         prefill(r, 0, context);
@@ -113,6 +129,7 @@ static enum status rig_open(struct rig *r, const char *path, const char *isa, in
 
 static void rig_close(struct rig *r)
 {
+    if (r->read.device) read_limit_close(&r->read);
     mem_free(r->ids), mem_free(r->pos), mem_free(r->logits), mem_free(r->table);
     device_mem_free(r->device, &r->kv);
     device_close(r->device);

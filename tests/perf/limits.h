@@ -79,26 +79,51 @@ __attribute__((target("avx2"))) static void read_piece(void *arg, int index, int
     r->sum[thread] += (uint64_t)_mm256_extract_epi64(_mm256_add_epi64(a, b), 0);
 }
 
+/* Memory to read again and again, larger than a last-level cache. */
+struct read_limit {
+    struct device *device;
+    struct dev_mem mem;
+    struct reading reading;
+};
+
+static inline bool read_limit_open(struct read_limit *l)
+{
+    struct err err;
+    if (device_open("cpu", &l->device, &err) != OK) return false;
+    if (device_mem_alloc(l->device, MEMORY_BYTES, DEVICE_MEM_PRIVATE, &l->mem, &err) != OK) {
+        device_close(l->device);
+        return false;
+    }
+    memset(l->mem.ptr, 1, l->mem.bytes);
+    l->reading = (struct reading){ .bytes = l->mem.ptr, .piece = (size_t)1 << 20 };
+    return true;
+}
+
+/* GB/s of reading all of it once. */
+static inline double read_limit_once(struct read_limit *l, struct kernel_ctx *c)
+{
+    uint64_t t0 = clock_ns();
+    compute_pool_run(c->pool, (int)(MEMORY_BYTES / l->reading.piece), read_piece, &l->reading);
+    limit_sink = l->reading.sum[0];
+    return (double)MEMORY_BYTES / (double)(clock_ns() - t0);
+}
+
+static inline void read_limit_close(struct read_limit *l)
+{
+    device_mem_free(l->device, &l->mem);
+    device_close(l->device);
+}
+
 static inline double read_gbytes(struct kernel_ctx *c)
 {
-    static struct reading r;
-    struct device *d;
-    struct dev_mem m;
-    struct err     err;
-    double         best = 0;
-    if (device_open("cpu", &d, &err) != OK || device_mem_alloc(d, MEMORY_BYTES, DEVICE_MEM_PRIVATE, &m, &err) != OK) return 0;
-    memset(m.ptr, 1, m.bytes);
-    r.bytes = m.ptr;
-    r.piece = (size_t)1 << 20;
+    static struct read_limit l;
+    double best = 0;
+    if (!read_limit_open(&l)) return 0;
     for (uint64_t end = clock_ns() + 2 * MEASURE_NS; clock_ns() < end;) {
-        uint64_t t0 = clock_ns();
-        compute_pool_run(c->pool, (int)(MEMORY_BYTES / r.piece), read_piece, &r);
-        double gbytes = (double)MEMORY_BYTES / (double)(clock_ns() - t0);
+        double gbytes = read_limit_once(&l, c);
         best = gbytes > best ? gbytes : best;
     }
-    limit_sink = r.sum[0];
-    device_mem_free(d, &m);
-    device_close(d);
+    read_limit_close(&l);
     return best;
 }
 
