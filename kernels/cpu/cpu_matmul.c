@@ -14,9 +14,10 @@
 enum {
     JOBS_PER_RUN = 1024,
     ITEMS_PER_THREAD = 4,       /* enough pieces that a thread which comes late costs little */
+    STREAMS_PER_THREAD = 2,     /* the same for products that read memory: each piece is one stream, whose beginning is slow */
     GEMM_STEP = 24,             /* rows of a chunk are a multiple: whole tiles of every row of the table */
     ROWS_AHEAD = 12,            /* of y whose lines are asked for: as many as fit the ways of a cache when rows are a power of two apart */
-    PREPARE_ELEMENTS = 16384    /* of input per work item of the first step: some 5 us of work */
+    PREPARE_ELEMENTS = 4096     /* of input per work item of the first step: some microsecond of work */
 };
 
 enum arithmetic { BY_F32, BY_INT, BY_BF16 };
@@ -319,17 +320,32 @@ static void run_item(void *arg, int index, int thread)
     else many_rows(r, j, row0, n_rows, panel0, n_panels, thread);
 }
 
-/* Panels per item: about ITEMS_PER_THREAD items for each thread over all jobs, in whole groups that the loops take at once. */
+/* Rows that an item of a job takes together. */
+static size_t rows_together(const struct job *j)
+{
+    if (by_gemv(j)) return j->a->n_rows;
+    size_t n_chunks = div_up(j->a->n_rows, GEMM_ROWS);
+    return min_size(round_up(div_up(j->a->n_rows, n_chunks), GEMM_STEP), GEMM_ROWS);
+}
+
+/* Panels that the loops take at once, or a pair, whose halves belong together. */
+static size_t panels_together(const struct job *j)
+{
+    if (!by_gemv(j)) return GEMM_PANELS;
+    return j->by == BY_F32 ? GEMV_PANELS : 2;
+}
+
+/* Panels per item: about ITEMS_PER_THREAD or STREAMS_PER_THREAD items for each thread over all jobs. */
 static void plan_items(struct run *r)
 {
-    size_t units = 0, parts = (size_t)(compute_pool_threads(r->c->pool) * ITEMS_PER_THREAD);
+    size_t units = 0, n_threads = (size_t)compute_pool_threads(r->c->pool);
     for (size_t i = 0; i < r->n_jobs; i++) units += r->jobs[i].n_panels * r->jobs[i].a->n_rows;
     for (size_t i = 0; i < r->n_jobs; i++) {
         struct job *j = &r->jobs[i];
-        j->n_chunks = div_up(j->a->n_rows, GEMM_ROWS);
-        j->rows_per_chunk = min_size(round_up(div_up(j->a->n_rows, j->n_chunks), GEMM_STEP), GEMM_ROWS);
+        size_t      parts = n_threads * (by_gemv(j) ? STREAMS_PER_THREAD : ITEMS_PER_THREAD);
+        j->rows_per_chunk = rows_together(j);
         j->n_chunks = div_up(j->a->n_rows, j->rows_per_chunk);
-        j->panels_per_item = round_up(div_up(units, parts * j->rows_per_chunk), GEMM_PANELS);
+        j->panels_per_item = round_up(div_up(units, parts * j->rows_per_chunk), panels_together(j));
         if (j->panels_per_item > j->n_panels) j->panels_per_item = j->n_panels;
         r->n_items += div_up(j->n_panels, j->panels_per_item) * j->n_chunks;
         j->item_end = r->n_items;
