@@ -15,6 +15,7 @@
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/exp.h"
+#include "kernels/float_bits.h"
 
 enum {
     SEQS_PER_CALL = 2048,        /* sequences whose first items are in the work table at a time */
@@ -24,6 +25,8 @@ enum {
     PAIRS_PER_MERGE = 16,
     MERGE_ALONE_FLOATS = 1 << 14, /* less is not worth waking a thread */
     APPEND_ALONE_FLOATS = 1 << 14,
+    APPEND_AHEAD = 2,            /* rows of a sequence whose places are asked for; further ones of a prompt follow them in memory */
+    CACHE_LINE = 64,
     SPLIT_PAIRS = ITEMS_PER_THREAD * ATTN_NAIVE_ROWS, /* per thread, in a call that is split */
     PARTS_FLOATS = SPLIT_PAIRS * (KERNEL_HEAD_DIM_MAX + PART_HEAD)
 };
@@ -63,7 +66,36 @@ static void append_row(const struct kv_layer *kv, char *dst, const float *src)
     size_t n = (size_t)kv->head_dim;
     if (kv->dtype == DTYPE_F32) memcpy(dst, src, n * sizeof *src);
     else
-        for (size_t i = 0; i < n; i++) ((uint16_t *)(void *)dst)[i] = dtype_f32_to_bf16(src[i]);
+        for (size_t i = 0; i < n; i++) ((uint16_t *)(void *)dst)[i] = float_to_bf16(src[i]);
+}
+
+/* Where the first head of a row of the batch lies in the pool; its heads are `stride` bytes apart, values `part` bytes behind keys. */
+struct append_place {
+    char  *at;
+    size_t stride, part, row_bytes;
+};
+
+static struct append_place append_place(const struct kv_layer *kv, const struct attn_seq *seq, int32_t pos)
+{
+    struct append_place p = { .row_bytes = dtype_row_bytes(kv->dtype, (size_t)kv->head_dim) };
+    size_t block = (size_t)seq->block_table[pos / kv->block_tokens], slot = (size_t)(pos % kv->block_tokens);
+    p.part = p.row_bytes * (size_t)kv->block_tokens;
+    p.stride = kv->latent ? p.part : 2 * p.part;
+    p.at = (char *)kv->data + block * (size_t)kv->n_heads * p.stride + slot * p.row_bytes;
+    return p;
+}
+
+/* Asks for the lines that a sequence's first rows go to: without that each store waits for its own. */
+static void expect_rows(const struct kv_append_args *a, const struct attn_seq *seq)
+{
+    for (int32_t i = 0; i < seq->n_q && i < APPEND_AHEAD; i++) {
+        struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
+        for (int32_t h = 0; h < a->kv.n_heads; h++, p.at += p.stride)
+            for (size_t line = 0; line < p.row_bytes; line += CACHE_LINE) {
+                __builtin_prefetch(p.at + line, 1);
+                if (!a->kv.latent) __builtin_prefetch(p.at + p.part + line, 1);
+            }
+    }
 }
 
 static void append_seq(void *arg, int index, int thread)
@@ -71,17 +103,13 @@ static void append_seq(void *arg, int index, int thread)
     (void)thread;
     const struct kv_append_args *a = arg;
     const struct attn_seq       *seq = &a->seqs[index];
-    const struct kv_layer       *kv = &a->kv;
-    size_t row_bytes = dtype_row_bytes(kv->dtype, (size_t)kv->head_dim), part = row_bytes * (size_t)kv->block_tokens;
-    size_t n_heads = (size_t)kv->n_heads, head = kv->latent ? part : 2 * part;
+    size_t dim = (size_t)a->kv.head_dim;
     for (int32_t i = 0; i < seq->n_q; i++) {
-        int32_t pos = seq->pos_begin + i;
-        size_t  block = (size_t)seq->block_table[pos / kv->block_tokens], slot = (size_t)(pos % kv->block_tokens) * row_bytes;
-        size_t  at = (size_t)(seq->q_begin + i) * n_heads * (size_t)kv->head_dim;
-        for (size_t h = 0; h < n_heads; h++, at += (size_t)kv->head_dim) {
-            char *dst = (char *)kv->data + (block * n_heads + h) * head + slot;
-            append_row(kv, dst, a->k + at);
-            if (!kv->latent) append_row(kv, dst + part, a->v + at);
+        struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
+        size_t at = (size_t)(seq->q_begin + i) * (size_t)a->kv.n_heads * dim;
+        for (int32_t h = 0; h < a->kv.n_heads; h++, at += dim, p.at += p.stride) {
+            append_row(&a->kv, p.at, a->k + at);
+            if (!a->kv.latent) append_row(&a->kv, p.at + p.part, a->v + at);
         }
     }
 }
@@ -91,9 +119,12 @@ void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
     struct kv_append_args args = *a;
     int64_t n = 0;
     for (int32_t s = 0; s < a->n_seqs; s++) n += a->seqs[s].n_q;
-    if (n * a->kv.n_heads * a->kv.head_dim >= APPEND_ALONE_FLOATS) compute_pool_run(c->pool, a->n_seqs, append_seq, &args);
-    else
-        for (int32_t s = 0; s < a->n_seqs; s++) append_seq(&args, s, 0);
+    if (n * a->kv.n_heads * a->kv.head_dim >= APPEND_ALONE_FLOATS) {
+        compute_pool_run(c->pool, a->n_seqs, append_seq, &args);
+        return;
+    }
+    for (int32_t s = 0; s < a->n_seqs; s++) expect_rows(&args, &a->seqs[s]);
+    for (int32_t s = 0; s < a->n_seqs; s++) append_seq(&args, s, 0);
 }
 
 /* ---- attention ---- */
