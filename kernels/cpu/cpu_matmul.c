@@ -13,7 +13,7 @@
 
 enum {
     JOBS_PER_RUN = 1024,
-    ITEMS_PER_THREAD = 4,       /* enough pieces that a thread which comes late costs little */
+    ITEMS_PER_THREAD = 16,      /* enough pieces that a thread which comes late costs little */
     STREAMS_PER_THREAD = 2,     /* the same for products that read memory: each piece is one stream, whose beginning is slow */
     GEMM_STEP = 24,             /* rows of a chunk are a multiple: whole tiles of every row of the table */
     ROWS_AHEAD = 12,            /* of y whose lines are asked for: as many as fit the ways of a cache when rows are a power of two apart */
