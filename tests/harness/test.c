@@ -1,7 +1,8 @@
 /* test.c - runs test cases, each in its own process group with a time limit.
  *
  * The parent makes a private directory per case before the fork and removes it afterwards, however the case ended; what
- * the case left running is killed. A case that passes leaves by exit(), so that leak checks of sanitizers count. */
+ * the case left running is killed. A case that passes leaves by exit(), so that leak checks of sanitizers count. Several cases
+ * at a time (--jobs) each write into a file, which is printed when the case has ended. */
 #include "tests/harness/test.h"
 
 #include <errno.h>
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TIMEOUT_DEFAULT_S = 60, EXIT_SKIP = 77, PATH_LEN = 512 };
+enum { TIMEOUT_DEFAULT_S = 60, EXIT_SKIP = 77, PATH_LEN = 512, JOBS_MAX = 16 };
 
 /* The harness is a program of its own per test file: its state is global. */
 static char case_dir[PATH_LEN];
@@ -60,11 +61,11 @@ const char *test_tmpdir(void)
     return path;
 }
 
-static bool make_case_dir(void)
+static bool make_case_dir(char dir[PATH_LEN])
 {
     const char *tmp = getenv("TMPDIR");
-    int n = snprintf(case_dir, sizeof case_dir, "%s/baton-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    return n > 0 && (size_t)n < sizeof case_dir && mkdtemp(case_dir);
+    int n = snprintf(dir, PATH_LEN, "%s/baton-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    return n > 0 && n < PATH_LEN && mkdtemp(dir);
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
@@ -75,93 +76,126 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
-static _Noreturn void run_child(const struct test_case *c, const sigset_t *mask, pid_t parent)
+/* A case that runs. */
+struct running {
+    const struct test_case *c; /* NULL: a free place */
+    pid_t                   pid;
+    double                  begin_s;
+    char                    dir[PATH_LEN];
+    FILE                   *output; /* NULL: it writes where the program does */
+};
+
+struct totals {
+    int n_passed, n_failed, n_skipped;
+};
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static _Noreturn void run_child(const struct running *r, const sigset_t *mask, pid_t parent)
 {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
+    if (r->output && (dup2(fileno(r->output), STDOUT_FILENO) < 0 || dup2(fileno(r->output), STDERR_FILENO) < 0)) _exit(1);
+    memcpy(case_dir, r->dir, sizeof case_dir);
     sigprocmask(SIG_SETMASK, mask, NULL);
-    c->run();
+    r->c->run();
     fflush(NULL);
     exit(0);
 }
 
-/* Wait for `pid` until the deadline; false when it had to be killed. SIGCHLD is blocked and taken here. */
-static bool wait_child(pid_t pid, int timeout_s, int *status)
+/* False when it could not be started, which is said. */
+static bool start_case(struct running *r, const struct test_case *c, bool alone, const sigset_t *mask)
 {
-    struct timespec now, end;
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_sec += timeout_s;
-    sigset_t chld;
-    sigemptyset(&chld);
-    sigaddset(&chld, SIGCHLD);
-    while (waitpid(pid, status, WNOHANG) != pid) {
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        if (now.tv_sec > end.tv_sec || (now.tv_sec == end.tv_sec && now.tv_nsec >= end.tv_nsec)) {
-            kill(-pid, SIGKILL);
-            kill(pid, SIGKILL);
-            waitpid(pid, status, 0);
-            return false;
-        }
-        /* Short naps: a signal that was merged with an earlier one costs at most one of them. */
-        struct timespec nap = { 0, 100000000 };
-        sigtimedwait(&chld, NULL, &nap);
+    pid_t parent = getpid();
+    *r = (struct running){ .begin_s = now_s() };
+    if (!make_case_dir(r->dir)) {
+        printf("FAIL %s (cannot make a directory like %s)\n", c->name, r->dir);
+        return false;
     }
+    if (!alone && !(r->output = tmpfile())) {
+        printf("FAIL %s (no file for its output: %s)\n", c->name, strerror(errno));
+        rmdir(r->dir);
+        return false;
+    }
+    r->c = c;
+    fflush(NULL);
+    r->pid = fork();
+    if (r->pid == 0) run_child(r, mask, parent);
+    if (r->pid < 0) test_fail(__FILE__, __LINE__, "%s: fork: %s", c->name, strerror(errno));
+    setpgid(r->pid, r->pid); /* also done by the child: whoever comes first */
     return true;
 }
 
-/* Run one case; returns its exit status: 0 passed, EXIT_SKIP skipped, anything else failed. */
-static int run_case(const struct test_case *c)
+static void print_output(FILE *f)
 {
-    if (!make_case_dir()) {
-        printf("FAIL %s (cannot make a directory like %s)\n", c->name, case_dir);
-        return 1;
-    }
-    sigset_t chld, before;
-    sigemptyset(&chld);
-    sigaddset(&chld, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &chld, &before);
-    fflush(NULL);
-    int status = 0, timeout_s = c->timeout_s > 0 ? c->timeout_s : TIMEOUT_DEFAULT_S, result = 1;
-    pid_t parent = getpid(), pid = fork();
-    if (pid == 0) run_child(c, &before, parent);
-    if (pid < 0) {
-        printf("FAIL %s (fork: %s)\n", c->name, strerror(errno));
-        goto done;
-    }
-    setpgid(pid, pid); /* also done by the child: whoever comes first */
-    bool in_time = wait_child(pid, timeout_s, &status);
-    kill(-pid, SIGKILL);
-    result = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-    if (!in_time) {
-        result = 1;
-        printf("FAIL %s (not done after %d s)\n", c->name, timeout_s);
-    } else if (WIFSIGNALED(status)) {
-        printf("FAIL %s (signal %d, %s)\n", c->name, WTERMSIG(status), strsignal(WTERMSIG(status)));
-    } else if (result == 0) {
-        printf("ok %s\n", c->name);
-    } else if (result == EXIT_SKIP) {
-        printf("SKIP %s\n", c->name);
-    } else {
-        printf("FAIL %s (exit status %d)\n", c->name, result);
-    }
-done:
+    char   piece[4096];
+    size_t n;
+    rewind(f);
+    while ((n = fread(piece, 1, sizeof piece, f)) > 0) fwrite(piece, 1, n, stdout);
+    fclose(f);
+}
+
+/* The case has ended with `status`, or was killed for its time. */
+static void end_case(struct running *r, int status, bool in_time, struct totals *t)
+{
+    const char *name = r->c->name;
+    double      took_s = now_s() - r->begin_s;
+    bool        passed = in_time && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    bool        skipped = in_time && WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIP;
+    kill(-r->pid, SIGKILL);
+    if (r->output) print_output(r->output);
+    if (passed) printf("ok %s (%.1f s)\n", name, took_s);
+    else if (skipped) printf("SKIP %s\n", name);
+    else if (!in_time) printf("FAIL %s (not done after %.0f s)\n", name, took_s);
+    else if (WIFSIGNALED(status)) printf("FAIL %s (signal %d, %s)\n", name, WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else printf("FAIL %s (exit status %d)\n", name, WEXITSTATUS(status));
     fflush(stdout);
-    sigprocmask(SIG_SETMASK, &before, NULL);
-    nftw(case_dir, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
-    return result;
+    nftw(r->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    t->n_passed += passed;
+    t->n_skipped += skipped;
+    t->n_failed += !passed && !skipped;
+    r->c = NULL;
+}
+
+/* Take what has ended or has had its time; true when there was any. */
+static bool reap(struct running *running, size_t n, struct totals *t)
+{
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        struct running *r = &running[i];
+        int             status = 0;
+        if (!r->c) continue;
+        bool in_time = now_s() - r->begin_s < (r->c->timeout_s > 0 ? r->c->timeout_s : TIMEOUT_DEFAULT_S);
+        if (waitpid(r->pid, &status, WNOHANG) != r->pid) {
+            if (in_time) continue;
+            kill(-r->pid, SIGKILL);
+            kill(r->pid, SIGKILL);
+            waitpid(r->pid, &status, 0);
+        } else {
+            in_time = true;
+        }
+        end_case(r, status, in_time, t);
+        any = true;
+    }
+    return any;
 }
 
 static bool is_wanted(const char *name, int argc, char **argv)
 {
-    bool any = argc <= 1;
-    for (int i = 1; i < argc; i++) any = any || strcmp(argv[i], name) == 0;
+    bool any = argc == 0;
+    for (int i = 0; i < argc; i++) any = any || strcmp(argv[i], name) == 0;
     return any;
 }
 
 static bool names_known(const struct test_case *cases, size_t n, int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++) {
+    for (int i = 0; i < argc; i++) {
         bool found = false;
         for (size_t k = 0; k < n; k++) found = found || strcmp(cases[k].name, argv[i]) == 0;
         if (found) continue;
@@ -171,21 +205,49 @@ static bool names_known(const struct test_case *cases, size_t n, int argc, char 
     return true;
 }
 
+/* The wanted cases, at most n_jobs at a time. SIGCHLD is blocked and taken here. */
+static struct totals run_cases(const struct test_case *cases, size_t n, size_t n_jobs, int argc, char **argv)
+{
+    struct running running[JOBS_MAX] = { 0 };
+    struct totals  t = { 0 };
+    size_t         next = 0;
+    sigset_t       chld, before;
+    sigemptyset(&chld);
+    sigaddset(&chld, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &chld, &before);
+    for (bool busy = true; busy;) {
+        busy = false;
+        for (size_t i = 0; i < n_jobs; i++) {
+            for (; !running[i].c && next < n; next++)
+                if (is_wanted(cases[next].name, argc, argv) && !start_case(&running[i], &cases[next], n_jobs == 1, &before)) t.n_failed++;
+            busy = busy || running[i].c;
+        }
+        /* Short naps: a signal that was merged with an earlier one costs at most one of them. */
+        const struct timespec nap = { 0, 100000000 };
+        if (busy && !reap(running, n_jobs, &t)) sigtimedwait(&chld, NULL, &nap);
+    }
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return t;
+}
+
 int test_main(const struct test_case *cases, size_t n, int argc, char **argv)
 {
+    size_t n_jobs = 1;
     if (argc == 2 && strcmp(argv[1], "--list") == 0) {
         for (size_t i = 0; i < n; i++) printf("%s\n", cases[i].name);
         return 0;
     }
-    if (!names_known(cases, n, argc, argv)) return 2;
-    int n_passed = 0, n_failed = 0, n_skipped = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (!is_wanted(cases[i].name, argc, argv)) continue;
-        int result = run_case(&cases[i]);
-        if (result == 0) n_passed++;
-        else if (result == EXIT_SKIP) n_skipped++;
-        else n_failed++;
+    argc--, argv++;
+    if (argc >= 2 && strcmp(argv[0], "--jobs") == 0) {
+        n_jobs = strtoul(argv[1], NULL, 10);
+        argc -= 2, argv += 2;
     }
-    printf("%d passed, %d failed, %d skipped\n", n_passed, n_failed, n_skipped);
-    return n_failed != 0;
+    if (n_jobs < 1 || n_jobs > JOBS_MAX) {
+        fprintf(stderr, "--jobs takes 1 to %d\n", JOBS_MAX);
+        return 2;
+    }
+    if (!names_known(cases, n, argc, argv)) return 2;
+    struct totals t = run_cases(cases, n, n_jobs, argc, argv);
+    printf("%d passed, %d failed, %d skipped\n", t.n_passed, t.n_failed, t.n_skipped);
+    return t.n_failed != 0;
 }

@@ -4,7 +4,8 @@
  *     TEST_MAIN(buf_grows_by_doubling, ...)
  *
  * Checks print both values and end the case. SKIP says what is missing and counts as skipped, never as passed. The last
- * line printed is "N passed, N failed, N skipped". Run one case with its name as argument; with --list names are shown. */
+ * line printed is "N passed, N failed, N skipped". Run one case with its name as argument; with --list names are shown; with
+ * --jobs N first, N cases run at a time, which is for programs that mostly wait. */
 #ifndef BATON_TESTS_HARNESS_TEST_H
 #define BATON_TESTS_HARNESS_TEST_H
 
@@ -25,6 +26,13 @@ _Noreturn void test_skip(const char *file, int line, const char *why);
 const char *test_data(const char *name);
 /* A fresh directory under TMPDIR, removed when the case ends. */
 const char *test_tmpdir(void);
+
+/* A sanitizer looks at accesses, which repeat: under one a sweep may take fewer numbers where they lead through the same code. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { TEST_IS_SANITIZED = 1 };
+#else
+enum { TEST_IS_SANITIZED = 0 };
+#endif
 
 #define TEST(name) static void test_##name(void)
 #define CASE(name) { #name, test_##name, 0 }
