@@ -190,33 +190,36 @@ static inline char *piece_of(struct node *n, uint32_t layer, int32_t block)
     return (char *)n->mem.ptr + kv_layout_offset(&n->layout, layer, (uint32_t)block);
 }
 
-static inline void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int32_t *blocks, uint32_t first, uint32_t end)
+/* What a piece holds: the pattern in its first n_valid tokens, and `other` everywhere else. */
+static inline void expect_piece(const struct kv_layout *l, uint64_t seed, uint32_t layer, uint32_t position, uint32_t n_valid, uint8_t other, uint8_t *out)
 {
-    for (uint32_t b = first; b < end; b++) {
-        uint8_t *p = (uint8_t *)piece_of(n, layer, blocks[b]);
-        for (size_t i = 0; i < kv_layout_piece_bytes(&n->layout); i++) p[i] = pattern(seed, layer, b, i);
-    }
+    size_t stride = kv_layout_run_stride(l), valid = stride / l->block_tokens * n_valid, n = kv_layout_piece_bytes(l);
+    uint8_t first = pattern(seed, layer, position, 0);
+    memset(out, other, n);
+    for (size_t run = 0; run < n; run += stride)
+        for (size_t i = run; i < run + valid && i < n; i++) out[i] = (uint8_t)(first + i * 3 + (i >> 8));
 }
 
-/* Is byte i of the piece one of its first n_valid tokens? */
-static inline bool is_valid(const struct kv_layout *l, size_t i, uint32_t n_valid)
+static inline void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int32_t *blocks, uint32_t first, uint32_t end)
 {
-    size_t row = kv_layout_run_stride(l) / l->block_tokens;
-    return i % kv_layout_run_stride(l) < row * n_valid;
+    for (uint32_t b = first; b < end; b++)
+        expect_piece(&n->layout, seed, layer, b, n->layout.block_tokens, 0, (uint8_t *)piece_of(n, layer, blocks[b]));
 }
 
 /* Blocks [first, n_used) of the table hold the pattern in their valid bytes, and `other` everywhere else. */
 static inline void check_blocks_hold(struct node *n, uint64_t seed, const int32_t *blocks, uint32_t first, uint32_t n_tokens, uint8_t other)
 {
+    size_t n_bytes = kv_layout_piece_bytes(&n->layout);
+    uint8_t *want = malloc(n_bytes);
     for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
         for (uint32_t b = first; b < kvt_plan_n_blocks(&n->layout, n_tokens); b++) {
             const uint8_t *p = (const uint8_t *)piece_of(n, layer, blocks[b]);
-            uint32_t n_valid = kvt_plan_tokens(&n->layout, n_tokens, b);
-            for (size_t i = 0; i < kv_layout_piece_bytes(&n->layout); i++) {
-                uint8_t want = is_valid(&n->layout, i, n_valid) ? pattern(seed, layer, b, i) : other;
-                if (p[i] != want) test_fail(__FILE__, __LINE__, "layer %u position %u byte %zu is %u, expected %u", layer, b, i, p[i], want);
-            }
+            expect_piece(&n->layout, seed, layer, b, kvt_plan_tokens(&n->layout, n_tokens, b), other, want);
+            if (memcmp(p, want, n_bytes) == 0) continue;
+            for (size_t i = 0; i < n_bytes; i++)
+                if (p[i] != want[i]) test_fail(__FILE__, __LINE__, "layer %u position %u byte %zu is %u, expected %u", layer, b, i, p[i], want[i]);
         }
+    free(want);
 }
 
 #endif

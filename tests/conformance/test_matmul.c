@@ -24,35 +24,69 @@ static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char
 
 /* ---- f32: the definition ---- */
 
-static float *chains(const struct matrix *m, const float *x, size_t n_rows, const float *bias)
+/* What a product is: [n_rows, n_out]. */
+static float *chains(const struct matrix *m, const float *x, size_t n_rows)
 {
     size_t n_out = m->src.n_out, n_in = m->src.n_in;
     float *y = MEM_ARRAY(float, n_rows * n_out);
     for (size_t i = 0; i < n_rows; i++)
         for (size_t j = 0; j < n_out; j++) {
-            float sum = 0;
-            for (size_t k = 0; k < n_in; k++) sum = fmaf(m->wide[j * n_in + k], x[i * n_in + k], sum);
-            y[i * n_out + j] = bias ? sum + bias[j] : sum;
+            float        sum = 0;
+            const float *w = m->wide + j * n_in, *from = x + i * n_in;
+            for (size_t k = 0; k < n_in; k++) sum = fmaf(w[k], from[k], sum);
+            y[i * n_out + j] = sum;
         }
     return y;
 }
 
-static void check_f32(struct kernel_ctx *c, const struct matrix *m, size_t n_rows_max, size_t n_rows_step)
+/* One row of the table on one thread and on three: what the product is and which threads made it are apart, so the first is made once. */
+struct contexts {
+    struct kernel_ctx *c[2];
+};
+
+static struct contexts open_contexts(const char *isa, enum activations activations)
 {
-    size_t        n_out = m->src.n_out, n_in = m->src.n_in;
-    struct weight w = pack_one(c, m);
-    float *x = random_floats(n_rows_max * n_in, 2), *bias = random_floats(n_out, 1), *y = MEM_ARRAY(float, n_rows_max * n_out);
-    float *plain = chains(m, x, n_rows_max, NULL), *biased = chains(m, x, n_rows_max, bias);
+    return (struct contexts){ { open_row(isa, activations, 1), open_row(isa, activations, 3) } };
+}
+
+static void free_contexts(struct contexts *on)
+{
+    for (size_t i = 0; i < COUNT_OF(on->c); i++) kernel_ctx_free(on->c[i]);
+}
+
+struct product { /* rows of x, and what they must become without and with a bias */
+    const struct matrix *m;
+    const float         *x, *bias, *plain, *biased;
+};
+
+static void check_product(struct kernel_ctx *c, const struct product *p, size_t n_rows_max, size_t n_rows_step)
+{
+    size_t        n_out = p->m->src.n_out, n_in = p->m->src.n_in;
+    const char   *name = dtype_name(p->m->src.dtype);
+    struct weight w = pack_one(c, p->m);
+    float        *y = MEM_ARRAY(float, n_rows_max * n_out);
     CHECK_OK(kernel_ctx_reserve(c, n_rows_max, n_in));
     for (size_t n = 1; n <= n_rows_max; n += n_rows_step) {
-        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n }, y, dtype_name(m->src.dtype));
-        check_bits(y, plain, n * n_out, dtype_name(m->src.dtype), n, n_in);
-        run(c, (struct matmul_args){ .w = &w, .bias = bias, .x = x, .x_stride = n_in, .n_rows = n }, y, dtype_name(m->src.dtype));
-        check_bits(y, biased, n * n_out, dtype_name(m->src.dtype), n, n_in);
+        run(c, (struct matmul_args){ .w = &w, .x = p->x, .x_stride = n_in, .n_rows = n }, y, name);
+        check_bits(y, p->plain, n * n_out, name, n, n_in);
+        run(c, (struct matmul_args){ .w = &w, .bias = p->bias, .x = p->x, .x_stride = n_in, .n_rows = n }, y, name);
+        check_bits(y, p->biased, n * n_out, name, n, n_in);
     }
     weight_release(&w);
     weight_release(&w); /* twice is harmless */
-    mem_free(x), mem_free(bias), mem_free(y), mem_free(plain), mem_free(biased);
+    mem_free(y);
+}
+
+static void check_f32(const struct contexts *on, enum dtype t, size_t n_out, size_t n_in, size_t n_rows_max, size_t n_rows_step)
+{
+    struct matrix m = make_matrix(t, n_out, n_in);
+    float *x = random_floats(n_rows_max * n_in, 2), *bias = random_floats(n_out, 1), *plain = chains(&m, x, n_rows_max);
+    float *biased = mem_dup(plain, n_rows_max * n_out * sizeof *plain);
+    for (size_t i = 0; i < n_rows_max * n_out; i++) biased[i] += bias[i % n_out];
+    for (size_t i = 0; i < COUNT_OF(on->c); i++)
+        check_product(on->c[i], &(struct product){ .m = &m, .x = x, .bias = bias, .plain = plain, .biased = biased }, n_rows_max, n_rows_step);
+    mem_free(x), mem_free(bias), mem_free(plain), mem_free(biased);
+    free_matrix(&m);
 }
 
 static const size_t SIZES[][2] = { { 1, 256 }, { 16, 256 }, { 17, 512 }, { 70, 768 }, { 130, 256 } };
@@ -61,27 +95,13 @@ static const size_t ODD[][2] = { { 1, 1 }, { 5, 7 }, { 33, 33 }, { 48, 257 }, { 
 
 static void f32_cases(const char *isa)
 {
-    for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
-        struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, n_threads);
-        for (int t = 0; t < DTYPE_COUNT; t++) {
-            for (size_t i = 0; i < COUNT_OF(SIZES); i++) {
-                struct matrix m = make_matrix((enum dtype)t, SIZES[i][0], SIZES[i][1]);
-                check_f32(c, &m, i == 2 ? 30 : 200, i == 2 ? 1 : 66);
-                free_matrix(&m);
-            }
-            for (size_t i = 0; i < COUNT_OF(SMALL) && dtype_block((enum dtype)t) <= 32; i++) {
-                struct matrix m = make_matrix((enum dtype)t, SMALL[i][0], SMALL[i][1]);
-                check_f32(c, &m, 24, 5);
-                free_matrix(&m);
-            }
-            for (size_t i = 0; i < COUNT_OF(ODD) && dtype_block((enum dtype)t) == 1; i++) {
-                struct matrix m = make_matrix((enum dtype)t, ODD[i][0], ODD[i][1]);
-                check_f32(c, &m, 24, 1);
-                free_matrix(&m);
-            }
-        }
-        kernel_ctx_free(c);
+    struct contexts on = open_contexts(isa, ACTIVATIONS_F32);
+    for (enum dtype t = 0; t < DTYPE_COUNT; t++) {
+        for (size_t i = 0; i < COUNT_OF(SIZES); i++) check_f32(&on, t, SIZES[i][0], SIZES[i][1], i == 2 ? 30 : 200, i == 2 ? 1 : 66);
+        for (size_t i = 0; i < COUNT_OF(SMALL) && dtype_block(t) <= 32; i++) check_f32(&on, t, SMALL[i][0], SMALL[i][1], 24, 5);
+        for (size_t i = 0; i < COUNT_OF(ODD) && dtype_block(t) == 1; i++) check_f32(&on, t, ODD[i][0], ODD[i][1], 24, 1);
     }
+    free_contexts(&on);
 }
 
 /* ---- fast ---- */
@@ -121,41 +141,52 @@ static void check_near(const struct matrix *m, const float *x, const float *y, s
 
 static bool is_integer(enum dtype t) { return t >= DTYPE_Q8_0; }
 
-static void check_fast(struct kernel_ctx *c, struct kernel_ctx *ref, enum dtype t, size_t n_out, size_t n_in, size_t n_rows_max, size_t step)
+/* want: what ref makes of it. */
+static void check_fast_on(struct kernel_ctx *c, const struct matrix *m, const float *x, float *want, size_t n_rows_max, size_t step)
 {
-    struct matrix m = make_matrix(t, n_out, n_in);
-    struct weight w = pack_one(c, &m), w_ref = pack_one(ref, &m);
-    float *x = random_floats(n_rows_max * n_in, 2), *y = MEM_ARRAY(float, n_rows_max * n_out), *want = MEM_ARRAY(float, n_rows_max * n_out);
-    memset(x + n_in / 2, 0, (n_in + 1) / 2 * sizeof *x); /* blocks of nothing but zeros */
+    size_t        n_out = m->src.n_out, n_in = m->src.n_in;
+    const char   *name = dtype_name(m->src.dtype);
+    struct weight w = pack_one(c, m);
+    float        *y = MEM_ARRAY(float, n_rows_max * n_out);
     CHECK_OK(kernel_ctx_reserve(c, n_rows_max, n_in));
-    CHECK_OK(kernel_ctx_reserve(ref, n_rows_max, n_in));
-    run(ref, (struct matmul_args){ .w = &w_ref, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want, dtype_name(t));
-    check_near(&m, x, want, n_rows_max < 5 ? n_rows_max : 5, is_integer(t));
-    if (!is_integer(t)) { /* rows may multiply in bf16: they are then held to their own bits, for any number of rows */
-        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want, dtype_name(t));
-        check_near(&m, x, want, n_rows_max < 5 ? n_rows_max : 5, false);
+    if (!is_integer(m->src.dtype)) { /* rows may multiply in bf16: they are then held to their own bits, for any number of rows */
+        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want, name);
+        check_near(m, x, want, n_rows_max < 5 ? n_rows_max : 5, false);
     }
     for (size_t n = 1; n <= n_rows_max; n += step) {
-        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n }, y, dtype_name(t));
-        check_bits(y, want, n * n_out, dtype_name(t), n, n_in);
+        run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n }, y, name);
+        check_bits(y, want, n * n_out, name, n, n_in);
     }
-    weight_release(&w), weight_release(&w_ref);
-    mem_free(x), mem_free(y), mem_free(want);
+    weight_release(&w);
+    mem_free(y);
+}
+
+static void check_fast(const struct contexts *on, struct kernel_ctx *ref, enum dtype t, size_t n_out, size_t n_in, size_t n_rows_max, size_t step)
+{
+    struct matrix m = make_matrix(t, n_out, n_in);
+    struct weight w = pack_one(ref, &m);
+    float *x = random_floats(n_rows_max * n_in, 2), *want = MEM_ARRAY(float, n_rows_max * n_out);
+    memset(x + n_in / 2, 0, (n_in + 1) / 2 * sizeof *x); /* blocks of nothing but zeros */
+    CHECK_OK(kernel_ctx_reserve(ref, n_rows_max, n_in));
+    run(ref, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want, dtype_name(t));
+    check_near(&m, x, want, n_rows_max < 5 ? n_rows_max : 5, is_integer(t));
+    for (size_t i = 0; i < COUNT_OF(on->c); i++) check_fast_on(on->c[i], &m, x, want, n_rows_max, step);
+    weight_release(&w);
+    mem_free(x), mem_free(want);
     free_matrix(&m);
 }
 
 static void fast_cases(const char *isa)
 {
-    for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
-        struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, n_threads), *ref = open_row("ref", ACTIVATIONS_FAST, 1);
-        for (int t = 0; t < DTYPE_COUNT; t++) {
-            for (size_t i = 0; i < COUNT_OF(SIZES); i++) check_fast(c, ref, (enum dtype)t, SIZES[i][0], SIZES[i][1], i == 2 ? 30 : 200, i == 2 ? 1 : 66);
-            for (size_t i = 0; i < COUNT_OF(SMALL) && dtype_block((enum dtype)t) <= 32; i++) check_fast(c, ref, (enum dtype)t, SMALL[i][0], SMALL[i][1], 24, 5);
-            for (size_t i = 0; i < COUNT_OF(ODD) && dtype_block((enum dtype)t) == 1; i++) check_fast(c, ref, (enum dtype)t, ODD[i][0], ODD[i][1], 24, 1);
-        }
-        kernel_ctx_free(c);
-        kernel_ctx_free(ref);
+    struct contexts    on = open_contexts(isa, ACTIVATIONS_FAST);
+    struct kernel_ctx *ref = open_row("ref", ACTIVATIONS_FAST, 1);
+    for (enum dtype t = 0; t < DTYPE_COUNT; t++) {
+        for (size_t i = 0; i < COUNT_OF(SIZES); i++) check_fast(&on, ref, t, SIZES[i][0], SIZES[i][1], i == 2 ? 30 : 200, i == 2 ? 1 : 66);
+        for (size_t i = 0; i < COUNT_OF(SMALL) && dtype_block(t) <= 32; i++) check_fast(&on, ref, t, SMALL[i][0], SMALL[i][1], 24, 5);
+        for (size_t i = 0; i < COUNT_OF(ODD) && dtype_block(t) == 1; i++) check_fast(&on, ref, t, ODD[i][0], ODD[i][1], 24, 1);
     }
+    free_contexts(&on);
+    kernel_ctx_free(ref);
 }
 
 /* Values that have no scale must not come out as numbers; everything else in the batch is untouched by them. */
