@@ -22,17 +22,29 @@ def smollm2():
     return path
 
 
+def alone(test):
+    """Marks a test beside which nothing else may run: it looks at what all processes share, or at a short time."""
+    test.alone = True
+    return test
+
+
 HANDED_OUT = set()
+SHARE = [0, 1]
+
+
+def take_ports(share, n_shares):
+    """From here on free_ports gives only numbers of this share: processes that test at the same time cannot be given the same one."""
+    SHARE[:] = share, n_shares
 
 
 def free_ports(n):
-    """Ports below those that the kernel gives to whoever asks for any, none of them twice in a run: nobody gets one of these between the choice and its use."""
+    """Ports below those that the kernel gives to whoever asks for any, none of them twice in a process: nobody gets one of these between the choice and its use."""
     with open('/proc/sys/net/ipv4/ip_local_port_range') as f:
         end = max(int(f.read().split()[0]), 20000)
     ports = []
     while len(ports) < n:
         port = random.SystemRandom().randrange(10000, end)
-        if port in HANDED_OUT:
+        if port in HANDED_OUT or port % SHARE[1] != SHARE[0]:
             continue
         with socket.socket() as s:
             try:

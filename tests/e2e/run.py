@@ -1,47 +1,104 @@
 #!/usr/bin/env python3
-"""Runs the end-to-end tests, one after the other. usage: run.py [--long] [--list] [name part ...]
+"""Runs the end-to-end tests. usage: run.py [--long] [--list] [--jobs N] [name part ...]
 
-Tests named *_long run only with --long. Last line: N passed, N failed, N skipped."""
-import argparse, importlib, os, sys, time, traceback
+Tests named *_long run only with --long. With --jobs N tests run at a time, each in a process of its own with ports of its own, and
+those marked `alone` (harness.py) afterwards, one after the other. Last line: N passed, N failed, N skipped."""
+import argparse, importlib, os, shutil, sys, tempfile, time, traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
 from harness import Skip
 
+PASSED, FAILED, SKIPPED = 0, 1, 2
 
-def run_folder(here, names, long=False, only_list=False):
-    """Every test in the test_*.py files of a folder whose name contains one of `names` (empty: all); the exit status."""
-    passed = failed = skipped = 0
+
+def tests_of(here, names, long):
+    """[(full name, function)] of the test_*.py files of a folder, in order."""
+    out = []
     for module in sorted(f[:-3] for f in os.listdir(here) if f.startswith('test_') and f.endswith('.py')):
         m = importlib.import_module(module)
         for name in [n for n in dir(m) if n.startswith('test_')]:
             full = f'{module}.{name}'
-            if (names and not any(p in full for p in names)) or (name.endswith('_long') and not long):
+            if (not names or any(p in full for p in names)) and (long or not name.endswith('_long')):
+                out.append((full, getattr(m, name)))
+    return out
+
+
+def run_one(full, test):
+    t0 = time.monotonic()
+    try:
+        test()
+        print(f'ok    {full} ({time.monotonic() - t0:.1f} s)', flush=True)
+        return PASSED
+    except Skip as e:
+        print(f'SKIP  {full}: {e}', flush=True)
+        return SKIPPED
+    except Exception:
+        print(f'FAIL  {full} ({time.monotonic() - t0:.1f} s)\n{traceback.format_exc()}', flush=True)
+        return FAILED
+
+
+def start(full, test, share, n_shares):
+    """A test in a process of its own, what it says in a file: (process, file, name)."""
+    output = tempfile.TemporaryFile('w+')
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        for fd in (1, 2):
+            os.dup2(output.fileno(), fd)
+        harness.take_ports(share, n_shares)
+        status = FAILED
+        try:
+            status = run_one(full, test)
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    return pid, output, full
+
+
+def run_beside(tests, jobs):
+    """At most `jobs` of them at a time; their results."""
+    todo, running, results = list(tests), {}, []
+    while todo or running:
+        for share in set(range(jobs)) - set(running):
+            if todo:
+                running[share] = start(*todo.pop(0), share, jobs)
+        ended, status = os.wait()
+        for share, (pid, output, full) in list(running.items()):
+            if pid != ended:
                 continue
-            if only_list:
-                print(full)
-                continue
-            t0 = time.monotonic()
-            try:
-                getattr(m, name)()
-                passed += 1
-                print(f'ok    {full} ({time.monotonic() - t0:.1f} s)', flush=True)
-            except Skip as e:
-                skipped += 1
-                print(f'SKIP  {full}: {e}', flush=True)
-            except Exception:
-                failed += 1
-                print(f'FAIL  {full} ({time.monotonic() - t0:.1f} s)\n{traceback.format_exc()}', flush=True)
-    print(f'{passed} passed, {failed} failed, {skipped} skipped')
-    return failed > 0 or passed + skipped == 0 and not only_list
+            output.seek(0)
+            shutil.copyfileobj(output, sys.stdout)
+            code = os.waitstatus_to_exitcode(status)
+            if code not in (PASSED, FAILED, SKIPPED):
+                print(f'FAIL  {full} (its process ended with {code})')
+                code = FAILED
+            sys.stdout.flush()
+            results.append(code)
+            del running[share]
+    return results
+
+
+def run_folder(here, names, long=False, only_list=False, jobs=1):
+    """Every test in the test_*.py files of a folder whose name contains one of `names` (empty: all); the exit status."""
+    tests = tests_of(here, names, long)
+    if only_list:
+        print(*[full for full, _ in tests], sep='\n')
+        return 0
+    alone = [t for t in tests if jobs == 1 or getattr(t[1], 'alone', False)]
+    results = run_beside([t for t in tests if t not in alone], jobs) + [run_one(*t) for t in alone]
+    print(*[f'{results.count(status)} {what}' for status, what in ((PASSED, 'passed'), (FAILED, 'failed'), (SKIPPED, 'skipped'))], sep=', ')
+    return FAILED in results or not results
 
 
 def main():
     a = argparse.ArgumentParser()
     a.add_argument('--long', action='store_true')
     a.add_argument('--list', action='store_true')
+    a.add_argument('--jobs', type=int, default=1)
     a.add_argument('names', nargs='*')
     a = a.parse_args()
-    return run_folder(os.path.dirname(os.path.abspath(__file__)), a.names, a.long, a.list)
+    return run_folder(os.path.dirname(os.path.abspath(__file__)), a.names, a.long, a.list, a.jobs)
 
 
 if __name__ == '__main__':

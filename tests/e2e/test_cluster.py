@@ -160,6 +160,7 @@ def test_prefill_node_killed():
     kill_while_working('prefill')
 
 
+@alone
 def test_only_decode_node_killed():
     """Nobody else can take it: a clear error within seconds, and the prefill node holds nothing."""
     with pair(smollm2(), 'tcp', [*SIZE, '--placement-timeout', '1']) as (p, d):
@@ -175,6 +176,7 @@ def test_only_decode_node_killed():
         wait_until('no blocks held', lambda: blocks_used(p) == 0, 10)
 
 
+@alone
 def test_frozen_node():
     """A stopped process is noticed within seconds and its requests continue elsewhere; when it goes on, nothing breaks."""
     # The plain C kernels: with the others the answers are there before the node can be stopped.
@@ -193,7 +195,7 @@ def test_frozen_node():
         assert any(a['baton']['moves'] for a in answers), 'nothing was at work on the stopped node: the test proves nothing'
         wait_sees(nodes, 3)
         for n in nodes:
-            assert complete(n.port, max_tokens=2000)['choices'][0]['token_ids'] == want
+            assert complete(n.port, max_tokens=200)['choices'][0]['token_ids'] == want[:200]
             wait_until(f'{n.name} holds no blocks', lambda: blocks_used(n) == 0, 10)
 
 
@@ -201,6 +203,7 @@ def shm_names():
     return {f for f in os.listdir('/dev/shm')} if os.path.isdir('/dev/shm') else set()
 
 
+@alone
 def test_launch():
     """baton launch: ready, answers, restarts a killed node at its port, ends clean."""
     before = shm_names()

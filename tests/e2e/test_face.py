@@ -1,7 +1,7 @@
 """test_face.py - one node from outside: limits, full pools, prompts that just fit, metrics, batches that are interrupted."""
 import json, os, re, shutil, signal, subprocess, tempfile, time
 
-from harness import BIN, TINY, Node, closing, metrics, pair, parallel, request, stream, wait_ready, wait_until
+from harness import BIN, TINY, Node, alone, closing, metrics, pair, parallel, request, stream, wait_ready, wait_until
 
 CONTEXT = 256
 
@@ -38,6 +38,7 @@ def test_a_pool_with_room_for_one_gives_the_same_answers():
             assert (metrics(node.port)['baton_engine_preemptions_total'] > 0) == preempted, node.name
 
 
+@alone
 def test_a_full_node_wastes_no_time():
     """64 short answers at 2 places: room that comes free is taken at once, not with the next view of the cluster."""
     with closing(Node(TINY, args=['--max-num-seqs', '2'])) as n:
