@@ -35,8 +35,25 @@ asan=no; all=no
 [ $mode = asan ] && asan=yes
 [ $mode = all ] && { asan=yes; all=yes; }
 
+# A clean clone elsewhere finds what an earlier one compiled.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+
 passed=0; failed=0; skipped=0; summary=()
-say() { printf '\n== %s\n' "$*"; }
+stage=; stage_begin=0; stages=()
+
+# The stage that runs ends here, with its time.
+end_stage() {
+    [ -z "$stage" ] || stages+=("$(printf '%5d s  %s' $((SECONDS - stage_begin)) "$stage")")
+    stage=
+}
+
+# A stage begins.
+say() {
+    end_stage
+    stage=$*
+    stage_begin=$SECONDS
+    printf '\n== %s\n' "$*"
+}
 
 # count NAME PASSED FAILED SKIPPED
 count() {
@@ -45,8 +62,9 @@ count() {
 }
 
 finish() {
-    say "summary"
-    printf '%s\n' "${summary[@]}"
+    end_stage
+    printf '\n== summary\n'
+    printf '%s\n' "${stages[@]}" "${summary[@]}"
     echo "took $((SECONDS / 60)) min $((SECONDS % 60)) s"
     echo "$passed passed, $failed failed, $skipped skipped"
     [ $failed = 0 ] && [ $passed -gt 0 ]
@@ -221,19 +239,19 @@ counted "tokenizers" "$tokenizers_python" -u tests/text/tokenizer_oracle.py "$ou
 
 say "end to end"
 long=(); [ $all = yes ] && long=(--long)
-counted "end to end" python3 -u tests/e2e/run.py "${long[@]}"
+counted "end to end" python3 -u tests/e2e/run.py --jobs 2 "${long[@]}"
 
 say "real RDMA: a virtual machine with Soft-RoCE"
 counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"
 [ $all = yes ] && counted "two virtual machines" python3 -u tests/vm/run.py two "${long[@]}"
 
 if [ $asan = yes ]; then
-    say "AddressSanitizer and UBSan"
-    if build asan -DBATON_ASAN=ON; then suite "tests, ASan + UBSan" asan -LE lint; else count "build, ASan" 0 1 0; fi
+    say "build with AddressSanitizer and UBSan"
+    if build asan -DBATON_ASAN=ON; then say "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint; else count "build, ASan" 0 1 0; fi
 fi
 if [ $all = yes ]; then
-    say "ThreadSanitizer"
-    if build tsan -DBATON_TSAN=ON; then suite "tests, TSan" tsan -LE lint; else count "build, TSan" 0 1 0; fi
+    say "build with ThreadSanitizer"
+    if build tsan -DBATON_TSAN=ON; then say "ThreadSanitizer"; suite "tests, TSan" tsan -LE lint; else count "build, TSan" 0 1 0; fi
     say "fuzz targets, $fuzz_seconds s each"
     if build fuzz -DBATON_FUZZ=ON -DBATON_TESTS=OFF -DCMAKE_C_COMPILER=clang; then fuzz; else count "build, fuzz" 0 1 0; fi
 fi
