@@ -246,6 +246,7 @@ static const struct {
     { "embedding_scale", 1 },        { "attn_logit_softcapping", 0 },        { "final_logit_softcapping", 0 },
     { "attention.clamp_kqv", 0 },    { "attention.max_alibi_bias", 0 },      { "rope.scaling.attn_factor", 1 },
     { "rope.scaling.yarn_attn_factor", 1 }, { "rope.scaling.yarn_ext_factor", 1 }, { "attention.indexer.top_k", 0 },
+    { "attention.temperature_scale", 0 },
 };
 
 static bool understands(const struct model_ops *row, const char *name)

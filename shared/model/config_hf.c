@@ -57,6 +57,13 @@ enum status config_hf_choice(const cJSON *o, const char *name, const char *const
     return st;
 }
 
+enum status config_hf_softmax_scores(const cJSON *o, struct err *err)
+{
+    static const char *const SCORES[] = { "softmax", NULL };
+    int unused;
+    return config_hf_choice(o, "scoring_func", SCORES, &unused, err);
+}
+
 /* ---- ids --------------------------------------------------------------------------------------------------------- */
 
 /* null, a number, or a list of numbers */

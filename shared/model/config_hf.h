@@ -21,6 +21,8 @@ enum status config_hf_u32(const cJSON *o, const char *name, uint32_t min, uint32
 enum status config_hf_need_u32(const cJSON *o, const char *name, uint32_t max, uint32_t *out, struct err *err) MUST_CHECK;
 /* A number, or a list whose first element is the text model's. Absent: *out is left alone. */
 enum status config_hf_first_i64(const cJSON *o, const char *name, int64_t min, int64_t max, int64_t *out, struct err *err) MUST_CHECK;
+/* Experts are scored by softmax in families that do not say how; ERR_UNSUPPORTED: the file asks for another score. */
+enum status config_hf_softmax_scores(const cJSON *o, struct err *err) MUST_CHECK;
 /* One of `choices` (NULL-ended): its index; absent: *out is left alone. ERR_UNSUPPORTED lists them. */
 enum status config_hf_choice(const cJSON *o, const char *name, const char *const *choices, int *out, struct err *err) MUST_CHECK;
 

@@ -1,6 +1,7 @@
 /* config_rope.c - rotary positions in config.json. Thread: any. */
 #include <string.h>
 
+#include "shared/base/mem.h"
 #include "shared/model/config_check.h"
 #include "shared/model/config_hf.h"
 #include "shared/model/rope.h"
@@ -51,6 +52,29 @@ static enum status read_yarn(const cJSON *config, const cJSON *r, struct model_c
     return OK;
 }
 
+static enum status read_linear(const cJSON *r, struct model_config *c, struct err *err)
+{
+    c->rope.kind = ROPE_LINEAR;
+    return need_f64(r, "factor", 1e-6, 1e6, &c->rope.factor, err);
+}
+
+/* A small object of which every member changes the positions: what is not known here is refused, so that no variant passes for another. */
+static enum status refuse_unknown(const cJSON *r, const char *member, struct err *err)
+{
+    static const char *const KNOWN[] = {
+        "type", "rope_type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast",
+        "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate", "partial_rotary_factor", "finetuned", /* says nothing to compute */
+    };
+    const cJSON *v;
+    cJSON_ArrayForEach(v, r)
+    {
+        bool known = cJSON_IsNull(v);
+        for (size_t i = 0; i < COUNT_OF(KNOWN); i++) known = known || strcmp(KNOWN[i], v->string) == 0;
+        if (!known) return err_field(err, ERR_UNSUPPORTED, v->string, "\"%s\" holds \"%s\", which is not supported", member, v->string);
+    }
+    return OK;
+}
+
 /* "rope_parameters" is what transformers 5 writes: theta and scaling in one object. Before: "rope_theta" and
  * "rope_scaling" (null, or {"type" or "rope_type": ..}). */
 enum status config_hf_rope(const cJSON *o, const struct model_ops *row, struct model_config *c, struct err *err)
@@ -67,11 +91,10 @@ enum status config_hf_rope(const cJSON *o, const struct model_ops *row, struct m
     cJSON_ArrayForEach(v, r)
         if (cJSON_IsObject(v)) return err_field(err, ERR_UNSUPPORTED, member, "\"%s\" differs between layers, which is not supported", member);
     TRY(config_hf_refuse(r, row, err)); /* partial_rotary_factor moved in here */
-    if (strcmp(type, "default") == 0) return OK;
-    if (strcmp(type, "llama3") == 0) return read_llama3(o, r, c, err);
-    if (strcmp(type, "yarn") == 0) return read_yarn(o, r, c, err);
-    if (strcmp(type, "linear") != 0)
+    if (strcmp(type, "llama3") == 0) TRY(read_llama3(o, r, c, err));
+    else if (strcmp(type, "yarn") == 0) TRY(read_yarn(o, r, c, err));
+    else if (strcmp(type, "linear") == 0) TRY(read_linear(r, c, err));
+    else if (strcmp(type, "default") != 0)
         return err_field(err, ERR_UNSUPPORTED, member, "rope type \"%s\" is not supported (default, linear, llama3 and yarn are)", type);
-    c->rope.kind = ROPE_LINEAR;
-    return need_f64(r, "factor", 1e-6, 1e6, &c->rope.factor, err);
+    return refuse_unknown(r, member, err);
 }

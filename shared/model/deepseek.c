@@ -28,7 +28,7 @@ static enum status read_experts(const cJSON *o, struct model_config *c, struct e
 {
     struct moe_config *m = &c->moe;
     uint32_t shared = 0, dense = 0, step = 1;
-    double   scale = 1;
+    double   scale = (double)m->scale;
     TRY(config_hf_u32(o, "n_routed_experts", 1, KERNEL_EXPERTS_MAX, &m->n_experts, err));
     if (m->n_experts == 0) return OK;
     TRY(config_hf_need_u32(o, "num_experts_per_tok", KERNEL_EXPERTS_MAX, &m->n_used, err));
@@ -70,6 +70,9 @@ static enum status v3_read_hf(const cJSON *o, struct model_config *c, struct err
     static const char *const METHODS[] = { "noaux_tc", NULL }, *const SCORES[] = { "sigmoid", NULL };
     int  unused = 0;
     bool renormalise = true;
+    c->moe.n_groups = 8; /* DeepseekV3Config's own defaults; nothing in the tensors would tell that they are wrong */
+    c->moe.topk_groups = 4;
+    c->moe.scale = 2.5f;
     TRY(read_latent(o, c, err));
     TRY(read_experts(o, c, err));
     TRY(config_hf_choice(o, "topk_method", METHODS, &unused, err));
@@ -106,7 +109,8 @@ static bool is_draft(const struct model_config *c, struct str name)
 static const char *const V2_ARCHS[] = { "DeepseekV2ForCausalLM", "deepseek_v2", NULL };
 static const char *const V3_ARCHS[] = { "DeepseekV3ForCausalLM", "deepseek_v3", "deepseek2", NULL };
 static const char *const UNDERSTANDS[] = {
-    "n_routed_experts", "n_shared_experts", "q_lora_rank", "kv_lora_rank", "expert_count", "attention.kv_lora_rank", "nextn_predict_layers", NULL,
+    "n_routed_experts", "n_shared_experts", "n_group", "topk_group", "routed_scaling_factor", "q_lora_rank", "kv_lora_rank",
+    "expert_count", "attention.kv_lora_rank", "nextn_predict_layers", NULL,
 };
 
 const struct model_ops model_deepseek_v2_ops = {

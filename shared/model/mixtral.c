@@ -5,6 +5,10 @@
 
 static enum status read_hf(const cJSON *o, struct model_config *c, struct err *err)
 {
+    bool renormalise = true;
+    TRY(json_get_bool(o, "norm_topk_prob", &renormalise, err));
+    if (!renormalise) return err_field(err, ERR_UNSUPPORTED, "norm_topk_prob", "\"norm_topk_prob\" is false, Mixtral's weights add up to one");
+    TRY(config_hf_softmax_scores(o, err));
     TRY(config_hf_need_u32(o, "num_local_experts", KERNEL_EXPERTS_MAX, &c->moe.n_experts, err));
     TRY(config_hf_need_u32(o, "num_experts_per_tok", KERNEL_EXPERTS_MAX, &c->moe.n_used, err));
     c->moe.intermediate = c->intermediate;

@@ -14,7 +14,7 @@ static enum status qwen3_read_hf(const cJSON *o, struct model_config *c, struct 
 {
     c->qk_norm = true;
     if (json_member(o, "head_dim")) return OK;
-    c->head_dim = 128; /* Qwen3Config's own default; not hidden_size / heads */
+    c->head_dim = 128; /* Qwen3Config's own default; not hidden_size / heads, as it is in Qwen3MoeConfig */
     (void)err;
     return OK;
 }
@@ -33,12 +33,13 @@ static enum status qwen3_moe_read_hf(const cJSON *o, struct model_config *c, str
     uint32_t     step = 1;
     bool         renormalise = false;
     const cJSON *dense = json_member(o, "mlp_only_layers");
-    TRY(qwen3_read_hf(o, c, err));
+    c->qk_norm = true;
     TRY(config_hf_need_u32(o, "num_experts", KERNEL_EXPERTS_MAX, &c->moe.n_experts, err));
     TRY(config_hf_need_u32(o, "num_experts_per_tok", KERNEL_EXPERTS_MAX, &c->moe.n_used, err));
     TRY(config_hf_need_u32(o, "moe_intermediate_size", CONFIG_WIDTH_MAX, &c->moe.intermediate, err));
     TRY(config_hf_u32(o, "decoder_sparse_step", 1, CONFIG_LAYERS_MAX, &step, err));
     TRY(json_get_bool(o, "norm_topk_prob", &renormalise, err));
+    TRY(config_hf_softmax_scores(o, err));
     if (dense && !cJSON_IsArray(dense)) return err_field(err, ERR_INVALID, "mlp_only_layers", "\"mlp_only_layers\" is not a list");
     c->moe.norm = renormalise ? NORM_SUM : NORM_NONE;
     for (uint32_t i = 0; i < c->n_layers; i++)

@@ -77,6 +77,9 @@ TEST(refused_by_name)
     refused("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"truncate\":3}", ERR_INVALID, "truncate");
     refused("\"rope_scaling\":{\"type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4,\"original_max_position_embeddings\":9}",
             ERR_INVALID, "rope_scaling");
+    refused("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4,\"extrapolation_factor\":0.5}", ERR_UNSUPPORTED, "extrapolation_factor");
+    refused("\"rope_parameters\":{\"rope_type\":\"default\",\"llama_4_scaling_beta\":0.1}", ERR_UNSUPPORTED, "llama_4_scaling_beta");
+    refused("\"routed_scaling_factor\":2.5", ERR_UNSUPPORTED, "routed_scaling_factor");
     refused("\"partial_rotary_factor\":0.5", ERR_UNSUPPORTED, "partial_rotary_factor");
     refused("\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}", ERR_UNSUPPORTED, "partial_rotary_factor");
     refused("\"num_local_experts\":8", ERR_UNSUPPORTED, "num_local_experts");
@@ -237,6 +240,7 @@ TEST(gguf_refusals)
     GGUF_REFUSES(gguf_write_u32(&w, "llama.attention.kv_lora_rank", 8), "llama.attention.kv_lora_rank");
     GGUF_REFUSES(gguf_write_u32(&w, "llama.nextn_predict_layers", 1), "llama.nextn_predict_layers");
     GGUF_REFUSES(gguf_write_f32(&w, "llama.rope.scaling.attn_factor", 2), "attn_factor");
+    GGUF_REFUSES(gguf_write_f32(&w, "llama.attention.temperature_scale", 0.1f), "temperature_scale");
     GGUF_REFUSES(gguf_write_i32s(&w, "llama.attention.head_count_kv", (int32_t[]){ 2, 4 }, 2), "between layers");
     GGUF_REFUSES(gguf_write_u32(&w, "llama.attention.head_count_kv", 3), "evenly");
     GGUF_REFUSES(gguf_write_u32(&w, "tokenizer.ggml.eos_token_id", 8), "vocabulary");

@@ -73,6 +73,7 @@ TEST(qwen3_moe)
     char extra[256];
     accepted("Qwen3MoeForCausalLM", MOE);
     CHECK_EQ_STR(sparse(), "111111");
+    CHECK(c.qk_norm && c.head_dim == c.hidden / c.n_heads);
     CHECK(c.moe.norm == NORM_NONE && c.moe.score == ROUTE_SOFTMAX && c.moe.n_groups == 1 && c.moe.scale == 1 && !c.moe.selection_bias);
     snprintf(extra, sizeof extra, "%s,\"mlp_only_layers\":[1,3],\"decoder_sparse_step\":2,\"norm_topk_prob\":true", MOE);
     accepted("Qwen3MoeForCausalLM", extra);
@@ -83,6 +84,10 @@ TEST(qwen3_moe)
     refused("Qwen3MoeForCausalLM", "\"num_experts\":8,\"num_experts_per_tok\":2,\"moe_intermediate_size\":32,\"mlp_only_layers\":2", ERR_INVALID, "mlp_only_layers");
     refused("Qwen3MoeForCausalLM", "\"num_experts\":8,\"num_experts_per_tok\":2,\"moe_intermediate_size\":32,\"shared_expert_intermediate_size\":5",
             ERR_UNSUPPORTED, "shared_expert_intermediate_size");
+    snprintf(extra, sizeof extra, "%s,\"scoring_func\":\"sigmoid\"", MOE);
+    refused("Qwen3MoeForCausalLM", extra, ERR_UNSUPPORTED, "scoring_func");
+    snprintf(extra, sizeof extra, "%s,\"n_group\":4,\"topk_group\":1", MOE);
+    refused("Qwen3MoeForCausalLM", extra, ERR_UNSUPPORTED, "n_group");
 }
 
 TEST(mixtral)
@@ -91,6 +96,7 @@ TEST(mixtral)
     CHECK_EQ_STR(sparse(), "111111");
     CHECK(c.moe.intermediate == 96 && c.moe.norm == NORM_SUM && c.rope_theta == 1e6 && c.window == 0);
     CHECK_NEAR(c.rms_eps, 1e-5, 1e-12);
+    refused("MixtralForCausalLM", "\"num_local_experts\":4,\"num_experts_per_tok\":2,\"norm_topk_prob\":false", ERR_UNSUPPORTED, "norm_topk_prob");
     refused("MixtralForCausalLM", "", ERR_INVALID, "num_local_experts");
     refused("MixtralForCausalLM", "\"num_local_experts\":4,\"num_experts_per_tok\":2,\"attention_bias\":true", ERR_UNSUPPORTED, "attention_bias");
 }
@@ -120,6 +126,9 @@ TEST(ernie)
     refused("Ernie4_5_MoeForCausalLM", ERNIE ",\"moe_gate\":\"top2_fused\"", ERR_UNSUPPORTED, "moe_gate");
     refused("Ernie4_5_MoeForCausalLM", ERNIE ",\"moe_gate_act\":\"tanh\"", ERR_UNSUPPORTED, "moe_gate_act");
     refused("Ernie4_5_MoeForCausalLM", ERNIE ",\"moe_layer_interval\":0", ERR_INVALID, "moe_layer_interval");
+    accepted("Ernie4_5_MoeForCausalLM", ERNIE ",\"moe_norm_gate_logits\":true,\"moe_group_experts\":false");
+    refused("Ernie4_5_MoeForCausalLM", ERNIE ",\"moe_norm_gate_logits\":false", ERR_UNSUPPORTED, "moe_norm_gate_logits");
+    refused("Ernie4_5_MoeForCausalLM", ERNIE ",\"moe_group_experts\":true", ERR_UNSUPPORTED, "moe_group_experts");
     refused("Ernie4_5_MoeForCausalLM", ERNIE ",\"rope_3d\":true", ERR_UNSUPPORTED, "rope_3d");
 }
 
@@ -148,6 +157,9 @@ TEST(deepseek_v3)
     CHECK(c.moe.norm == NORM_SUM && c.moe.norm_min == 1e-20f && c.moe.selection_bias);
     accepted("DeepseekV3ForCausalLM", DEEPSEEK_MOE ",\"norm_topk_prob\":false,\"rope_interleave\":false");
     CHECK(c.moe.norm == NORM_NONE && !c.rope_interleaved);
+    CHECK(c.moe.n_groups == 8 && c.moe.topk_groups == 4 && c.moe.scale == 2.5f); /* where the file says nothing */
+    accepted("DeepseekV3ForCausalLM", DEEPSEEK_MOE ",\"n_group\":1,\"topk_group\":1,\"routed_scaling_factor\":2.446");
+    CHECK(c.moe.n_groups == 1 && c.moe.topk_groups == 1 && c.moe.scale == 2.446f);
     refused("DeepseekV3ForCausalLM", DEEPSEEK_MOE ",\"topk_method\":\"greedy\"", ERR_UNSUPPORTED, "topk_method");
     refused("DeepseekV3ForCausalLM", DEEPSEEK_MOE ",\"attention_bias\":true", ERR_UNSUPPORTED, "attention_bias");
     refused("DeepseekV3ForCausalLM", DEEPSEEK_MOE ",\"index_topk\":2048", ERR_UNSUPPORTED, "index_topk");
