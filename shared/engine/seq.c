@@ -129,8 +129,9 @@ enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_
     /* The logits of prompt positions that are still owed exist only if those positions are computed. */
     uint32_t n_ask = s->lp_next < s->n_prompt ? 0 : n_full;
     hash_to(s, block_tokens, n_ask);
-    /* Before taking anything, so that a sequence that waits for blocks is not counted at every step. */
-    if (n_blocks - kv_pool_peek(pool, s->hashes, n_ask) > kv_pool_available(pool)) return ERR_BUSY;
+    /* Before taking anything, so that a sequence that waits for blocks is not counted, and refreshes no block, at every step. */
+    uint32_t n_idle, n_found = kv_pool_peek(pool, s->hashes, n_ask, &n_idle);
+    if (n_blocks - n_found > kv_pool_available(pool) - n_idle) return ERR_BUSY;
     uint32_t n_hit = kv_pool_match(pool, s->hashes, n_ask, s->blocks);
     if (kv_pool_alloc(pool, n_blocks - n_hit, s->blocks + n_hit) != OK) {
         while (n_hit > 0) kv_pool_unref(pool, s->blocks[--n_hit]);

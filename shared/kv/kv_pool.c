@@ -146,10 +146,12 @@ void kv_pool_fence(struct kv_pool *p, int32_t block)
     block_move(p, b, BLOCK_FREE);
 }
 
-uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n)
+uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n, uint32_t *n_idle)
 {
-    uint32_t found = 0;
-    while (p->prefix_cache && found < n && map_get(&p->names, name_key(&hashes[found]))) found++;
+    uint32_t found = 0, idle = 0;
+    for (const struct block *b; p->prefix_cache && found < n && (b = map_get(&p->names, name_key(&hashes[found]))); found++)
+        idle += b->state == BLOCK_CACHED;
+    if (n_idle) *n_idle = idle;
     return found;
 }
 

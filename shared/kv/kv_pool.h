@@ -38,8 +38,9 @@ void        kv_pool_fence(struct kv_pool *p, int32_t block);
 
 /* Longest run of cached full blocks for these chained hashes; takes a reference on each found. Returns how many. */
 uint32_t    kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t n, int32_t *out);
-/* How many would match, without taking anything or counting statistics. */
-uint32_t    kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n);
+/* How many would match, without taking anything or counting statistics. *n_idle (may be NULL): those of them that nobody holds, which
+ * kv_pool_available counts too. */
+uint32_t    kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n, uint32_t *n_idle);
 /* Name a full, HELD block in the cache. When the hash is already named, nothing changes (the block stays anonymous). */
 void        kv_pool_name(struct kv_pool *p, int32_t block, struct hash128 hash);
 /* Forget every name (tests, model change); cached blocks become free. */

@@ -69,8 +69,10 @@ TEST(named_block_is_found_again)
     struct kv_pool *p = kv_pool_create(3, BT, true);
     struct hash128 h[3] = { hash_of(0), hash_of(1), hash_of(2) };
     int32_t b0 = cache_one(p, 0), b1 = cache_one(p, 1), got[3];
+    uint32_t n_idle = 9;
     CHECK_EQ_INT(stats(p).n_cached, 2);
-    CHECK_EQ_INT(kv_pool_peek(p, h, 3), 2);
+    CHECK_EQ_INT(kv_pool_peek(p, h, 3, &n_idle), 2);
+    CHECK_EQ_INT(n_idle, 2);
     CHECK_EQ_INT(stats(p).prefix_queries, 0);
     CHECK_EQ_INT(kv_pool_match(p, h, 3, got), 2);
     CHECK_EQ_INT(got[0], b0);
@@ -83,6 +85,8 @@ TEST(named_block_is_found_again)
     CHECK_EQ_INT(stats(p).n_held, 2);
     kv_pool_unref(p, b0);
     CHECK_EQ_INT(stats(p).n_held, 1);
+    CHECK_EQ_INT(kv_pool_peek(p, h, 3, &n_idle), 2);
+    CHECK_EQ_INT(n_idle, 1); /* b1 is held */
     kv_pool_free(p);
 }
 
@@ -108,9 +112,9 @@ TEST(least_recently_given_back_is_evicted_first)
     kv_pool_unref(p, got);
     CHECK_OK(kv_pool_alloc(p, 1, &got));
     CHECK_EQ_INT(stats(p).evictions, 1);
-    CHECK_EQ_INT(kv_pool_peek(p, &h[0], 1), 1);
-    CHECK_EQ_INT(kv_pool_peek(p, &h[1], 1), 0);
-    CHECK_EQ_INT(kv_pool_peek(p, &h[2], 1), 1);
+    CHECK_EQ_INT(kv_pool_peek(p, &h[0], 1, NULL), 1);
+    CHECK_EQ_INT(kv_pool_peek(p, &h[1], 1, NULL), 0);
+    CHECK_EQ_INT(kv_pool_peek(p, &h[2], 1, NULL), 1);
     kv_pool_free(p);
 }
 
@@ -151,7 +155,7 @@ TEST(quarantined_block_is_out_of_reach_until_fenced)
     CHECK_EQ_INT(stats(p).n_quarantine, 1);
     CHECK_EQ_INT(kv_pool_available(p), 0);
     CHECK_STATUS(kv_pool_alloc(p, 1, &other), ERR_BUSY);
-    CHECK_EQ_INT(kv_pool_peek(p, &h, 1), 0); /* its contents cannot be trusted */
+    CHECK_EQ_INT(kv_pool_peek(p, &h, 1, NULL), 0); /* its contents cannot be trusted */
     kv_pool_forget(p);
     CHECK_EQ_INT(stats(p).n_quarantine, 1);
     kv_pool_fence(p, b[0]);
@@ -181,7 +185,7 @@ TEST(forget_empties_the_cache)
     CHECK_EQ_INT(kv_pool_match(p, &h, 1, &held), 1);
     kv_pool_forget(p);
     CHECK_EQ_INT(stats(p).n_cached, 0);
-    CHECK_EQ_INT(kv_pool_peek(p, &h, 1), 0);
+    CHECK_EQ_INT(kv_pool_peek(p, &h, 1, NULL), 0);
     kv_pool_unref(p, held);
     CHECK_EQ_INT(stats(p).n_free, 3);
     kv_pool_free(p);
