@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "shared/base/mem.h"
+#include "shared/model/gguf_split.h"
 
 enum {
     KV_MAX = 1 << 16,
@@ -322,7 +323,7 @@ enum status gguf_parse(struct str bytes, struct gguf **out, struct err *err)
     return OK;
 }
 
-enum status gguf_open(const char *path, struct gguf **out, struct err *err)
+enum status gguf_open_alone(const char *path, struct gguf **out, struct err *err)
 {
     struct file_map file;
     TRY(file_map_open(path, &file, err));
@@ -335,9 +336,21 @@ enum status gguf_open(const char *path, struct gguf **out, struct err *err)
     return OK;
 }
 
+enum status gguf_open(const char *path, struct gguf **out, struct err *err)
+{
+    struct gguf *g;
+    TRY(gguf_open_alone(path, &g, err));
+    enum status st = gguf_split_join(g, path, err);
+    if (st != OK) gguf_close(g);
+    else *out = g;
+    return st;
+}
+
 void gguf_close(struct gguf *g)
 {
     if (!g) return;
+    for (size_t i = 0; i < g->n_others; i++) gguf_close(g->others[i]);
+    mem_free(g->others);
     map_release(&g->kv_by_key);
     mem_free(g->kvs);
     mem_free(g->tensors);

@@ -42,9 +42,13 @@ struct gguf {
     size_t              n_tensors;
     struct map          kv_by_key; /* private, as all below */
     struct file_map     file;
+    struct gguf       **others;    /* of a model in several files: those behind this one; `tensors` lists theirs too */
+    size_t              n_others;
 };
 
+/* A file, and where it is the first of several that are one model (gguf_split.h) the others too. */
 enum status gguf_open(const char *path, struct gguf **out, struct err *err) MUST_CHECK;
+enum status gguf_open_alone(const char *path, struct gguf **out, struct err *err) MUST_CHECK; /* this file and no other */
 /* Parse bytes that the caller keeps until gguf_close. */
 enum status gguf_parse(struct str bytes, struct gguf **out, struct err *err) MUST_CHECK;
 void        gguf_close(struct gguf *g);

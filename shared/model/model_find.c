@@ -8,17 +8,18 @@
 
 #include "shared/base/mem.h"
 #include "shared/model/file_map.h"
+#include "shared/model/gguf_split.h"
 #include "shared/model/model_files.h"
 
 enum { NAME_BYTES_MAX = 256, REF_BYTES_MAX = 256 };
 
 /* ---- one place --------------------------------------------------------------------------------------------------- */
 
-/* The only .gguf in a folder without config.json stands for the folder. */
+/* The only .gguf in a folder without config.json stands for the folder, and so does the first of the files that are one model. */
 static enum status resolve_folder(struct buf *path, struct err *err)
 {
-    struct buf config = { 0 }, gguf = { 0 };
-    size_t     n_gguf = 0, n_safetensors = 0;
+    struct buf config = { 0 }, gguf = { 0 }, first = { 0 };
+    size_t     n_gguf = 0, n_safetensors = 0, n_split = 0;
     buf_printf(&config, "%s/config.json", path->data);
     bool has_config = file_is_regular(config.data);
     buf_release(&config);
@@ -31,19 +32,24 @@ static enum status resolve_folder(struct buf *path, struct err *err)
         n_gguf++;
         buf_clear(&gguf);
         buf_printf(&gguf, "%s/%s", path->data, e->d_name);
+        if (gguf_split_count(buf_str(&gguf)) == 0) continue;
+        n_split = gguf_split_count(buf_str(&gguf));
+        buf_clear(&first);
+        buf_add_str(&first, buf_str(&gguf));
     }
     closedir(d);
     enum status st = OK;
-    if (n_gguf > 1)
+    if (n_gguf > 1 && n_gguf != n_split)
         st = err_set(err, ERR_CONFIG, "the folder %s holds %zu .gguf files: name one of them", path->data, n_gguf);
     else if (n_gguf == 0)
         st = err_set(err, ERR_NOT_FOUND, "the folder %s holds no config.json and no .gguf file%s", path->data,
                      n_safetensors ? " (its weights alone do not say what model it is)" : "");
     if (st == OK) {
         buf_clear(path);
-        buf_add_str(path, buf_str(&gguf));
+        buf_add_str(path, buf_str(n_gguf > 1 ? &first : &gguf));
     }
     buf_release(&gguf);
+    buf_release(&first);
     return st;
 }
 

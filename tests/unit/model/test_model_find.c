@@ -62,7 +62,15 @@ TEST(paths)
     make("g/only.gguf", "GGUF");
     make("two/a.gguf", "");
     make("two/b.gguf", "");
+    make("split/a-00002-of-00002.gguf", "");
+    make("split/a-00001-of-00002.gguf", "");
+    make("torn/a-00001-of-00003.gguf", "");
+    make("torn/a-00002-of-00003.gguf", "");
     make("none/model.safetensors", "");
+    snprintf(path, sizeof path, "%s/split", root);
+    finds(path, "split/a-00001-of-00002.gguf");
+    snprintf(path, sizeof path, "%s/torn", root);
+    misses(path, ERR_CONFIG, "2 .gguf files");
     snprintf(path, sizeof path, "%s/m", root);
     finds(path, "m");
     snprintf(path, sizeof path, "%s/g", root);
