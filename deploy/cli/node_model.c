@@ -7,9 +7,10 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
+#include "shared/model/host_memory.h"
 #include "shared/model/model_files.h"
 
-enum { TEMPLATE_MAX = 1 << 20 };
+enum { TEMPLATE_MAX = 1 << 20, KV_SHARE = 5 /* of available memory, a fifth */ };
 
 static enum status read_template(const char *path, struct buf *out, struct err *err)
 {
@@ -117,8 +118,10 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);
-    uint64_t n = o->n_blocks ? o->n_blocks : o->kv_bytes / kv_layout_block_bytes(&l);
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    /* Not of the pages that are free: after some days nearly all of them hold files that the kernel gives up when asked. */
+    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), available = host_memory_available();
+    uint64_t room = o->kv_bytes ? o->kv_bytes : (available < memory ? available : memory) / KV_SHARE;
+    uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))
         return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "%llu KV blocks are %.1f GiB, but this host has %.1f GiB of memory",
                          (unsigned long long)n, (double)n * (double)kv_layout_block_bytes(&l) / (1 << 30), (double)memory / (1 << 30));

@@ -126,7 +126,6 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
                          o->max_batched_tokens, o->max_seqs);
     if (config_is_set(c, "num-gpu-blocks-override")) o->n_blocks = (uint32_t)config_int(c, "num-gpu-blocks-override");
     if (config_is_set(c, "kv-cache-memory")) o->kv_bytes = (uint64_t)(config_float(c, "kv-cache-memory") * (double)(1 << 30));
-    else o->kv_bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 5;
     return OK;
 }
 

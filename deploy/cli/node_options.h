@@ -30,7 +30,7 @@ struct node_options {
     uint32_t       max_model_len;
     bool           max_model_len_given; /* else a smaller limit of the model's own is fine */
     uint32_t       block_tokens, n_blocks; /* n_blocks 0: from kv_bytes */
-    uint64_t       kv_bytes;
+    uint64_t       kv_bytes;               /* 0: a share of what is available once the weights are loaded */
     uint32_t       max_seqs, max_batched_tokens, max_waiting;
     bool           prefix_cache;
     /* faces */

@@ -51,7 +51,7 @@ const struct option OPTIONS[] = {
     { .name = "num-gpu-blocks-override", .aliases = "num-kv-blocks", .env = "BATON_KV_BLOCKS", .type = OPT_INT, .min = 1, .max = 1073741824,
       .group = "Engine", .commands = NODE, .help = "Number of KV blocks; default: what fits in --kv-cache-memory." },
     { .name = "kv-cache-memory", .env = "BATON_KV_CACHE_MEMORY", .type = OPT_FLOAT, .min = 0.001, .max = 1048576, .group = "Engine", .commands = NODE,
-      .help = "GiB for the KV cache; default: a fifth of the memory that is free at start." },
+      .help = "GiB for the KV cache; default: a fifth of the memory that is available once the weights are loaded." },
     { .name = "enable-prefix-caching", .env = "BATON_PREFIX_CACHING", .type = OPT_BOOL, .def = "true", .group = "Engine", .commands = NODE,
       .help = "Keep KV blocks of finished requests for prompts that begin alike." },
     { .name = "cpu-isa", .env = "BATON_CPU_ISA", .type = OPT_ENUM, .choices = "auto|ref|avx2|avx512|avx512-vnni|avx512-bf16|amx", .def = "auto", .group = "Engine", .commands = NODE,

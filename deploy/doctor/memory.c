@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
+#include "shared/model/host_memory.h"
 
 static const double GIB = 1 << 30;
 
@@ -60,7 +60,7 @@ uint64_t doctor_free_memory(uint64_t *limit)
 
 static void check_free(struct doctor *d)
 {
-    uint64_t limit, left = doctor_free_memory(&limit), available = mem_available();
+    uint64_t limit, left = doctor_free_memory(&limit);
     double wanted = config_is_set(d->c, "kv-cache-memory") ? config_float(d->c, "kv-cache-memory") : 0;
     char cgroup[64] = "no cgroup limit";
     if (limit) snprintf(cgroup, sizeof cgroup, "cgroup limit %.1f GiB", (double)limit / GIB);
@@ -69,17 +69,13 @@ static void check_free(struct doctor *d)
                    "lower --kv-cache-memory");
         return;
     }
-    struct doctor_line *line = doctor_add(d, "memory", DOCTOR_OK, "%.1f GiB may be used, %s", (double)left / GIB, cgroup);
-    if (limit && left < available / 2 && wanted == 0) { /* the default is a share of the host's free memory */
-        line->result = DOCTOR_WARN;
-        doctor_fix(line, "the host has %.1f GiB free, of which the default KV cache takes a fifth; set --kv-cache-memory", (double)available / GIB);
-    }
+    doctor_add(d, "memory", DOCTOR_OK, "%.1f GiB may be used, %s", (double)left / GIB, cgroup);
 }
 
 uint64_t doctor_kv_bytes(const struct config *c)
 {
     if (config_is_set(c, "kv-cache-memory")) return (uint64_t)(config_float(c, "kv-cache-memory") * GIB);
-    return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 5; /* the default */
+    return host_memory_available() / 5; /* the default, less what the weights take */
 }
 
 /* Does the kernel hold this process to RLIMIT_MEMLOCK? Not with CAP_IPC_LOCK (bit 14 of capability(7)). */

@@ -1,0 +1,48 @@
+/* test_node_model.c - how many KV blocks a node takes when nobody says. */
+#include "deploy/cli/node_model.h"
+
+#include <string.h>
+
+#include "shared/model/host_memory.h"
+#include "tests/harness/test.h"
+
+static struct kernel_ctx kernels = { .activations = ACTIVATIONS_F32 };
+static struct model      m = { .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16 }, .kernels = &kernels };
+static struct err        err;
+
+/* Page cache is available memory: what the host has read since it started does not shrink the pool. */
+TEST(default_is_a_share_of_available_memory)
+{
+    struct node_options o = { .max_model_len = 1 << 14, .block_tokens = 64, .max_seqs = 4096 };
+    struct kv_layout    l;
+    uint32_t            n = 0;
+    model_kv_layout(&m, o.block_tokens, 1, &l);
+    double want = (double)host_memory_available() / 5;
+    if (want > (double)o.max_seqs * o.max_model_len / o.block_tokens * (double)kv_layout_block_bytes(&l))
+        SKIP("this host has more memory than the largest pool takes");
+    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    double have = (double)n * (double)kv_layout_block_bytes(&l);
+    CHECK(have > want * 0.7 && have < want * 1.3); /* others take and give memory meanwhile */
+}
+
+TEST(what_is_asked_for_is_taken)
+{
+    struct node_options o = { .max_model_len = 1024, .block_tokens = 64, .max_seqs = 4, .kv_bytes = 32 << 10 };
+    struct kv_layout    l;
+    uint32_t            n = 0;
+    model_kv_layout(&m, o.block_tokens, 1, &l);
+    CHECK_EQ_INT(kv_layout_block_bytes(&l), 16 << 10);
+    CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG); /* 2 blocks, and a context has 16 */
+    CHECK(strstr(err.text, "room for 2"));
+    o.kv_bytes = 20 * (16 << 10);
+    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    CHECK_EQ_INT(n, 20);
+    o.kv_bytes = 1000 * (16 << 10);
+    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    CHECK_EQ_INT(n, 64); /* all that four contexts can use */
+    o.n_blocks = 100;
+    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    CHECK_EQ_INT(n, 100);
+}
+
+TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(what_is_asked_for_is_taken))
