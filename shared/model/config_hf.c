@@ -153,8 +153,8 @@ static enum status read_config(const cJSON *top, struct model_config *c, struct 
     if (o != top) TRY(config_hf_refuse(o, row, err));
     TRY(read_sizes(o, row, c, err));
     if (o != top) TRY(json_get_bool(top, "tie_word_embeddings", &c->tied, err));
-    TRY(config_hf_window(o, row, c, err));
     TRY(config_hf_rope(o, row, c, err));
+    TRY(config_hf_window(o, row, c, err)); /* after the length that rope makes possible */
     TRY(read_eos(o, c, err));
     TRY(read_bos(o, c, err));
     return row->read_hf ? row->read_hf(o, c, err) : OK;

@@ -24,13 +24,17 @@ static enum status read_config(struct model *m, const char *path, struct err *er
     return st == OK ? OK : err_prefix(err, "%s: ", path);
 }
 
-static enum status choose_length(struct model *m, uint32_t asked, struct err *err)
+static uint32_t at_most(uint32_t n, uint32_t limit) { return limit > 0 && limit < n ? limit : n; }
+
+/* The table of angles is as long as the contexts that are served, and windows matter to those alone. */
+static enum status choose_length(struct model *m, uint32_t asked, uint32_t usual, struct err *err)
 {
     const struct model_config *c = &m->config;
     if (asked > c->max_position)
         return err_field(err, ERR_CONFIG, "max-model-len", "--max-model-len %" PRIu32 " is more than the %" PRIu32 " positions of this model",
                          asked, c->max_position);
-    m->max_len = asked ? asked : c->max_position;
+    m->max_len = asked ? asked : at_most(c->max_position, usual);
+    if (!asked && usual) m->max_len = at_most(m->max_len, c->window);
     if (c->window > 0 && m->max_len > c->window)
         return err_field(err, ERR_UNSUPPORTED, "sliding_window", "\"sliding_window\" is %" PRIu32 " and contexts of %" PRIu32
                          " were asked for; only contexts that fit in the window are supported: give --max-model-len %" PRIu32, c->window, m->max_len, c->window);
@@ -98,7 +102,7 @@ static enum status load(struct model *m, const struct model_options *o, const ch
     if (!m->ops) return err->code;
     m->weights->names.aliases = m->ops->aliases;
     m->two_forms = model_is_latent(&m->config);
-    TRY(choose_length(m, o->max_model_len, err));
+    TRY(choose_length(m, o->max_model_len, o->usual_len, err));
     enum status st = decoder_plan(m, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     TRY(check_memory(m, err));

@@ -97,7 +97,8 @@ struct model_batch {
 struct model_options {
     const char        *path;          /* folder or .gguf file */
     uint32_t           max_rows;      /* rows per step, sizes the activation buffers */
-    uint32_t           max_model_len; /* 0: the model's own limit */
+    uint32_t           max_model_len; /* 0: usual_len, or what the model has if that is less */
+    uint32_t           usual_len;     /* 0: all that the model has */
     enum quantize      quantize;      /* of the plain matrices of attention, feed-forward blocks and experts */
     struct kernel_ctx *kernels;       /* borrowed until model_free */
     /* Progress in 0..1 while weights are packed; may be NULL. */

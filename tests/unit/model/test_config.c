@@ -126,7 +126,11 @@ TEST(yarn_spellings)
     parse_with("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":32768}");
     CHECK(c.rope.kind == ROPE_YARN && c.rope.original_max == 32768 && c.rope.beta_fast == 32 && c.rope.beta_slow == 1 && !c.rope.no_truncate);
     CHECK_NEAR(c.rope.cos_sin_factor, 0.1 * log(4.0) + 1, 1e-12);
-    CHECK(c.rope.score_factor == 0);
+    CHECK(c.rope.score_factor == 0 && c.max_position == 131072); /* of 2048 without it */
+    parse_with("\"max_position_embeddings\":163840,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":4096}");
+    CHECK_EQ_INT(c.max_position, 163840);
+    parse_with("\"max_position_embeddings\":64,\"sliding_window\":64,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_max_position_embeddings\":64}");
+    CHECK_EQ_INT(c.window, 64); /* which 256 positions do not fit in */
     parse_with("\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4.0,\"attention_factor\":1.5,\"truncate\":false,\"rope_theta\":1e6}");
     CHECK(c.rope.cos_sin_factor == 1.5 && c.rope.no_truncate && c.rope_theta == 1e6 && c.rope.original_max == 2048);
     parse_with("\"rope_scaling\":{\"type\":\"yarn\",\"factor\":40,\"mscale\":1.0,\"mscale_all_dim\":1.0,\"attention_factor\":null}");
@@ -222,6 +226,12 @@ TEST(gguf_defaults_and_values)
     CHECK_OK(parse_gguf(&w));
     CHECK(c.rope.kind == ROPE_YARN && c.rope.original_max == 32 && c.rope.beta_fast == 32 && c.window == 0);
     CHECK_NEAR(c.rope.cos_sin_factor, 0.1 * log(4.0) + 1, 1e-12);
+    w = base();
+    gguf_write_text(&w, "llama.rope.scaling.type", "yarn");
+    gguf_write_f32(&w, "llama.rope.scaling.factor", 4);
+    gguf_write_u32(&w, "llama.rope.scaling.original_context_length", 128);
+    CHECK_OK(parse_gguf(&w));
+    CHECK_EQ_INT(c.max_position, 512);
 }
 
 #define GGUF_REFUSES(write, words)                                                                            \

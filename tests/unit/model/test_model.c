@@ -14,6 +14,7 @@ enum { HIDDEN = 32, VOCAB = 8, INNER = 64, HEADS = 2, LAYERS = 1 };
 struct twist {
     const char *leave_out, *wrong_shape, *wrong_type; /* tensor names */
     const char *extra;
+    uint32_t    window, usual_len; /* 0: none */
     uint32_t    byte; /* added to every weight byte of the embedding */
 };
 
@@ -44,6 +45,7 @@ static void write_sample(const char *path, const struct twist *t)
     gguf_write_u32(&w, "llama.attention.head_count", HEADS);
     gguf_write_u32(&w, "llama.context_length", 128);
     gguf_write_f32(&w, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    if (t->window) gguf_write_u32(&w, "llama.attention.sliding_window", t->window);
     tensor(&w, t, "token_embd.weight", 2, HIDDEN, VOCAB);
     tensor(&w, t, "output_norm.weight", 1, HIDDEN, 1);
     tensor(&w, t, "blk.0.attn_norm.weight", 1, HIDDEN, 1);
@@ -62,6 +64,13 @@ static void write_sample(const char *path, const struct twist *t)
     buf_release(&b);
 }
 
+/* Of a model of 128 positions. */
+static uint32_t length_of(const struct twist *t, uint32_t asked)
+{
+    uint32_t n = asked ? asked : t->usual_len && t->usual_len < 128 ? t->usual_len : 128;
+    return !asked && t->window && t->window < n ? t->window : n;
+}
+
 static enum status load(const struct twist *t, const char *isa, uint32_t max_len, uint64_t *fingerprint, struct err *err)
 {
     char               path[4096];
@@ -70,10 +79,11 @@ static enum status load(const struct twist *t, const char *isa, uint32_t max_len
     snprintf(path, sizeof path, "%s/m.gguf", test_tmpdir());
     write_sample(path, t);
     CHECK_OK(kernel_ctx_create(isa, ACTIVATIONS_F32, 1, &k, err));
-    struct model_options o = { .path = path, .max_rows = 4, .max_model_len = max_len, .kernels = k };
+    struct model_options o = { .path = path, .max_rows = 4, .max_model_len = max_len, .usual_len = t->usual_len, .kernels = k };
     enum status          st = model_load(&o, &m, err);
     if (st == OK) {
-        CHECK(m->weights == NULL && m->weight_bytes > 0 && m->max_len == (max_len ? max_len : 128));
+        CHECK(m->weights == NULL && m->weight_bytes > 0 && m->max_len == length_of(t, max_len));
+        CHECK(m->rope_bytes == (size_t)m->max_len * (HIDDEN / HEADS) * sizeof(float));
         if (fingerprint) *fingerprint = m->fingerprint;
         model_free(m);
     }
@@ -107,6 +117,19 @@ TEST(length_is_bounded_by_the_model)
     CHECK_OK(load(&(struct twist){ 0 }, "ref", 100, NULL, &err));
     CHECK_STATUS(load(&(struct twist){ 0 }, "ref", 129, NULL, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "129") && strstr(err.text, "128"));
+}
+
+/* What nobody asked for may be shorter than the model could do; what was asked for is never cut. */
+TEST(usual_length)
+{
+    struct err err;
+    CHECK_OK(load(&(struct twist){ .usual_len = 40 }, "ref", 0, NULL, &err));
+    CHECK_OK(load(&(struct twist){ .usual_len = 40 }, "ref", 100, NULL, &err));
+    CHECK_OK(load(&(struct twist){ .usual_len = 4000 }, "ref", 0, NULL, &err));
+    CHECK_OK(load(&(struct twist){ .usual_len = 40, .window = 64 }, "ref", 0, NULL, &err));
+    CHECK_OK(load(&(struct twist){ .usual_len = 100, .window = 64 }, "ref", 0, NULL, &err));
+    CHECK_STATUS(load(&(struct twist){ .usual_len = 40, .window = 64 }, "ref", 65, NULL, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(load(&(struct twist){ .window = 64 }, "ref", 0, NULL, &err), ERR_UNSUPPORTED);
 }
 
 TEST(fingerprint_tells_models_apart)
@@ -167,6 +190,6 @@ TEST(more_than_the_host_has_is_refused_in_a_sentence)
     kernel_ctx_free(k);
 }
 
-TEST_MAIN(CASE(faults_name_the_tensor), CASE(length_is_bounded_by_the_model), CASE(fingerprint_tells_models_apart),
+TEST_MAIN(CASE(faults_name_the_tensor), CASE(length_is_bounded_by_the_model), CASE(usual_length), CASE(fingerprint_tells_models_apart),
           CASE(layout_is_that_of_the_configuration), CASE(latent_layout),
           CASE(more_than_the_host_has_is_refused_in_a_sentence))
