@@ -11,7 +11,10 @@ An option set may begin with another model: NAME="@FOLDER OPTIONS". Example, wit
 
 The text (tests/data/text/darwin_instinct.txt) is cut at ends of sentences into pieces of about that many characters (SmolLM2 has 4.4 per token here). Each
 piece is a prompt of its own; the perplexity is exp of minus the mean logprob of all prompt tokens but the first of each piece. All option sets see the same
-pieces; different tokenizers would not be comparable and are refused (the number of tokens has to agree)."""
+pieces; different tokenizers would not be comparable and are refused (the number of tokens has to agree).
+
+"% of the first" comes with its standard error: differences of logprobs, token by token, added up per piece, the pieces taken as independent. It says how far
+another text of the same kind may lie, not how far another text of another kind does. --text may be given several times: the pieces of all texts are one sample."""
 import argparse
 import json
 import math
@@ -39,17 +42,19 @@ def pieces(text, characters):
 
 
 def write_requests(path, a):
-    with open(a.text, encoding="utf-8") as f:
-        text = f.read()
+    cut = []
+    for name in a.text or [TEXT]:
+        with open(name, encoding="utf-8") as f:
+            cut += pieces(f.read(), a.characters)
     with open(path, "w", encoding="utf-8") as f:
-        for i, piece in enumerate(pieces(text, a.characters)):
+        for i, piece in enumerate(cut):
             body = {"model": "m", "prompt": piece, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 0, "return_token_ids": True}
             f.write(json.dumps({"custom_id": f"piece-{i}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
 
 
 def logprobs_of(path):
-    """Logprobs of every prompt token that has one, over all answers."""
-    out = []
+    """Per answer, the logprobs of every prompt token that has one."""
+    out = {}
     with open(path, encoding="utf-8") as f:
         for line in f:
             d = json.loads(line)
@@ -58,10 +63,18 @@ def logprobs_of(path):
             choice = d["response"]["body"]["choices"][0]
             known = choice["logprobs"]["token_logprobs"]
             n_prompt = len(choice.get("prompt_token_ids") or d["response"]["body"].get("prompt_token_ids") or []) or len(known) - 1
-            out += known[1:n_prompt]
-    if not out:
+            out[d["custom_id"]] = known[1:n_prompt]
+    if not any(out.values()):
         sys.exit(f"{path}: no logprobs of prompt tokens")
-    return out
+    return [out[name] for name in sorted(out)]
+
+
+def percent_apart(first, known):
+    """How much larger the perplexity is than the first's, and the standard error of that, both in percent."""
+    n = sum(len(piece) for piece in first)
+    apart = [(sum(first_piece) - sum(piece), len(piece)) for first_piece, piece in zip(first, known)]
+    mean = sum(d for d, _ in apart) / n
+    return 100 * math.expm1(mean), 100 * math.exp(mean) * math.sqrt(sum((d - mean * tokens) ** 2 for d, tokens in apart)) / n
 
 
 def generate(model, options, requests, out):
@@ -100,7 +113,7 @@ def main():
     a.add_argument("--model")
     a.add_argument("--answers", action="store_true")
     a.add_argument("--requests")
-    a.add_argument("--text", default=TEXT)
+    a.add_argument("--text", action="append")
     a.add_argument("--characters", type=int, default=3600)
     a.add_argument("--limit", type=float)
     a.add_argument("sets", nargs="*")
@@ -110,13 +123,14 @@ def main():
     first, far = None, []
     for name, path in answers_of(a):
         known = logprobs_of(path)
-        perplexity = math.exp(-sum(known) / len(known))
-        first = first or (perplexity, known)
-        if len(known) != len(first[1]):
-            sys.exit(f"perplexity: {name} has {len(known)} tokens, the first set {len(first[1])}")
-        apart = 100 * (perplexity / first[0] - 1)
-        mean = sum(abs(x - y) for x, y in zip(known, first[1])) / len(known)
-        print(f"{name:24} perplexity {perplexity:9.4f}   {apart:+8.3f} % of the first   mean |difference of logprob| {mean:.5f}   {len(known)} tokens", flush=True)
+        first = first or known
+        if [len(piece) for piece in known] != [len(piece) for piece in first]:
+            sys.exit(f"perplexity: the pieces of {name} are not as many tokens as those of the first set")
+        flat, n = [(x, y) for piece, other in zip(known, first) for x, y in zip(piece, other)], sum(len(piece) for piece in known)
+        perplexity, (apart, error) = math.exp(-sum(x for x, _ in flat) / n), percent_apart(first, known)
+        mean = sum(abs(x - y) for x, y in flat) / n
+        print(f"{name:24} perplexity {perplexity:9.4f}   {apart:+8.3f} ± {error:.3f} % of the first   "
+              f"mean |difference of logprob| {mean:.5f}   {n} tokens", flush=True)
         if a.limit is not None and abs(apart) > a.limit:
             far.append(name)
     if far:
