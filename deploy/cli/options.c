@@ -29,8 +29,8 @@ const struct option OPTIONS[] = {
               "mistral or mistral_v11; names of FastDeploy, vLLM and SGLang for these are known." },
     { .name = "quantization", .type = OPT_STRING, .group = "Model", .commands = NODE,
       .help = "Quantise a checkpoint while loading: wint8, wint4 (attention, feed-forward blocks and experts, one scale per output) or block_wise_fp8 "
-              "(128 x 128 blocks). Embedding, head, norms, routers and kv_b of latent attention stay as they are. A GGUF file is quantised "
-              "already: there the option has no effect." },
+              "(128 x 128 blocks). In ERNIE with experts wint4 is for the routed experts and the rest is wint8. Embedding, head, norms, routers and kv_b "
+              "of latent attention stay as they are. A GGUF file is quantised already: there the option has no effect." },
     { .name = "activations", .env = "BATON_ACTIVATIONS", .type = OPT_ENUM, .choices = "auto|f32", .def = "auto", .group = "Model", .commands = NODE,
       .help = "Arithmetic: auto rounds the inputs of quantised matrices to int8 and of bf16 ones to bf16 where the processor multiplies them, and "
               "keeps the KV cache in bf16; f32 is exact. Nodes of one cluster must agree." },

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "shared/base/mem.h"
+#include "shared/model/model_rows.h"
 
 enum { LINE = 64 };
 
@@ -62,7 +63,9 @@ void *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum d
 static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum dtype type)
 {
     bool plain = type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
-    return as == BIND_QUANTIZED && plain ? b->m->quantize : QUANTIZE_NONE;
+    if (!plain || (as != BIND_QUANTIZED && as != BIND_EXPERT)) return QUANTIZE_NONE;
+    bool wide = as == BIND_QUANTIZED && b->m->ops->wint4_experts_only && b->m->quantize == QUANTIZE_WINT4;
+    return wide ? QUANTIZE_WINT8 : b->m->quantize;
 }
 
 static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what, struct weight *to)

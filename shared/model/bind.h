@@ -13,6 +13,7 @@
 enum bind_as {
     BIND_AS_STORED,
     BIND_QUANTIZED, /* as --quantization asks, where the stored type is a plain one */
+    BIND_EXPERT,    /* the same for routed experts, which some families quantise further */
     BIND_F32        /* converted: routers */
 };
 

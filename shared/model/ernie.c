@@ -107,6 +107,7 @@ const struct model_ops model_ernie_moe_ops = {
     .archs = MOE_ARCHS,
     .understands = MOE_UNDERSTANDS,
     .defaults = { .tied = true, .rope_theta = 500000, .rms_eps = 1e-5, .max_position = 131072 },
+    .wint4_experts_only = true,
     .aliases = MOE_ALIASES,
     .read_hf = moe_read_hf,
     .gguf_defaults = gguf_defaults,

@@ -25,6 +25,7 @@ struct model_ops {
         double   rope_theta, rms_eps;
         uint32_t max_position;
     } defaults;
+    bool wint4_experts_only; /* --quantization wint4 means wint8 for all but routed experts, as FastDeploy has it for this family */
     const struct weights_alias *aliases; /* for safetensors, ended by NULL; applied in order; may be NULL */
     /* The family's own members of config.json; may be NULL: there are none. */
     enum status (*read_hf)(const cJSON *o, struct model_config *c, struct err *err);

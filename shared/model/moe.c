@@ -48,8 +48,8 @@ enum status moe_bind(struct binder *b, const char *layer, struct moe *e)
         down.whole = NULL;
         down.n_out = hidden;
         down.n_in = n;
-        TRY(bind_pair(b, &gate, &up, BIND_QUANTIZED, &e->gate_up[i]));
-        TRY(bind_matrix(b, &down, BIND_QUANTIZED, &e->down[i]));
+        TRY(bind_pair(b, &gate, &up, BIND_EXPERT, &e->gate_up[i]));
+        TRY(bind_matrix(b, &down, BIND_EXPERT, &e->down[i]));
     }
     return c->moe.shared_intermediate ? ffn_bind(b, shared, c->moe.shared_intermediate, &e->shared) : OK;
 }
