@@ -29,6 +29,12 @@ static inline float *random_floats(size_t n, float range)
     return x;
 }
 
+/* Every row of KERNEL_ROWS, for tests that each row has of its own: EVERY_ROW(T) is T(name, isa) of each, EVERY_ROW_CASES(C) the C(name). A
+ * row that this CPU cannot run is skipped under its name; test_kernels holds the list against the table. */
+#define EVERY_ROW(T) \
+    T(ref, "ref") T(avx2, "avx2") T(avx512, "avx512") T(avx512_vnni, "avx512-vnni") T(avx512_bf16, "avx512-bf16") T(amx, "amx")
+#define EVERY_ROW_CASES(C) C(ref), C(avx2), C(avx512), C(avx512_vnni), C(avx512_bf16), C(amx)
+
 /* Skips the running test by name when this CPU cannot run the row. */
 static inline struct kernel_ctx *open_row(const char *isa, enum activations activations, int n_threads)
 {

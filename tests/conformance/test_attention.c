@@ -413,11 +413,6 @@ static void many_sequences(const char *isa)
     CASE_T(name##_rows, 240), CASE(name##_block_sizes), CASE_T(name##_segments, 240), CASE(name##_forms_agree),  \
         CASE(name##_later_positions), CASE(name##_append), CASE(name##_many_sequences)
 
-ROW_TESTS(ref, "ref")
-ROW_TESTS(avx2, "avx2")
-ROW_TESTS(avx512, "avx512")
-ROW_TESTS(avx512_vnni, "avx512-vnni")
-ROW_TESTS(avx512_bf16, "avx512-bf16")
-ROW_TESTS(amx, "amx")
+EVERY_ROW(ROW_TESTS)
 
-TEST_MAIN(ROW_CASES(ref), ROW_CASES(avx2), ROW_CASES(avx512), ROW_CASES(avx512_vnni), ROW_CASES(avx512_bf16), ROW_CASES(amx))
+TEST_MAIN(EVERY_ROW_CASES(ROW_CASES))

@@ -170,6 +170,22 @@ static void combine_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
+/* ---- the rows ---- */
+
+TEST(every_row_has_its_tests)
+{
+#define NAME(name, isa) isa,
+    static const char *const tested[] = { EVERY_ROW(NAME) };
+#undef NAME
+    size_t n = 0;
+    for (; KERNEL_ROWS[n]; n++) {
+        bool found = false;
+        for (size_t i = 0; i < COUNT_OF(tested); i++) found |= strcmp(tested[i], KERNEL_ROWS[n]->name) == 0;
+        if (!found) test_fail(__FILE__, __LINE__, "EVERY_ROW lacks %s", KERNEL_ROWS[n]->name);
+    }
+    CHECK_EQ_INT(n, COUNT_OF(tested));
+}
+
 /* ---- the context ---- */
 
 TEST(context_names_what_this_cpu_has)
@@ -203,8 +219,6 @@ TEST(context_names_what_this_cpu_has)
     TEST(name##_log_sum_exp) { lse_cases(isa); }
 #define ROW_CASES(name) CASE(name##_rms_norm), CASE(name##_add), CASE(name##_rope), CASE(name##_vocabulary), CASE(name##_combine), CASE(name##_log_sum_exp)
 
-ROW_TESTS(ref, "ref")
-ROW_TESTS(avx2, "avx2")
-ROW_TESTS(avx512, "avx512")
+EVERY_ROW(ROW_TESTS)
 
-TEST_MAIN(ROW_CASES(ref), ROW_CASES(avx2), ROW_CASES(avx512), CASE(context_names_what_this_cpu_has))
+TEST_MAIN(EVERY_ROW_CASES(ROW_CASES), CASE(every_row_has_its_tests), CASE(context_names_what_this_cpu_has))

@@ -319,11 +319,6 @@ static void together(const char *isa)
 #define ROW_CASES(name) \
     CASE_T(name##_f32, 300), CASE_T(name##_fast, 300), CASE(name##_inputs_without_a_scale), CASE_T(name##_jobs_and_epilogues, 120)
 
-ROW_TESTS(ref, "ref")
-ROW_TESTS(avx2, "avx2")
-ROW_TESTS(avx512, "avx512")
-ROW_TESTS(avx512_vnni, "avx512-vnni")
-ROW_TESTS(avx512_bf16, "avx512-bf16")
-ROW_TESTS(amx, "amx")
+EVERY_ROW(ROW_TESTS)
 
-TEST_MAIN(ROW_CASES(ref), ROW_CASES(avx2), ROW_CASES(avx512), ROW_CASES(avx512_vnni), ROW_CASES(avx512_bf16), ROW_CASES(amx))
+TEST_MAIN(EVERY_ROW_CASES(ROW_CASES))

@@ -106,9 +106,9 @@ static void route_cases(const char *isa)
     }
 }
 
-TEST(ref_route) { route_cases("ref"); }
-TEST(avx2_route) { route_cases("avx2"); }
-TEST(avx512_route) { route_cases("avx512"); }
+#define ROW_TESTS(name, isa) TEST(name##_route) { route_cases(isa); }
+#define ROW_CASES(name) CASE(name##_route)
+EVERY_ROW(ROW_TESTS)
 
 TEST(ties_go_to_the_lower_index_and_nan_harms_only_its_row)
 {
@@ -147,5 +147,5 @@ TEST(a_large_common_bias_keeps_the_order)
     kernel_ctx_free(c);
 }
 
-TEST_MAIN(CASE(ref_route), CASE(avx2_route), CASE(avx512_route), CASE(ties_go_to_the_lower_index_and_nan_harms_only_its_row),
+TEST_MAIN(EVERY_ROW_CASES(ROW_CASES), CASE(ties_go_to_the_lower_index_and_nan_harms_only_its_row),
           CASE(a_large_common_bias_keeps_the_order))
