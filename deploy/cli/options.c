@@ -223,7 +223,7 @@ const struct option OPTIONS[] = {
 
     /* ---- Refused: would change answers, or needs what is not built ---- */
     REFUSE("tokenizer", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Another model's tokenizer.", "the tokenizer is the model's own: a different one would change every answer"),
-    REFUSE("kv-cache-dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of the KV cache.", "the KV cache is f32 in this build; a smaller type would change answers"),
+    REFUSE("kv-cache-dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of the KV cache.", "the KV cache is bf16, f32 with --activations f32; another type would change answers"),
     REFUSE("dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of weights and activations.", "weights keep the type of their file; --activations chooses the arithmetic"),
     REFUSE("guided-decoding-backend", NULL, NULL, OPT_STRING, "off", "Compatibility", "Structured output.", "structured output is not built yet"),
     REFUSE("logits-processors", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Python code that changes logits.", "no Python runs in a node"),
