@@ -8,7 +8,8 @@
 #   --asan   the above (none), then everything but end to end once more under AddressSanitizer and UBSan
 #   --all    --asan, the same under ThreadSanitizer, each fuzz target for FUZZ_SECONDS (60), the long end-to-end tests, and two
 #            virtual machines on one wire
-# Builds are kept in build/tests/. Environment: BATON_CACHE (model file, kernel), BATON_TEST_GGUF (use this file, fetch nothing).
+# Builds are kept in build/tests/. Environment: BATON_CACHE (model file, kernel), BATON_TEST_GGUF (use this file, fetch nothing),
+# BATON_TORCH_PYTHON (a Python with torch, transformers and numpy: --all then makes checkpoints with other weights as well).
 set -uo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -26,7 +27,7 @@ mode=normal
 case ${1-} in
 '') ;;
 --quick | --asan | --all) mode=${1#--} ;;
--h | --help) sed -n '2,11s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+-h | --help) sed -n '2,12s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
 *) echo "run.sh: there is no option $1; --quick, --asan and --all are known" >&2; exit 2 ;;
 esac
 export TMPDIR=$(mktemp -d) # what a test leaves goes with it

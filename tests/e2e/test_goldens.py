@@ -7,16 +7,16 @@ GOLDENS = os.path.join(DATA, 'goldens')
 FIXTURES = os.path.join(HERE, '..', 'fixtures')
 
 
-def generate(model, name, *args):
+def generate(model, name, *args, goldens=GOLDENS):
     out = os.path.join(tempfile.mkdtemp(prefix='baton-golden-'), 'answers.jsonl')
-    r = subprocess.run([BIN, 'generate', '--model', model, '--served-model-name', name, '--input', os.path.join(GOLDENS, name, 'requests.jsonl'), '--output', out,
+    r = subprocess.run([BIN, 'generate', '--model', model, '--served-model-name', name, '--input', os.path.join(goldens, name, 'requests.jsonl'), '--output', out,
                         *args], capture_output=True, text=True, timeout=600)
     assert r.returncode == 0, r.stderr[-2000:]
     return out
 
 
-def compare(name, answers, tolerance, what=''):
-    r = subprocess.run([sys.executable, os.path.join(GOLDENS, 'compare.py'), os.path.join(GOLDENS, name, 'expected.jsonl'), answers, '--tolerance', str(tolerance)],
+def compare(name, answers, tolerance, what='', goldens=GOLDENS):
+    r = subprocess.run([sys.executable, os.path.join(GOLDENS, 'compare.py'), os.path.join(goldens, name, 'expected.jsonl'), answers, '--tolerance', str(tolerance)],
                        capture_output=True, text=True)
     assert r.returncode == 0, r.stdout[-3000:] + r.stderr[-1000:]
     print(f'  {name}{what}: {r.stdout.splitlines()[-2]}')
@@ -37,9 +37,33 @@ def kernel_rows():
     return rows
 
 
-def tiny(name):
-    for isa in kernel_rows():
-        compare(name, generate(os.path.join(GOLDENS, name, 'model'), name, '--cpu-isa', isa, '--activations', 'f32'), 1e-3, f' on {isa}')
+def tiny(name, goldens=GOLDENS, rows=None):
+    for isa in rows or kernel_rows():
+        answers = generate(os.path.join(goldens, name, 'model'), name, '--cpu-isa', isa, '--activations', 'f32', goldens=goldens)
+        compare(name, answers, 1e-3, f' on {isa}', goldens)
+
+
+def torch_python():
+    """A Python that can make reference answers: this one, or the one that BATON_TORCH_PYTHON names."""
+    python = os.environ.get('BATON_TORCH_PYTHON', sys.executable)
+    if subprocess.run([python, '-c', 'import numpy, torch, transformers'], capture_output=True).returncode:
+        raise Skip(f'{python} has no torch, transformers and numpy (BATON_TORCH_PYTHON names a Python that has): no other weights were tested')
+    return python
+
+
+def other_seeds(names, seeds):
+    """Checkpoints of the goldens' shapes with other weights and prompts, on every kernel row, against answers made here."""
+    python, rows = torch_python(), kernel_rows()
+    with tempfile.TemporaryDirectory(prefix='baton-seeds-') as folder:
+        for seed in seeds:
+            goldens = os.path.join(folder, str(seed))
+            for name in names:
+                source, fp8 = (name[:-len('_fp8')], ['--fp8']) if name.endswith('_fp8') else (name, [])
+                r = subprocess.run([python, os.path.join(FIXTURES, 'reseed.py'), os.path.join(GOLDENS, source), os.path.join(goldens, name), str(seed), *fp8],
+                                   capture_output=True, text=True)
+                assert r.returncode == 0, r.stderr[-3000:]
+                print(f'  {name}: {r.stdout.strip()}', flush=True)
+                tiny(name, goldens, rows)
 
 
 def paddle(name, *args):
@@ -111,6 +135,10 @@ def test_deepseek_v2_lite():
 
 def test_deepseek_v2_grouped():
     tiny('deepseek_v2_grouped')
+
+
+def test_other_seeds_long():
+    other_seeds(sorted(n for n in os.listdir(GOLDENS) if os.path.isdir(os.path.join(GOLDENS, n, 'model'))), (1, 2))
 
 
 def test_ernie_in_the_paddle_layout():
