@@ -164,8 +164,9 @@ struct kernel_ops {
     const char *name;      /* "ref", "avx2", "avx512", ..: --cpu-isa, logs, hello between peers */
     bool (*available)(void); /* does this CPU have what the row needs */
 
-    /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on the way when asked to. */
-    enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out);
+    /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on the way when asked to. `err` (may be
+     * NULL) says what is wrong with the parts, or how much memory there was not. */
+    enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
     /* Independent products in one go. Neighbouring jobs with the same x, x_stride, n_in, x_rows and n_rows share the rounding of x. */
     void (*matmul)(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
     /* y[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps); rows of n floats, strides in floats; y may be x. */
@@ -212,8 +213,9 @@ enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in)
 /* The element type of KV pools under this context's arithmetic. */
 enum dtype  kernel_kv_dtype(const struct kernel_ctx *c);
 void        weight_release(struct weight *w);
-/* Bytes that n_out x n_in elements of `t` take when packed (JOIN_STACKED), before any packing: for the sum a model states at start. */
-size_t      weight_packed_bytes(enum dtype t, enum quantize q, size_t n_out, size_t n_in);
+/* What weight_pack would make of the parts, before any packing and without looking at their data: form, shape and bytes (whole pages);
+ * out->data stays NULL. The reasons for which parts cannot be packed are here. */
+enum status weight_plan(const struct weight_pack_args *a, struct weight *out, struct err *err) MUST_CHECK;
 /* One row of a packed matrix back to f32 (embedding lookup); dst [n_in]. */
 void        weight_row(const struct weight *w, size_t row, float *dst);
 /* Space-separated features of this CPU that matter here, for the start page and `baton version`. */

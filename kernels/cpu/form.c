@@ -76,14 +76,6 @@ size_t form_panel_bytes(int form, size_t n_in)
     return form_tail_at(form, n_in) + (tail + LINE - 1) / LINE * LINE; /* so that panels of words begin on cache lines */
 }
 
-size_t weight_packed_bytes(enum dtype t, enum quantize q, size_t n_out, size_t n_in)
-{
-    size_t total;
-    if (__builtin_mul_overflow((n_out + PANEL - 1) / PANEL, form_panel_bytes(form_of(t, q), n_in), &total)) return SIZE_MAX;
-    total = pages_round(total);
-    return total || n_out == 0 || n_in == 0 ? total : SIZE_MAX;
-}
-
 void weight_release(struct weight *w)
 {
     if (!w || !w->data) return;

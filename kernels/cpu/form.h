@@ -93,7 +93,7 @@ int    form_of(enum dtype t, enum quantize q);
 /* One element as f32: the definition of what a packed matrix holds. */
 float  form_weight(const struct weight *w, size_t i_panel, size_t k, size_t lane);
 /* The weight_pack slot of every cpu row. */
-enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out);
+enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
 
 /* A paired matrix has as many panels for each of its two parts; gate panels are the even ones. */
 static inline size_t panel_count(const struct weight *w)

@@ -1,6 +1,6 @@
 /* form_pack.c - checkpoint matrices to panels, once per matrix at load time.
  *
- * form_pack checks the parts, maps the memory (zeroed: lanes past n_out and k's past n_in are never written) and lets the pool take
+ * form_plan.c has checked the parts. form_pack maps the memory (zeroed: lanes past n_out and k's past n_in are never written) and lets the pool take
  * items of a few neighbouring panels of one part. Each kind of source has its way (struct pack_way); all of them bring 16 rows into
  * words side by side, a tile at a time, so that the source is read once and nothing but the result is as large as the matrix.
  * Quantising needs what is already there: a row (wint8, wint4) or 128 rows by 128 k's (block_wise_fp8) are widened to f32 in scratch.
@@ -246,49 +246,28 @@ static void plan_scratch(struct pack_job *job, bool transposed)
     }
 }
 
-static enum status check_part(const struct weight_pack_args *a, size_t i)
-{
-    const struct weight_src *s = &a->parts[i];
-    if ((unsigned)s->dtype >= DTYPE_COUNT) return ERR_UNSUPPORTED;
-    size_t block = dtype_block(s->dtype);
-    if (s->transposed && block != 1) return ERR_UNSUPPORTED;
-    if (s->n_out == 0 || s->n_in == 0 || s->n_in % block != 0) return ERR_INVALID;
-    if (s->n_out > INT32_MAX || s->n_in > INT32_MAX) return ERR_TOO_LONG;
-    if (s->row_bytes && s->row_bytes < dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in)) return ERR_INVALID;
-    if (s->scales && s->dtype != DTYPE_F8_E4M3) return ERR_INVALID;
-    if (s->n_in != a->parts[0].n_in || s->dtype != a->parts[0].dtype || s->transposed != a->parts[0].transposed) return ERR_INVALID;
-    if (a->join == JOIN_STACKED) return i + 1 < a->n_parts && s->n_out % PANEL != 0 ? ERR_INVALID : OK;
-    return a->n_parts == 2 && s->n_out == a->parts[0].n_out ? OK : ERR_INVALID;
-}
+static enum status no_memory(size_t bytes, struct err *err) { return err_set(err, ERR_NOMEM, "no memory for %zu bytes", bytes); }
 
-enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out)
+enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err)
 {
-    if (a->n_parts == 0 || (unsigned)a->quantize > QUANTIZE_BLOCK_FP8) return ERR_INVALID;
-    struct weight   w = { .paired = a->join == JOIN_PAIRED };
+    struct weight   w;
     struct pack_job job = { .a = a, .out = &w };
     size_t          n_items = 0;
-    for (size_t i = 0; i < a->n_parts; i++) {
-        TRY(check_part(a, i));
-        w.n_out += a->parts[i].n_out;
-    }
-    if (w.n_out > INT32_MAX) return ERR_TOO_LONG;
+    TRY(weight_plan(a, &w, err));
     const struct weight_src *first = &a->parts[0];
-    w.form = form_of(first->dtype, a->quantize);
-    w.n_in = job.n_in = first->n_in;
+    job.n_in = first->n_in;
     job.size = dtype_block_bytes(first->dtype);
     job.panel_bytes = form_panel_bytes(w.form, w.n_in);
     job.way = way_of(first->dtype, w.form);
     job.panels_per_item = first->transposed ? job.way->panels_transposed : job.way->panels;
-    if (__builtin_mul_overflow(panel_count(&w), job.panel_bytes, &w.bytes)) return ERR_TOO_LONG;
-    w.bytes = pages_round(w.bytes);
-    w.data = w.bytes ? pages_map(w.bytes) : NULL;
-    if (!w.data) return ERR_NOMEM;
+    w.data = pages_map(w.bytes);
+    if (!w.data) return no_memory(w.bytes, err);
     plan_scratch(&job, first->transposed);
     size_t scratch_bytes = job.turned_bytes + job.wide_bytes + job.q_bytes;
     job.scratch = scratch_bytes ? mem_try_calloc((size_t)compute_pool_threads(c->pool), scratch_bytes) : NULL;
     if (scratch_bytes && !job.scratch) {
         weight_release(&w);
-        return ERR_NOMEM;
+        return no_memory(scratch_bytes * (size_t)compute_pool_threads(c->pool), err);
     }
     for (size_t i = 0; i < a->n_parts; i++) n_items += items_of(&job, &a->parts[i]);
     compute_pool_run(c->pool, (int)n_items, run_item, &job);

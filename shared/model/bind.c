@@ -71,11 +71,12 @@ static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum d
 static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what, struct weight *to)
 {
     struct kernel_ctx *k = b->m->kernels;
-    for (size_t i = 0; i < a->n_parts; i++)
-        b->weight_bytes += weight_packed_bytes(a->parts[i].dtype, a->quantize, a->parts[i].n_out, a->parts[i].n_in);
+    struct weight      plan;
+    enum status        st = weight_plan(a, &plan, b->err);
+    if (st == OK && b->packing) st = k->ops->weight_pack(k, a, to, b->err);
+    if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
+    b->weight_bytes += plan.bytes;
     if (!b->packing) return OK;
-    enum status st = k->ops->weight_pack(k, a, to);
-    if (st != OK) return err_set(b->err, st, "no memory to pack %s (%zu x %zu)", what, a->parts[0].n_out, a->parts[0].n_in);
     if (b->progress) b->progress(b->progress_arg, (double)b->weight_bytes / (double)(b->weight_total ? b->weight_total : 1));
     return OK;
 }
@@ -100,12 +101,21 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, e
     return st;
 }
 
+/* For people: the place of a matrix, without what kinds of files add to it. */
+static const char *name_of(const struct matrix_want *want, char out[NAME_BYTES_MAX])
+{
+    if (want->n_experts > 0) snprintf(out, NAME_BYTES_MAX, "%s%s of expert %" PRIu32, want->prefix, want->leaf, want->i_expert);
+    else snprintf(out, NAME_BYTES_MAX, "%s%s", want->prefix, want->leaf);
+    return out;
+}
+
 enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum bind_as as, struct weight *to)
 {
     struct weight_src src;
     TRY(weights_matrix(b->m->weights, want, &src, b->err));
     void *scales = (void *)src.scales;
-    enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, want->leaf, to);
+    char        what[NAME_BYTES_MAX];
+    enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(want, what), to);
     mem_free(scales);
     return st;
 }
@@ -115,10 +125,11 @@ enum status bind_pair(struct binder *b, const struct matrix_want *gate, const st
     struct weight_src src[2];
     TRY(weights_matrix(b->m->weights, gate, &src[0], b->err));
     void       *scales[2] = { (void *)src[0].scales, NULL };
+    char        what[NAME_BYTES_MAX];
     enum status st = weights_matrix(b->m->weights, up, &src[1], b->err);
     if (st == OK) {
         scales[1] = (void *)src[1].scales;
-        st = pack_as(b, src, 2, JOIN_PAIRED, as, gate->leaf, to);
+        st = pack_as(b, src, 2, JOIN_PAIRED, as, name_of(gate, what), to);
     }
     mem_free(scales[0]);
     mem_free(scales[1]);

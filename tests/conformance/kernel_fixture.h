@@ -119,7 +119,7 @@ static inline struct weight pack_one(struct kernel_ctx *c, const struct matrix *
 {
     struct weight                 w;
     const struct weight_pack_args a = { .parts = &m->src, .n_parts = 1 };
-    CHECK_OK(c->ops->weight_pack(c, &a, &w));
+    CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
     float *row = MEM_ARRAY(float, m->src.n_in);
     for (size_t i = 0; i < m->src.n_out; i++) {
         weight_row(&w, i, row);

@@ -171,19 +171,20 @@ static void check_values(const struct weight *w, const struct source *src, const
 static void check_shape(const struct shape *s)
 {
     struct source src = make_source(s);
-    struct weight one, many;
+    struct weight one, many, plan;
     struct compute_pool *pools[2];
     struct err err;
     src.args.parts = src.parts;
     for (int i = 0; i < 2; i++) CHECK_OK(compute_pool_create(1 + 2 * i, &pools[i], &err));
-    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pools[0] }, &src.args, &one));
-    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pools[1] }, &src.args, &many));
+    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pools[0] }, &src.args, &one, NULL));
+    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pools[1] }, &src.args, &many, NULL));
     CHECK_EQ_INT(one.form, form_of(s->dtype, s->quantize));
     CHECK_EQ_INT(one.n_out, src.n_out);
     CHECK_EQ_INT(one.n_in, s->n_in);
     CHECK_EQ_INT(one.paired, s->join == JOIN_PAIRED);
     CHECK(one.bytes == many.bytes && memcmp(one.data, many.data, one.bytes) == 0);
-    if (s->n_parts == 1) CHECK_EQ_INT(one.bytes, weight_packed_bytes(s->dtype, s->quantize, src.n_out, s->n_in));
+    CHECK_OK(weight_plan(&src.args, &plan, NULL));
+    CHECK(!plan.data && plan.form == one.form && plan.paired == one.paired && plan.n_out == one.n_out && plan.n_in == one.n_in && plan.bytes == one.bytes);
     check_values(&one, &src, s);
     weight_release(&one);
     weight_release(&one); /* twice is harmless */
@@ -278,7 +279,7 @@ TEST(infinities_and_nans_stay_visible)
         memcpy(src.bytes[0] + 1 + 4 * 7, &bad[0], 4);      /* row 0 */
         memcpy(src.bytes[0] + 1 + 4 * (80 + 9), &bad[1], 4); /* row 2 */
         CHECK_OK(compute_pool_create(1, &pool, &err));
-        CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pool }, &src.args, &w));
+        CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pool }, &src.args, &w, NULL));
         CHECK(!isfinite(form_weight(&w, 0, 7, 0)));
         CHECK(isnan(form_weight(&w, 0, 9, 2)));
         if (HOW[i] != QUANTIZE_BLOCK_FP8) CHECK(isfinite(form_weight(&w, 0, 7, 1)));
@@ -303,7 +304,7 @@ static struct packed packed_of(enum dtype t, enum quantize q, size_t n_out, size
     struct err    err;
     p.src.args.parts = p.src.parts;
     CHECK_OK(compute_pool_create(1, &p.pool, &err));
-    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = p.pool }, &p.src.args, &p.w));
+    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = p.pool }, &p.src.args, &p.w, NULL));
     return p;
 }
 
@@ -419,13 +420,16 @@ TEST(channel_forms_lie_as_drawn)
 /* ---- refusals ---- */
 
 static struct compute_pool *pool_of_refusals;
+static struct err           why;
 
 static enum status pack_status(const struct weight_src *parts, size_t n_parts, enum weight_join join)
 {
     struct weight w = { .form = 77 };
-    enum status   st = form_pack(&(struct kernel_ctx){ .pool = pool_of_refusals }, &(struct weight_pack_args){ parts, n_parts, join, QUANTIZE_NONE }, &w);
+    why = (struct err){ 0 };
+    enum status   st = form_pack(&(struct kernel_ctx){ .pool = pool_of_refusals }, &(struct weight_pack_args){ parts, n_parts, join, QUANTIZE_NONE }, &w, &why);
     if (st == OK) weight_release(&w);
     else CHECK_EQ_INT(w.form, 77); /* outputs are written only on success */
+    CHECK(st == why.code && (st == OK) == !why.text[0]); /* every refusal has its sentence */
     return st;
 }
 
@@ -459,6 +463,7 @@ TEST(bounds_are_refused)
     CHECK_STATUS(one_status(s), ERR_UNSUPPORTED);
     s = good, s.dtype = DTYPE_Q4_K, s.n_in = 128;
     CHECK_STATUS(one_status(s), ERR_INVALID);
+    CHECK(strstr(why.text, "128") && strstr(why.text, "256") && strstr(why.text, "Q4_K"));
 
     struct weight_src two[2] = { good, good };
     CHECK_STATUS(pack_status(two, 2, JOIN_STACKED), ERR_INVALID); /* 8 is not a whole panel */
@@ -474,7 +479,6 @@ TEST(bounds_are_refused)
     CHECK_STATUS(pack_status(two, 2, JOIN_STACKED), ERR_INVALID);
     two[1] = good, two[1].transposed = true;
     CHECK_STATUS(pack_status(two, 2, JOIN_STACKED), ERR_INVALID);
-    CHECK(weight_packed_bytes(DTYPE_F32, QUANTIZE_NONE, SIZE_MAX / 2, 1 << 20) == SIZE_MAX);
     compute_pool_free(pool_of_refusals);
 }
 

@@ -149,4 +149,29 @@ TEST(windows)
     kernel_ctx_free(f.k);
 }
 
-TEST_MAIN(CASE_T(every_fault_names_the_tensor, 240), CASE(f8_scales), CASE(windows))
+/* Packing fails for want of memory: the sentence has the matrix and how much there was not. */
+TEST(memory_that_packing_lacks)
+{
+    struct err         err = { 0 };
+    struct kernel_ctx *k;
+    struct model      *m = NULL;
+    int                n_named = 0;
+    CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_F32, 1, &k, &err));
+    struct path          folder = golden("qwen2", "model");
+    struct model_options o = { .path = folder.text, .max_rows = 8, .max_model_len = 64, .quantize = QUANTIZE_WINT8, .kernels = k };
+    for (long nth = 1; nth <= 40; nth++) {
+        mem_fail_nth(nth);
+        enum status st = model_load(&o, &m, &err);
+        mem_fail_nth(0);
+        if (st == OK) {
+            model_free(m);
+            break;
+        }
+        CHECK_STATUS(st, ERR_NOMEM);
+        n_named += strstr(err.text, "model.layers.") && strstr(err.text, "_proj cannot be packed: no memory for ") != NULL;
+    }
+    CHECK(n_named > 0);
+    kernel_ctx_free(k);
+}
+
+TEST_MAIN(CASE_T(every_fault_names_the_tensor, 240), CASE(f8_scales), CASE(windows), CASE(memory_that_packing_lacks))

@@ -52,7 +52,7 @@ static struct weight make_weight(struct kernel_ctx *c, const struct kind *k, siz
         for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)((i * 2654435761u >> 13) % 0x30);
     for (size_t i = 0; i < blocks; i++) scales[i] = 0.01f;
     if (k->dtype == DTYPE_F8_E4M3) src.scales = scales;
-    if (c->ops->weight_pack(c, &(struct weight_pack_args){ .parts = &src, .n_parts = 1, .quantize = k->quantize }, &w) != OK) {
+    if (c->ops->weight_pack(c, &(struct weight_pack_args){ .parts = &src, .n_parts = 1, .quantize = k->quantize }, &w, NULL) != OK) {
         fprintf(stderr, "bench_kernels: no memory for %s, %zu x %zu\n", k->name, n_out, n_in);
         exit(1);
     }
@@ -114,7 +114,7 @@ static void bench_gemv(struct kernel_ctx *c, const struct limits *l)
     static const size_t rows[] = { 1, 2, 4, 8 };
     enum { N_IN = 2048 };
     for (size_t k = 0; k < COUNT_OF(KINDS); k++) {
-        size_t panel = weight_packed_bytes(KINDS[k].dtype, KINDS[k].quantize, 1024, N_IN) / 64;
+        size_t panel = form_panel_bytes(form_of(KINDS[k].dtype, KINDS[k].quantize), N_IN);
         bench_product(c, &KINDS[k], ((size_t)160 << 20) / panel * PANEL, N_IN, rows, COUNT_OF(rows), l);
     }
     printf("shapes of a 135M model (weights in the cache)\n");
