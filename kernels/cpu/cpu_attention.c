@@ -16,6 +16,7 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/float_bits.h"
+#include "shared/base/assert.h"
 
 enum {
     SEQS_PER_CALL = 2048,        /* sequences whose first items are in the work table at a time */
@@ -360,6 +361,10 @@ static void attend_seqs(struct kernel_ctx *c, const struct attn_args *a, const s
 
 void cpu_attention(struct kernel_ctx *c, const struct attn_args *a)
 {
+    const bool naive = a->k_up != NULL;
+    ASSERT(a->kv.head_dim <= (a->kv.latent ? KERNEL_LATENT_MAX : KERNEL_HEAD_DIM_MAX)); /* config_check.c refuses what is larger */
+    ASSERT(!naive || a->k_up->n_out + (size_t)a->kv.head_dim - a->k_up->n_in <= KERNEL_HEAD_DIM_MAX);
+    ASSERT(a->v_dim <= (naive ? KERNEL_HEAD_DIM_MAX : a->kv.head_dim));
     for (int32_t done = 0; done < a->n_seqs; done += SEQS_PER_CALL)
         attend_seqs(c, a, a->seqs + done, min_i32(SEQS_PER_CALL, a->n_seqs - done));
 }

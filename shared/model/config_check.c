@@ -43,14 +43,15 @@ static enum status check_latent(const struct mla_config *m, struct err *err)
 {
     if (m->rope < 2 || m->rope % 2 != 0)
         return err_field(err, ERR_UNSUPPORTED, "qk_rope_head_dim", "a rotated part of %" PRIu32 " elements is not supported (even numbers are)", m->rope);
-    if (m->kv_lora + m->rope > KERNEL_LATENT_MAX)
-        return err_field(err, ERR_UNSUPPORTED, "kv_lora_rank", "a latent of %" PRIu32 " + %" PRIu32 " elements is not supported (up to %d are)",
-                         m->kv_lora, m->rope, KERNEL_LATENT_MAX);
-    if (m->nope < 1 || m->nope + m->rope > KERNEL_HEAD_DIM_MAX)
-        return err_field(err, ERR_UNSUPPORTED, "qk_nope_head_dim", "a head size of %" PRIu32 " + %" PRIu32 " is not supported (up to %d are)",
-                         m->nope, m->rope, KERNEL_HEAD_DIM_MAX);
+    if ((uint64_t)m->kv_lora + m->rope > KERNEL_LATENT_MAX)
+        return err_field(err, ERR_UNSUPPORTED, "kv_lora_rank", "a latent of kv_lora_rank %" PRIu32 " + qk_rope_head_dim %" PRIu32
+                         " elements is not supported (up to %d together are)", m->kv_lora, m->rope, KERNEL_LATENT_MAX);
+    if (m->nope < 1 || (uint64_t)m->nope + m->rope > KERNEL_HEAD_DIM_MAX)
+        return err_field(err, ERR_UNSUPPORTED, "qk_nope_head_dim", "heads of qk_nope_head_dim %" PRIu32 " + qk_rope_head_dim %" PRIu32
+                         " elements are not supported (1 or more, up to %d together, are)", m->nope, m->rope, KERNEL_HEAD_DIM_MAX);
     if (m->v < 1 || m->v > KERNEL_HEAD_DIM_MAX)
-        return err_field(err, ERR_UNSUPPORTED, "v_head_dim", "values of %" PRIu32 " elements are not supported (1 to %d are)", m->v, KERNEL_HEAD_DIM_MAX);
+        return err_field(err, ERR_UNSUPPORTED, "v_head_dim", "values of v_head_dim %" PRIu32 " elements are not supported (1 to %d are)", m->v,
+                         KERNEL_HEAD_DIM_MAX);
     return OK;
 }
 

@@ -227,6 +227,7 @@ static const struct shape SHAPES[] = {
     { ABSORBED, DTYPE_F32, 5, 1, 40, 64, 32, 0, 0 }, { ABSORBED, DTYPE_BF16, 3, 1, 27, 10, 20, 0, 0 }, { ABSORBED, DTYPE_BF16, 4, 1, 576, 64, 512, 0, 0 },
     { ABSORBED, DTYPE_F32, 2, 1, 1024, 3, 1000, 0, 0 },
     { NAIVE, DTYPE_F32, 3, 1, 40, 64, 32, 16, 24 }, { NAIVE, DTYPE_BF16, 2, 1, 27, 10, 20, 5, 9 }, { NAIVE, DTYPE_BF16, 2, 1, 336, 64, 320, 48, 33 },
+    { NAIVE, DTYPE_F32, 1, 1, 192, 64, 128, 192, 256 }, /* as large as heads may be */
 };
 
 /* How the tokens come in and on how many threads. Where a run is slow each chunk meets one number of threads and each number of threads two

@@ -168,7 +168,11 @@ TEST(deepseek_v3)
     refused("DeepseekV3ForCausalLM", "\"kv_lora_rank\":32,\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":7,\"v_head_dim\":24", ERR_UNSUPPORTED, "qk_rope_head_dim");
     refused("DeepseekV3ForCausalLM", "\"kv_lora_rank\":1024,\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":8,\"v_head_dim\":24", ERR_UNSUPPORTED, "kv_lora_rank");
     refused("DeepseekV3ForCausalLM", "\"kv_lora_rank\":32,\"qk_nope_head_dim\":250,\"qk_rope_head_dim\":8,\"v_head_dim\":24", ERR_UNSUPPORTED, "qk_nope_head_dim");
+    CHECK(strstr(err.text, "qk_nope_head_dim 250") && strstr(err.text, "qk_rope_head_dim 8") && strstr(err.text, "256"));
     refused("DeepseekV3ForCausalLM", "\"kv_lora_rank\":32,\"qk_nope_head_dim\":16,\"qk_rope_head_dim\":8,\"v_head_dim\":257", ERR_UNSUPPORTED, "v_head_dim");
+    CHECK(strstr(err.text, "v_head_dim 257") && strstr(err.text, "256"));
+    accepted("DeepseekV3ForCausalLM", "\"kv_lora_rank\":960,\"qk_nope_head_dim\":192,\"qk_rope_head_dim\":64,\"v_head_dim\":256,"
+             "\"n_routed_experts\":16,\"num_experts_per_tok\":4,\"moe_intermediate_size\":40"); /* each as large as it may be */
 }
 
 TEST_MAIN(CASE(llama_and_mistral), CASE(qwen), CASE(qwen3_moe), CASE(mixtral), CASE(ernie), CASE(deepseek_v2), CASE(deepseek_v3))
