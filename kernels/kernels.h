@@ -162,6 +162,7 @@ struct combine_args {
 
 struct kernel_ops {
     const char *name;      /* "ref", "avx2", "avx512", ..: --cpu-isa, logs, hello between peers */
+    const char *forms;     /* rows with equal ones pack the same source to the same bytes */
     bool (*available)(void); /* does this CPU have what the row needs */
 
     /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on the way when asked to. `err` (may be

@@ -90,7 +90,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o, 
     TRY(kernel_ctx_create(o->cpu_isa, o->activations, o->n_threads, &m->kernels, err));
     struct model_options mo = {
         .path = o->model_path, .max_rows = o->max_batched_tokens, .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
-        .usual_len = o->max_model_len, .kernels = m->kernels, .quantize = o->quantize,
+        .usual_len = o->max_model_len, .kernels = m->kernels, .quantize = o->quantize, .packed_folder = o->weights_cache,
         .progress = show_progress, .progress_arg = &bar,
     };
     TRY(model_load(&mo, &m->weights, err));

@@ -94,6 +94,8 @@ static enum status read_model(const struct config *c, struct node_options *o, st
     if (n > NODE_NAMES_MAX) return err_field(err, ERR_CONFIG, "served-model-name", "%zu served model names were given, at most %d", n, NODE_NAMES_MAX);
     for (size_t i = 0; i < n && i < NODE_NAMES_MAX; i++) o->names[o->n_names++] = config_list(c, "served-model-name", i, NULL);
     if (o->n_names == 0) o->names[o->n_names++] = o->model;
+    const char *cache = config_string(c, "weights-cache");
+    o->weights_cache = *cache && strcmp(cache, "off") != 0 ? cache : NULL;
     return read_quantization(c, o, err);
 }
 

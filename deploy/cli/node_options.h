@@ -26,6 +26,7 @@ struct node_options {
     const char    *cpu_isa;
     enum activations activations;
     enum quantize    quantize;
+    const char      *weights_cache;    /* folder or NULL */
     int            n_threads;
     uint32_t       max_model_len;
     bool           max_model_len_given; /* else a smaller limit of the model's own is fine */

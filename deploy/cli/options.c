@@ -34,6 +34,9 @@ const struct option OPTIONS[] = {
     { .name = "activations", .env = "BATON_ACTIVATIONS", .type = OPT_ENUM, .choices = "auto|f32", .def = "auto", .group = "Model", .commands = NODE,
       .help = "Arithmetic: auto rounds the inputs of quantised matrices to int8 and of bf16 ones to bf16 where the processor multiplies them, and "
               "keeps the KV cache in bf16; f32 is exact. Nodes of one cluster must agree." },
+    { .name = "weights-cache", .env = "BATON_WEIGHTS_CACHE", .type = OPT_STRING, .def = "off", .group = "Model", .commands = NODE,
+      .help = "Folder for copies of weights as they are packed (and quantised) for this processor: a later start maps the copy, and the nodes of a host "
+              "share its memory. A copy is about as large as the weights. off: pack at every start." },
     { .name = "load-format", .type = OPT_ENUM, .choices = "auto|safetensors|gguf", .def = "auto", .group = "Model", .commands = NODE,
       .help = "Format of the weights; it is recognised from the files." },
 

@@ -136,7 +136,7 @@ void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, flo
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
 #define CPU_ROW_OPS(name_, available_)                                                                    \
-    { .name = (name_), .available = (available_), .weight_pack = form_pack, .matmul = cpu_matmul,         \
+    { .name = (name_), .forms = "panels of 16", .available = (available_), .weight_pack = form_pack, .matmul = cpu_matmul,   \
       .rms_norm = cpu_rms_norm, .add = cpu_add, .rope = cpu_rope, .kv_append = cpu_kv_append,             \
       .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .log_sum_exp = cpu_log_sum_exp,   \
       .argmax = cpu_argmax, .exp_terms = cpu_exp_terms }

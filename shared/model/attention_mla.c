@@ -43,7 +43,7 @@ static enum status make_plain(struct binder *b, struct weight_src *s, void **cop
     const enum dtype type = b->m->kernels->activations == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16;
     *copy = NULL;
     if (is_plain(s->dtype)) return OK;
-    if (b->packing && !(*copy = bind_plain_copy(b->m->kernels, s, type)))
+    if (b->converting && !(*copy = bind_plain_copy(b->m->kernels, s, type)))
         return err_set(b->err, ERR_NOMEM, "no memory to convert kv_b_proj (%zu x %zu)", s->n_out, s->n_in);
     *s = (struct weight_src){ .dtype = type, .data = *copy ? *copy : s->data, .n_out = s->n_out, .n_in = s->n_in };
     return OK;

@@ -68,16 +68,33 @@ static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum d
     return wide ? QUANTIZE_WINT8 : b->m->quantize;
 }
 
-static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what, struct weight *to)
+static void add_to_plan(struct binder *b, const struct weight *w)
+{
+    if ((b->n_plan & (b->n_plan - 1)) == 0) b->plan = mem_realloc(b->plan, b->n_plan ? 2 * b->n_plan : 1, sizeof *b->plan); /* full at powers of two */
+    b->plan[b->n_plan++] = *w;
+}
+
+static enum status take_or_pack(struct binder *b, const struct weight_pack_args *a, struct weight *to)
 {
     struct kernel_ctx *k = b->m->kernels;
-    struct weight      plan;
-    enum status        st = weight_plan(a, &plan, b->err);
-    if (st == OK && b->packing) st = k->ops->weight_pack(k, a, to, b->err);
+    if (b->packed && packed_is_ready(b->packed)) {
+        packed_take(b->packed, to);
+        return OK;
+    }
+    TRY(k->ops->weight_pack(k, a, to, b->err));
+    if (b->packed) packed_put(b->packed, to);
+    return OK;
+}
+
+static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what, struct weight *to)
+{
+    struct weight plan;
+    enum status   st = weight_plan(a, &plan, b->err);
+    if (st == OK && b->packing) st = take_or_pack(b, a, to);
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;
-    if (!b->packing) return OK;
-    if (b->progress) b->progress(b->progress_arg, (double)b->weight_bytes / (double)(b->weight_total ? b->weight_total : 1));
+    if (!b->packing) add_to_plan(b, &plan);
+    else if (b->progress) b->progress(b->progress_arg, (double)b->weight_bytes / (double)(b->weight_total ? b->weight_total : 1));
     return OK;
 }
 
@@ -89,7 +106,7 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, e
     bool  widen = as == BIND_F32;
     for (size_t i = 1; i < n; i++) widen = widen || src[i].dtype != src[0].dtype;
     for (size_t i = 0; i < n && widen; i++) {
-        if (b->packing && !(copies[i] = bind_plain_copy(b->m->kernels, &src[i], DTYPE_F32))) {
+        if (b->converting && !(copies[i] = bind_plain_copy(b->m->kernels, &src[i], DTYPE_F32))) {
             mem_free(copies[0]);
             return err_set(b->err, ERR_NOMEM, "no memory to convert %s (%zu x %zu)", what, src[i].n_out, src[i].n_in);
         }

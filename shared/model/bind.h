@@ -8,6 +8,7 @@
 #define BATON_MODEL_BIND_H
 
 #include "shared/model/model.h"
+#include "shared/model/packed.h"
 #include "shared/model/weights.h"
 
 enum bind_as {
@@ -21,6 +22,10 @@ struct binder {
     struct model *m;
     struct err   *err;
     bool          packing;      /* second pass */
+    bool          converting;   /* ... which looks at the files' elements: not where a packed copy has them all */
+    struct weight *plan;        /* first pass: [n_plan] what each weight will be, in the order of packing; the caller's (mem_free) */
+    size_t        n_plan;
+    struct packed *packed;      /* second pass: the copy on disk; NULL: none */
     size_t        weight_bytes; /* packed sizes this pass came by */
     size_t        weight_total; /* second pass: what the first came by */
     size_t        buffer_bytes; /* the same of activation buffers */

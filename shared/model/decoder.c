@@ -32,6 +32,8 @@ struct decoder {
     struct moe_work           moe;
     void                     *buffers; /* what all of these point into */
     size_t                    buffers_bytes;
+    struct weight            *plan;    /* [n_plan] of all weights, between plan and pack */
+    size_t                    n_plan;
 };
 
 /* ---- bind -------------------------------------------------------------------------------------------------------- */
@@ -116,7 +118,10 @@ enum status decoder_plan(struct model *m, struct err *err)
     float        *factors;
     m->decoder = MEM_NEW(struct decoder);
     m->decoder->layers = MEM_ARRAY(struct layer, m->config.n_layers);
-    TRY(bind_all(&b));
+    enum status st = bind_all(&b);
+    m->decoder->plan = b.plan;
+    m->decoder->n_plan = b.n_plan;
+    TRY(st);
     TRY(read_rope_factors(m, &factors, err));
     mem_free(factors);
     TRY(weights_check_all_used(m->weights, m->ops, &m->config, err));
@@ -127,14 +132,30 @@ enum status decoder_plan(struct model *m, struct err *err)
     return OK;
 }
 
-enum status decoder_pack(struct model *m, const struct model_options *o, struct err *err)
+/* From the copy on disk, or packed and then put there. */
+static enum status pack_weights(struct binder *b, const struct model_options *o, const struct packed_key *key)
+{
+    const struct decoder       *d = b->m->decoder;
+    const char                 *base = strrchr(o->path, '/');
+    const struct packed_options p = { .folder = o->packed_folder, .name = base ? base + 1 : o->path, .key = *key, .plan = d->plan, .n = d->n_plan,
+                                      .pool = b->m->kernels->pool, .progress = o->progress, .progress_arg = o->progress_arg };
+    b->packed = o->packed_folder ? packed_open(&p) : NULL;
+    b->converting = !b->packed || !packed_is_ready(b->packed);
+    if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
+    enum status st = bind_all(b);
+    if (st == OK && b->packed) packed_finish(b->packed);
+    packed_close(b->packed);
+    return st;
+}
+
+enum status decoder_pack(struct model *m, const struct model_options *o, const struct packed_key *key, struct err *err)
 {
     struct decoder *d = m->decoder;
     struct binder   b = { .m = m, .err = err, .packing = true, .weight_total = m->weight_bytes, .progress = o->progress, .progress_arg = o->progress_arg };
     float          *factors;
     b.buffers = d->buffers = pages_map(d->buffers_bytes); /* zeroed on first touch: rows that no step has cost nothing */
     if (!d->buffers) return err_set(err, ERR_NOMEM, "no memory for %zu bytes of activations; lower --max-num-batched-tokens", d->buffers_bytes);
-    TRY(bind_all(&b));
+    TRY(pack_weights(&b, o, key));
     ASSERT(b.weight_bytes == m->weight_bytes && b.buffer_bytes <= d->buffers_bytes); /* both passes saw the same */
     if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)
         return err_set(err, ERR_NOMEM, "no memory for inputs of %zu x %zu elements; lower --max-num-batched-tokens", b.rounded_rows, b.rounded_in);
@@ -165,6 +186,7 @@ void decoder_free(struct model *m)
     mem_free(d->final_norm);
     mem_free(d->angles);
     mem_free(d->layers);
+    mem_free(d->plan);
     mem_free(d);
     m->decoder = NULL;
 }

@@ -13,8 +13,9 @@
 
 /* m->decoder from m->weights, nothing packed yet; fills m->weight_bytes, buffer_bytes and rope_bytes. */
 enum status decoder_plan(struct model *m, struct err *err) MUST_CHECK;
-/* Pack and allocate. */
-enum status decoder_pack(struct model *m, const struct model_options *o, struct err *err) MUST_CHECK;
+struct packed_key;
+/* Pack, or take from o->packed_folder what `key` names, and allocate. */
+enum status decoder_pack(struct model *m, const struct model_options *o, const struct packed_key *key, struct err *err) MUST_CHECK;
 void        decoder_free(struct model *m);
 void        decoder_forward(struct model *m, const struct model_batch *b);
 

@@ -11,6 +11,7 @@
 struct file_map {
     const uint8_t *data; /* NULL when nothing is mapped or the file is empty */
     size_t         bytes;
+    int64_t        changed_ns; /* when the file was changed last, since 1970 */
 };
 
 enum status file_map_open(const char *path, struct file_map *out, struct err *err) MUST_CHECK;

@@ -15,6 +15,7 @@
 #include "shared/model/host_memory.h"
 #include "shared/model/model_files.h"
 #include "shared/model/model_rows.h"
+#include "shared/model/packed.h"
 #include "shared/model/weights.h"
 
 static enum status read_config(struct model *m, const char *path, struct err *err)
@@ -91,6 +92,17 @@ static uint64_t fingerprint(const struct model *m)
     return h;
 }
 
+/* What packed bytes depend on. The configuration is part of it: it decides which tensors become which matrices. */
+static struct packed_key packed_key_of(const struct model *m)
+{
+    struct buf b = { 0 };
+    buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->ops->forms, (int)m->kernels->activations, (int)m->quantize, m->ops->name);
+    print_config(&b, &m->config);
+    struct packed_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)), weights_files_state(m->weights) };
+    buf_release(&b);
+    return key;
+}
+
 /* ---- load -------------------------------------------------------------------------------------------------------- */
 
 static enum status load(struct model *m, const struct model_options *o, const char *path, struct err *err)
@@ -106,7 +118,8 @@ static enum status load(struct model *m, const struct model_options *o, const ch
     enum status st = decoder_plan(m, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     TRY(check_memory(m, err));
-    st = decoder_pack(m, o, err);
+    const struct packed_key key = o->packed_folder ? packed_key_of(m) : (struct packed_key){ 0 };
+    st = decoder_pack(m, o, &key, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);
     weights_close(m->weights);

@@ -100,6 +100,7 @@ struct model_options {
     uint32_t           max_model_len; /* 0: usual_len, or what the model has if that is less */
     uint32_t           usual_len;     /* 0: all that the model has */
     enum quantize      quantize;      /* of the plain matrices of attention, feed-forward blocks and experts */
+    const char        *packed_folder; /* where packed copies of weights are kept (packed.h); NULL: none are */
     struct kernel_ctx *kernels;       /* borrowed until model_free */
     /* Progress in 0..1 while weights are packed; may be NULL. */
     void (*progress)(void *arg, double done);

@@ -68,5 +68,7 @@ enum status weights_check_all_used(const struct weights *w, const struct model_o
 /* Hash of every tensor's name, type, shape and a sample of its bytes. Two models that differ in a few values only in the
  * middle of large tensors can collide; a node is told its model by an operator, not by an attacker. */
 uint64_t    weights_fingerprint(const struct weights *w, uint64_t seed);
+/* Hash of the sizes and times of the files: another value after any of them was written to, however little. */
+uint64_t    weights_files_state(const struct weights *w);
 
 #endif

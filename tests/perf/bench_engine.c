@@ -1,6 +1,6 @@
 /* bench_engine.c - speed of a model's forward pass, without server, scheduler and sampling: what remains is the model and its kernels.
  *
- *     bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32]       defaults: auto, 2, 512, auto
+ *     bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32] [PACKED_FOLDER]       defaults: auto, 2, 512, auto, none
  *
  * Reads one measurement per line of standard input and answers each with one line, so that a script can take turns between this
  * program and another one that does the same work:
@@ -106,12 +106,12 @@ static bool answer(struct rig *r, const char *line)
     return false;
 }
 
-static enum status rig_open(struct rig *r, const char *path, const char *isa, int n_threads, bool exact, struct err *err)
+static enum status rig_open(struct rig *r, const char *path, const char *isa, int n_threads, bool exact, const char *packed, struct err *err)
 {
     struct kv_layout layout;
     enum status      st = kernel_ctx_create(isa, exact ? ACTIVATIONS_F32 : ACTIVATIONS_FAST, n_threads, &r->kernels, err);
     if (st != OK) return st;
-    struct model_options o = { .path = path, .max_rows = r->rows_max, .max_model_len = TOKENS_MAX, .kernels = r->kernels };
+    struct model_options o = { .path = path, .max_rows = r->rows_max, .max_model_len = TOKENS_MAX, .packed_folder = packed, .kernels = r->kernels };
     st = model_load(&o, &r->model, err);
     if (st == OK) st = device_open("cpu", &r->device, err);
     if (st != OK) return st;
@@ -143,13 +143,14 @@ int main(int argc, char **argv)
     struct err err;
     char       line[128];
     if (argc < 2) {
-        fprintf(stderr, "usage: bench_engine MODEL [isa] [threads] [ROWS_MAX]\n");
+        fprintf(stderr, "usage: bench_engine MODEL [isa] [threads] [ROWS_MAX] [auto|f32] [PACKED_FOLDER]\n");
         return 2;
     }
     int rows = argc > 4 ? atoi(argv[4]) : 512;
     r.rows_max = rows < 1 ? 1 : (uint32_t)rows;
     uint64_t t0 = clock_ns();
-    if (rig_open(&r, argv[1], argc > 2 ? argv[2] : "auto", argc > 3 ? atoi(argv[3]) : 2, strcmp(argc > 5 ? argv[5] : "auto", "f32") == 0, &err) != OK) {
+    if (rig_open(&r, argv[1], argc > 2 ? argv[2] : "auto", argc > 3 ? atoi(argv[3]) : 2, strcmp(argc > 5 ? argv[5] : "auto", "f32") == 0,
+                 argc > 6 ? argv[6] : NULL, &err) != OK) {
         fprintf(stderr, "bench_engine: %s\n", err.text); /* what was taken goes with the process */
         return 1;
     }
