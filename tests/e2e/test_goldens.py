@@ -168,3 +168,15 @@ def test_batch_lines_that_are_wrong():
     assert out[0]['response']['status_code'] == 200 and out[0]['error'] is None
     assert out[1]['error'] and out[2]['error'], out
     assert out[3]['response']['status_code'] == 400, out[3]
+
+
+def test_weights_cache():
+    """--weights-cache: the first run writes a copy, the second maps it; both answer as the reference does."""
+    name, folder = 'qwen2', tempfile.mkdtemp(prefix='baton-packed-')
+    written = []
+    for what in (' with a copy to be written', ' from a copy'):
+        compare(name, generate(os.path.join(GOLDENS, name, 'model'), name, '--activations', 'f32', '--weights-cache', folder), 1e-3, what)
+        copies = [f for f in os.listdir(folder) if f.endswith('.packed')]
+        assert len(copies) == 1, copies
+        written.append(os.stat(os.path.join(folder, copies[0])).st_ino)
+    assert written[0] == written[1], 'the second run wrote the copy again'
