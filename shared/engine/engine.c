@@ -84,7 +84,8 @@ static void release(struct engine *e)
     map_release(&e->seqs);
     mailbox_free(e->commands);
     kv_pool_free(e->pool);
-    sampler_free(e->sampler);
+    sampler_batch_free(e->sampler);
+    mem_free(e->rows);
     batch_release(&e->batch);
     mem_free(e->logits);
     mem_free(e->lse);
@@ -106,7 +107,9 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     if (st != OK) goto err_engine;
     set_limits(e);
     e->pool = kv_pool_create(o->n_blocks, o->block_tokens, o->prefix_cache);
-    e->sampler = sampler_create(e->limits.n_vocab, o->model->kernels);
+    st = sampler_batch_create(e->limits.n_vocab, o->model->kernels, &e->sampler, err);
+    if (st != OK) goto err_engine;
+    e->rows = MEM_ARRAY(struct sampler_row, e->batch.max_logits);
     e->logits = MEM_ARRAY(float, (size_t)e->batch.max_logits * e->limits.n_vocab);
     e->lse = MEM_ARRAY(float, e->batch.max_logits);
     meters_init(&e->meters, o->metrics);

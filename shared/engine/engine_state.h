@@ -18,6 +18,7 @@
 #include "shared/base/map.h"
 #include "shared/base/thread.h"
 #include "shared/engine/batch.h"
+#include "shared/engine/sampler_batch.h"
 #include "shared/engine/seq.h"
 
 enum command_kind { COMMAND_SUBMIT, COMMAND_RESERVE, COMMAND_ACTIVATE, COMMAND_CANCEL, COMMAND_FENCE, COMMAND_RELEASE };
@@ -58,7 +59,8 @@ struct engine {
     _Atomic bool    stop; /* release by engine_free, acquire by the thread */
 
     struct kv_pool *pool;
-    struct sampler *sampler;
+    struct sampler_batch *sampler;
+    struct sampler_row   *rows; /* [batch.max_logits] */
     struct map      seqs;    /* id → struct seq: every live sequence, whatever its state */
     struct list     waiting; /* first in, first out; preempted ones at the front */
     struct list     running; /* holding blocks, computing */

@@ -97,13 +97,15 @@ void engine_take_token(struct engine *e, struct seq *s, const struct token_logpr
     else if (ev.lp.ends != FINISH_NONE) engine_finish(e, s, OK, ev.lp.ends, stops ? lp->id : -1);
 }
 
-static void sample(struct engine *e, struct seq *s, const float *logits, float lse)
+static void fill_row(const struct engine *e, struct sampler_row *row, uint32_t i)
 {
     const struct model_config *c = &e->opt.model->config;
-    struct token_logprobs lp;
-    struct sampler_input in = {
-        .logits = logits,
-        .lse = lse,
+    const struct batch_logit *l = &e->batch.logits[i];
+    const struct seq *s = l->seq;
+    row->score = l->sample ? -1 : s->tokens[l->pos + 1];
+    row->in = (struct sampler_input){
+        .logits = e->logits + (size_t)i * e->limits.n_vocab,
+        .lse = e->lse[i],
         .params = &s->sampling,
         .tokens = s->tokens,
         .n_tokens = s->n_tokens,
@@ -111,14 +113,11 @@ static void sample(struct engine *e, struct seq *s, const float *logits, float l
         .eos = c->eos,
         .n_eos = c->n_eos,
     };
-    sampler_sample(e->sampler, &in, &lp);
-    engine_take_token(e, s, &lp);
 }
 
-static void score_prompt(struct engine *e, struct seq *s, uint32_t pos, const float *logits, float lse)
+static void score_prompt(struct engine *e, struct seq *s, uint32_t pos, const struct token_logprobs *lp)
 {
-    struct engine_event ev = { .kind = ENGINE_PROMPT_LOGPROB, .id = s->id, .stop_token = -1, .index = pos + 1 };
-    sampler_logprobs(e->sampler, logits, lse, s->tokens[pos + 1], s->sampling.n_logprobs, &ev.lp);
+    struct engine_event ev = { .kind = ENGINE_PROMPT_LOGPROB, .id = s->id, .stop_token = -1, .index = pos + 1, .lp = *lp };
     s->lp_next = pos + 2;
     engine_emit(e, &ev);
 }
@@ -208,11 +207,13 @@ static void finish_silent_parts(struct engine *e)
 
 static void use_logits(struct engine *e)
 {
-    for (uint32_t i = 0; i < e->batch.n_logits; i++) {
+    const uint32_t n = e->batch.n_logits; /* all rows first: what comes of them may free sequences */
+    for (uint32_t i = 0; i < n; i++) fill_row(e, &e->rows[i], i);
+    sampler_batch_run(e->sampler, e->rows, n);
+    for (uint32_t i = 0; i < n; i++) {
         const struct batch_logit *l = &e->batch.logits[i];
-        const float *row = e->logits + (size_t)i * e->limits.n_vocab;
-        if (l->sample) sample(e, l->seq, row, e->lse[i]);
-        else score_prompt(e, l->seq, l->pos, row, e->lse[i]);
+        if (l->sample) engine_take_token(e, l->seq, &e->rows[i].out);
+        else score_prompt(e, l->seq, l->pos, &e->rows[i].out);
     }
 }
 

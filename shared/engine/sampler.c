@@ -2,13 +2,13 @@
  *
  * Greedy and drawn tokens share the steps up to the temperature, done on a scratch copy (skipped when nothing changes the
  * logits). A draw then works on p[i] = exp((x[i] - max) / T), unnormalised, max p = 1. Truncation never sorts the vocabulary:
- * min_p is one threshold, top_k and top_p are found by a quickselect over the candidates that can still be in the set. All
- * three end as one `struct cutoff`, the last kept entry in the order (larger p first, then smaller id), and the draw walks the
- * vocabulary in index order. Sums are in double and in a fixed order (chunks of SUM_CHUNK entries, each in SUM_LANES partial sums, so
- * that a compiler can add several at once), exp is the kernels' own: the same logits, parameters, seed and index give the same token on
- * every host.
+ * min_p is one threshold, top_k and top_p are found by a quickselect over the candidates that can still be in the set: for
+ * top_k those above a value that enough entries are known to reach. All three end as one `struct cutoff`, the last kept entry
+ * in the order (larger p first, then smaller id), and the draw walks the vocabulary in index order. Sums are in double and in a
+ * fixed order (chunks of SUM_CHUNK entries, each in SUM_LANES partial sums, so that a compiler can add several at once), exp is the
+ * kernels' own: the same logits, parameters, seed and index give the same token on every host.
  * Logits that are NaN count as -inf, +inf as the largest float.
- * Thread: engine. */
+ * Thread: that of the call; several samplers may work at once. */
 #include "shared/engine/sampler.h"
 
 #include <float.h>
@@ -23,7 +23,7 @@
 #define TEMPERATURE_MIN    1e-2f /* smaller ones are raised to this, as in vLLM */
 #define SEEN               0x80000000u
 
-enum { SUM_CHUNK = 1024, SUM_LANES = 8 };
+enum { SUM_CHUNK = 1024, SUM_LANES = 8, PIECES_PER_KEPT = 4, PIECE_MIN = 16 };
 
 struct cand {
     float   p;
@@ -264,13 +264,30 @@ static int32_t entry_at(const struct sampler *s, struct cutoff keep, double u, i
     return otherwise;
 }
 
+/* A value that at least k entries reach, as high as is cheap to find: the k-th largest of the maxima of equal pieces. Nothing below it is
+ * among the k largest. 0 where the pieces would be too small to be worth it. */
+static float floor_of_top(struct sampler *s, uint32_t k)
+{
+    const uint32_t piece = s->n_vocab / PIECES_PER_KEPT / k;
+    uint32_t       n = 0;
+    if (piece < PIECE_MIN) return 0;
+    for (uint32_t first = 0; first + piece <= s->n_vocab; first += piece) {
+        float max = 0;
+        for (uint32_t i = first; i < first + piece; i++) max = s->x[i] > max ? s->x[i] : max;
+        s->cands[n] = (struct cand){ max, (int32_t)n };
+        n++;
+    }
+    return select_border(s->cands, n, k, true).p;
+}
+
 static struct cutoff truncate(struct sampler *s, const struct sampling_params *p)
 {
     struct cutoff keep = { FLT_MIN, INT32_MAX }; /* all with a probability */
     if (p->min_p > keep.p) keep.p = p->min_p < 1 ? p->min_p : 1;
     if (p->top_k > 0 && (uint32_t)p->top_k < s->n_vocab) {
-        uint32_t n = gather(s, keep, 0);
-        if ((uint32_t)p->top_k < n) keep.p = select_border(s->cands, n, p->top_k, true).p; /* values equal to the k-th stay */
+        float    reached = floor_of_top(s, (uint32_t)p->top_k);
+        uint32_t n = gather(s, keep, reached > 0 ? nextafterf(reached, 0) : 0);
+        if ((uint32_t)p->top_k <= n) keep.p = select_border(s->cands, n, p->top_k, true).p; /* values equal to the k-th stay */
     }
     if (p->top_p < 1) {
         uint32_t n;

@@ -3,6 +3,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "shared/base/mem.h"
@@ -240,6 +241,38 @@ TEST(truncation_agrees_with_sorting)
     }
 }
 
+static int larger_first(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* Leaving everything but the k largest out beforehand is the same draw, bit for bit: in vocabularies so large that candidates are looked for
+ * above a floor, with many equal values. */
+TEST(top_k_of_large_vocabularies)
+{
+    enum { N = 20011 };
+    static float logits[N], only[N], sorted[N];
+    static const int32_t ks[] = { 1, 2, 7, 50, 300, 312, 313, 5000, N - 1 };
+    for (uint64_t round = 0; round < 12; round++) {
+        const double steps = round % 3 == 0 ? 40 : 1e6; /* few different values: the k-th has many equals */
+        for (uint64_t i = 0; i < N; i++) logits[i] = sorted[i] = (float)(floor(rng_uniform(round, 1, i) * steps) / steps * 9);
+        if (round % 4 == 1) logits[N - 1] = sorted[N - 1] = 20; /* behind the last whole piece */
+        for (uint64_t i = 0; i < 50 && round % 4 == 2; i++) logits[i] = sorted[i] = 30; /* the largest all in one piece */
+        qsort(sorted, N, sizeof *sorted, larger_first);
+        for (size_t k = 0; k < COUNT_OF(ks); k++) {
+            struct sampling_params p = warm(0.8f), plain = p;
+            p.top_k = ks[k];
+            p.min_p = plain.min_p = round % 2 ? 0.01f : 0;
+            for (uint32_t i = 0; i < N; i++) only[i] = logits[i] >= sorted[ks[k] - 1] ? logits[i] : -INFINITY;
+            for (uint64_t seed = 0; seed < 5; seed++) {
+                p.seed = plain.seed = seed;
+                CHECK_EQ_INT(sample_row(logits, N, &p, PROMPT, 3, 3), sample_row(only, N, &plain, PROMPT, 3, 3));
+            }
+        }
+    }
+}
+
 TEST(draw_follows_the_distribution)
 {
     enum { DRAWS = 40000 };
@@ -363,6 +396,6 @@ TEST_MAIN(CASE(greedy_takes_the_first_largest), CASE(bias_moves_the_choice), CAS
           CASE(end_tokens_wait_for_min_tokens), CASE(repetition_penalty_counts_prompt_and_output),
           CASE(presence_and_frequency_count_output_only), CASE(penalties_leave_no_trace_for_the_next_call),
           CASE(min_p_is_relative_to_the_best), CASE(top_k_keeps_ties_with_the_last), CASE(top_p_keeps_the_smallest_set_that_reaches_it),
-          CASE(truncation_agrees_with_sorting), CASE(draw_follows_the_distribution), CASE(draw_at_temperature_two_flattens),
+          CASE(truncation_agrees_with_sorting), CASE(top_k_of_large_vocabularies), CASE(draw_follows_the_distribution), CASE(draw_at_temperature_two_flattens),
           CASE(draw_depends_on_seed_and_index_only), CASE(rows_without_usable_values_give_a_token),
           CASE(logprobs_are_of_the_untouched_logits), CASE(rank_counts_ties_and_survives_nan))

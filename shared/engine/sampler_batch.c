@@ -1,0 +1,61 @@
+/* sampler_batch.c - rows over threads. Thread: engine (create, run, free), pool (rows). */
+#include "shared/engine/sampler_batch.h"
+
+#include "shared/base/mem.h"
+
+struct sampler_batch {
+    struct kernel_ctx *kernels;
+    struct kernel_ctx  alone;  /* the same with a pool of one: a row that is on a compute thread already stays there */
+    struct sampler    *single; /* for a row that has all threads to itself */
+    struct sampler   **side;   /* [threads of the pool]; their scratch costs memory only once it is used */
+};
+
+enum status sampler_batch_create(uint32_t n_vocab, struct kernel_ctx *kernels, struct sampler_batch **out, struct err *err)
+{
+    struct compute_pool *one;
+    const int            n_threads = compute_pool_threads(kernels->pool);
+    TRY(compute_pool_create(1, &one, err));
+    struct sampler_batch *b = MEM_NEW(struct sampler_batch);
+    b->kernels = kernels;
+    b->alone = *kernels;
+    b->alone.pool = one;
+    b->single = sampler_create(n_vocab, kernels);
+    b->side = MEM_ARRAY(struct sampler *, (size_t)n_threads);
+    for (int i = 0; i < n_threads; i++) b->side[i] = sampler_create(n_vocab, &b->alone);
+    *out = b;
+    return OK;
+}
+
+void sampler_batch_free(struct sampler_batch *b)
+{
+    if (!b) return;
+    for (int i = 0; i < compute_pool_threads(b->kernels->pool); i++) sampler_free(b->side[i]);
+    sampler_free(b->single);
+    compute_pool_free(b->alone.pool);
+    mem_free(b->side);
+    mem_free(b);
+}
+
+static void run_row(struct sampler *s, struct sampler_row *r)
+{
+    if (r->score < 0) (void)sampler_sample(s, &r->in, &r->out);
+    else sampler_logprobs(s, r->in.logits, r->in.lse, r->score, r->in.params->n_logprobs, &r->out);
+}
+
+struct rows_job {
+    const struct sampler_batch *b;
+    struct sampler_row         *rows;
+};
+
+static void rows_item(void *arg, int index, int thread)
+{
+    const struct rows_job *j = arg;
+    run_row(j->b->side[thread], &j->rows[index]);
+}
+
+void sampler_batch_run(struct sampler_batch *b, struct sampler_row *rows, size_t n)
+{
+    struct rows_job j = { b, rows };
+    if (n == 1) run_row(b->single, rows);
+    else compute_pool_run(b->kernels->pool, (int)n, rows_item, &j);
+}
