@@ -463,7 +463,7 @@ TEST(bounds_are_refused)
     CHECK_STATUS(one_status(s), ERR_UNSUPPORTED);
     s = good, s.dtype = DTYPE_Q4_K, s.n_in = 128;
     CHECK_STATUS(one_status(s), ERR_INVALID);
-    CHECK(strstr(why.text, "128") && strstr(why.text, "256") && strstr(why.text, "Q4_K"));
+    CHECK(strstr(why.text, "128") && strstr(why.text, "256") && strstr(why.text, "q4_k"));
 
     struct weight_src two[2] = { good, good };
     CHECK_STATUS(pack_status(two, 2, JOIN_STACKED), ERR_INVALID); /* 8 is not a whole panel */
