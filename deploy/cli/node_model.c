@@ -39,12 +39,12 @@ enum status node_model_tokenizer(const struct model_text *t, struct tokenizer **
     return t->n_tokens > 0 ? tokenizer_from_vocab(&v, out, err) : tokenizer_from_files(&f, out, err);
 }
 
-/* A model's template is what tells its family. */
-static void find_formats(struct node_model *m, const struct node_options *o, struct str template)
+/* A model's template is what tells its family; where it has one for tools, that is the one that teaches their form. */
+static void find_formats(struct node_model *m, const struct node_options *o, struct str template, struct str with_tools)
 {
     if (strcmp(o->reasoning_parser, "auto") == 0) m->reasoning = reasoning_format_of_template(template);
     else m->reasoning = reasoning_format_find(str_of(o->reasoning_parser)); /* none: NULL */
-    if (strcmp(o->tool_parser, "auto") == 0) m->tools = tool_format_of_template(template);
+    if (strcmp(o->tool_parser, "auto") == 0) m->tools = tool_format_of_template(with_tools.n ? with_tools : template);
     else m->tools = tool_format_find(str_of(o->tool_parser));
     log_info("chat answers", "reasoning=%s tool_calls=%s", m->reasoning ? m->reasoning->name : "none", m->tools ? m->tools->name : "none");
 }
@@ -56,11 +56,16 @@ static enum status load_text(struct node_model *m, const struct node_options *o,
     enum status st = node_model_tokenizer(&text, &m->tokenizer, err);
     if (st == OK && o->chat_template) {
         buf_clear(&text.chat_template);
+        buf_clear(&text.tool_template);
         st = read_template(o->chat_template, &text.chat_template, err);
     }
-    if (st == OK) find_formats(m, o, buf_str(&text.chat_template));
+    if (st == OK) find_formats(m, o, buf_str(&text.chat_template), buf_str(&text.tool_template));
     if (st == OK && text.chat_template.len) {
-        st = chat_create(buf_str(&text.chat_template), text.bos_text, text.eos_text, text.pad_text, text.unk_text, &m->chat, err);
+        struct chat_source s = {
+            .template = buf_str(&text.chat_template), .tool_template = buf_str(&text.tool_template),
+            .bos = text.bos_text, .eos = text.eos_text, .pad = text.pad_text, .unk = text.unk_text,
+        };
+        st = chat_create(&s, &m->chat, err);
         if (st != OK) err_prefix(err, "chat template: ");
     }
     model_text_release(&text);

@@ -8,6 +8,9 @@
 #include "shared/model/file_map.h"
 #include "shared/model/gguf.h"
 
+/* What the template for requests with tools is called in lists, folders and keys. */
+#define TOOL_TEMPLATE "tool_use"
+
 enum { TOKENIZER_BYTES_MAX = 256 << 20, SMALL_BYTES_MAX = 16 << 20, TOKENS_MAX = 1 << 24 };
 
 /* Append FOLDER/NAME to `out`; an absent file leaves it empty. */
@@ -34,23 +37,28 @@ static enum status parse_optional(const char *folder, const char *name, cJSON **
 
 /* ---- folder ------------------------------------------------------------------------------------------------------ */
 
-/* A string, or a list of {"name", "template"} of which the one called "default" is meant. */
-static void take_template(const cJSON *o, struct buf *out)
+/* The template called `name` in a list of {"name", "template"}. */
+static void take_named(const cJSON *list, const char *name, struct buf *out)
 {
-    const cJSON *v = json_member(o, "chat_template"), *one;
-    if (out->len > 0 || !v) return;
+    const cJSON *one;
+    cJSON_ArrayForEach(one, list)
+    {
+        const cJSON *is = json_member(one, "name"), *text = json_member(one, "template");
+        if (out->len == 0 && cJSON_IsString(is) && cJSON_IsString(text) && strcmp(is->valuestring, name) == 0) buf_add_c(out, text->valuestring);
+    }
+}
+
+/* A string, or a list of which those called "default" and "tool_use" are meant. A file that goes before this one has all there are. */
+static void take_templates(const cJSON *o, struct model_text *t)
+{
+    const cJSON *v = json_member(o, "chat_template");
+    if (t->chat_template.len > 0) return;
     if (cJSON_IsString(v)) {
-        buf_add_c(out, v->valuestring);
+        buf_add_c(&t->chat_template, v->valuestring);
         return;
     }
-    cJSON_ArrayForEach(one, v)
-    {
-        const cJSON *name = json_member(one, "name"), *text = json_member(one, "template");
-        if (cJSON_IsString(name) && cJSON_IsString(text) && strcmp(name->valuestring, "default") == 0) {
-            buf_add_c(out, text->valuestring);
-            return;
-        }
-    }
+    take_named(v, "default", &t->chat_template);
+    take_named(v, TOOL_TEMPLATE, &t->tool_template);
 }
 
 /* "<s>" or {"content": "<s>", ...} */
@@ -93,12 +101,13 @@ static enum status load_folder(const char *folder, struct model_text *t, struct 
     if (t->tokenizer_json.len == 0) TRY(load_vocabulary(folder, t, err));
     TRY(read_optional(folder, "tokenizer_config.json", SMALL_BYTES_MAX, &t->tokenizer_config, err));
     TRY(read_optional(folder, "chat_template.jinja", SMALL_BYTES_MAX, &t->chat_template, err));
+    TRY(read_optional(folder, "additional_chat_templates/" TOOL_TEMPLATE ".jinja", SMALL_BYTES_MAX, &t->tool_template, err));
     enum status st = parse_optional(folder, "tokenizer_config.json", &config, err);
     if (st == OK) st = parse_optional(folder, "special_tokens_map.json", &specials, err);
     if (st == OK) st = parse_optional(folder, "chat_template.json", &template, err);
     if (st == OK) {
-        take_template(config, &t->chat_template);
-        take_template(template, &t->chat_template);
+        take_templates(config, t);
+        take_templates(template, t);
         take_texts(config, t);
         take_texts(specials, t);
         t->add_bos = cJSON_IsTrue(json_member(config, "add_bos_token"));
@@ -193,9 +202,11 @@ static enum status load_gguf(const char *path, struct model_text *t, struct err 
     TRY(copy_name(m->gguf, "tokenizer.ggml.pre", &m->pre, err));
     t->gguf_model = m->model;
     t->gguf_pre = m->pre;
-    struct str template = { 0 };
+    struct str template = { 0 }, with_tools = { 0 };
     TRY(gguf_get_str(m->gguf, "tokenizer.chat_template", &template, err));
+    TRY(gguf_get_str(m->gguf, "tokenizer.chat_template." TOOL_TEMPLATE, &with_tools, err));
     buf_add_str(&t->chat_template, template);
+    buf_add_str(&t->tool_template, with_tools);
     TRY(take_vocab(m->gguf, t, err));
     return take_habits(m->gguf, t, err);
 }
@@ -235,6 +246,7 @@ void model_text_release(struct model_text *t)
     buf_release(&t->added_tokens);
     buf_release(&t->special_tokens);
     buf_release(&t->chat_template);
+    buf_release(&t->tool_template);
     void *owned[] = { t->scores, t->tokens, t->kinds, t->merges, t->bos_text, t->eos_text, t->pad_text, t->unk_text };
     for (size_t i = 0; i < COUNT_OF(owned); i++) mem_free(owned[i]);
     *t = (struct model_text){ .bos = -1, .eos = -1 };

@@ -26,8 +26,9 @@ struct model_text {
     bool        add_bos, add_eos;
     float      *scores;           /* [n_tokens], or NULL */
     bool        add_space_prefix;
-    /* Both: the chat template ("" when the model has none) and special token texts (NULL when none). */
-    struct buf  chat_template;
+    /* Both: the chat template ("" when the model has none), the one for requests with tools (empty: the same), and special token
+     * texts (NULL when none). */
+    struct buf  chat_template, tool_template;
     char       *bos_text, *eos_text, *pad_text, *unk_text;
     void       *mapping;   /* private */
 };

@@ -18,23 +18,30 @@
 #include <string.h>
 
 struct chat {
-    struct jinja *template;
+    struct jinja *template, *tool_template; /* the latter NULL: the same */
     char         *bos, *eos, *pad, *unk;
 };
 
 /* Ends in a blank: when the template trims contents, the blank is gone in the output and the text before the mark is trimmed too. */
 #define OPEN_END_MARK "<|baton-open-end|>"
 
-enum status chat_create(struct str source, const char *bos, const char *eos, const char *pad, const char *unk, struct chat **out, struct err *err)
+enum status chat_create(const struct chat_source *s, struct chat **out, struct err *err)
 {
-    struct jinja *template;
-    TRY(jinja_parse(source, &template, err));
+    struct jinja *template, *tool_template = NULL;
+    TRY(jinja_parse(s->template, &template, err));
+    enum status st = s->tool_template.n > 0 ? jinja_parse(s->tool_template, &tool_template, err) : OK;
+    if (st != OK) {
+        jinja_free(template);
+        err_prefix(err, "the one for tools: ");
+        return st;
+    }
     struct chat *c = MEM_NEW(struct chat);
     c->template = template;
-    c->bos = bos ? mem_strdup(bos) : NULL;
-    c->eos = eos ? mem_strdup(eos) : NULL;
-    c->pad = pad ? mem_strdup(pad) : NULL;
-    c->unk = unk ? mem_strdup(unk) : NULL;
+    c->tool_template = tool_template;
+    c->bos = s->bos ? mem_strdup(s->bos) : NULL;
+    c->eos = s->eos ? mem_strdup(s->eos) : NULL;
+    c->pad = s->pad ? mem_strdup(s->pad) : NULL;
+    c->unk = s->unk ? mem_strdup(s->unk) : NULL;
     *out = c;
     return OK;
 }
@@ -43,6 +50,7 @@ void chat_free(struct chat *c)
 {
     if (!c) return;
     jinja_free(c->template);
+    jinja_free(c->tool_template);
     mem_free(c->bos);
     mem_free(c->eos);
     mem_free(c->pad);
@@ -136,13 +144,13 @@ static cJSON *one_part(const char *text)
 }
 
 /* The content as this template wants it, with the mark appended when asked. *out stays NULL when it needs no change. */
-static enum status make_content(const struct chat *c, const cJSON *content, int i_message, bool mark, cJSON **out, struct err *err)
+static enum status make_content(const struct jinja *t, const cJSON *content, int i_message, bool mark, cJSON **out, struct err *err)
 {
     struct buf  b = { 0 };
     enum status st = OK;
     *out = NULL;
-    bool        is_parts = content && cJSON_IsArray(content), want_parts = c->template->reads_parts && (is_parts || !c->template->tests_string);
-    if (cJSON_IsNull(content) && !c->template->tests_none && !mark) {
+    bool        is_parts = content && cJSON_IsArray(content), want_parts = t->reads_parts && (is_parts || !t->tests_string);
+    if (cJSON_IsNull(content) && !t->tests_none && !mark) {
         *out = text_node(&b);
         return *out ? OK : ERR_NOMEM;
     }
@@ -206,18 +214,19 @@ static enum status make_calls(const cJSON *calls, cJSON **out)
 /* ---- messages ---- */
 
 struct form {
+    const struct jinja *template; /* that of the request */
     bool objects; /* arguments of tool calls as objects */
     bool mark;    /* the last message is left open */
     bool calls;   /* out: there were arguments that could be objects */
 };
 
 /* *out stays NULL when the message needs no change. */
-static enum status make_message(const struct chat *c, const cJSON *m, int i, struct form *form, cJSON **out, struct err *err)
+static enum status make_message(const cJSON *m, int i, struct form *form, cJSON **out, struct err *err)
 {
     const cJSON *calls = json_member(m, "tool_calls");
     struct swap  swaps[2] = { { "content", NULL }, { "tool_calls", NULL } };
     *out = NULL;
-    TRY(make_content(c, cJSON_GetObjectItemCaseSensitive(m, "content"), i, form->mark && !m->next, &swaps[0].value, err));
+    TRY(make_content(form->template, cJSON_GetObjectItemCaseSensitive(m, "content"), i, form->mark && !m->next, &swaps[0].value, err));
     if (cJSON_IsArray(calls) && form->objects) {
         enum status st = make_calls(calls, &swaps[1].value);
         form->calls = true;
@@ -231,13 +240,13 @@ static enum status make_message(const struct chat *c, const cJSON *m, int i, str
     return *out ? OK : ERR_NOMEM;
 }
 
-static enum status make_messages(const struct chat *c, const cJSON *messages, struct form *form, cJSON *out, struct err *err)
+static enum status make_messages(const cJSON *messages, struct form *form, cJSON *out, struct err *err)
 {
     int i = 0;
     for (const cJSON *m = messages->child; m; m = m->next, i++) {
         cJSON *made;
         if (!cJSON_IsObject(m)) return err_field(err, ERR_INVALID, "messages", "messages[%d] is not an object", i);
-        TRY(make_message(c, m, i, form, &made, err));
+        TRY(make_message(m, i, form, &made, err));
         if (made ? cJSON_AddItemToArray(out, made) : cJSON_AddItemReferenceToArray(out, borrowed(m))) continue;
         cJSON_Delete(made);
         return ERR_NOMEM;
@@ -263,12 +272,14 @@ static enum status put_kwargs(cJSON *vars, const cJSON *kwargs, struct err *err)
     return OK;
 }
 
+static bool has_tools(const struct chat_input *in) { return in->tools && !cJSON_IsNull(in->tools); }
+
 static enum status make_vars(const struct chat *c, const struct chat_input *in, struct form *form, cJSON *vars, struct err *err)
 {
     cJSON *messages = cJSON_CreateArray();
     TRY(put(vars, "messages", messages));
-    TRY(make_messages(c, in->messages, form, messages, err));
-    if (in->tools && !cJSON_IsNull(in->tools)) TRY(put_ref(vars, "tools", in->tools));
+    TRY(make_messages(in->messages, form, messages, err));
+    if (has_tools(in)) TRY(put_ref(vars, "tools", in->tools));
     else TRY(put(vars, "tools", cJSON_CreateNull()));
     TRY(put(vars, "documents", cJSON_CreateNull()));
     TRY(put(vars, "add_generation_prompt", cJSON_CreateBool(in->add_generation_prompt)));
@@ -286,7 +297,7 @@ static enum status render_as(const struct chat *c, const struct chat_input *in, 
     struct err why = { 0 };
     enum status st = make_vars(c, in, form, vars, &why);
     if (st == ERR_NOMEM) err_set(&why, ERR_NOMEM, "no memory for the messages");
-    if (st == OK) st = jinja_render(c->template, vars, now, out, &why);
+    if (st == OK) st = jinja_render(form->template, vars, now, out, &why);
     if (st != OK && err) *err = why;
     cJSON_Delete(vars);
     return st;
@@ -310,7 +321,8 @@ static enum status cut_open_end(struct buf *out, size_t start, struct err *err)
 
 enum status chat_render(const struct chat *c, const struct chat_input *in, int64_t now, struct buf *out, struct err *err)
 {
-    struct form form = { .objects = true, .mark = in->continue_final_message };
+    const struct jinja *template = has_tools(in) && c->tool_template ? c->tool_template : c->template;
+    struct form form = { .template = template, .objects = true, .mark = in->continue_final_message };
     size_t      start = out->len;
     if (in->continue_final_message && in->add_generation_prompt)
         return err_field(err, ERR_INVALID, "continue_final_message", "continue_final_message and add_generation_prompt exclude each other");

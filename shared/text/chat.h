@@ -9,8 +9,13 @@
 
 struct chat;
 
-/* `source`: the template (model's own or --chat-template FILE); the strings may be NULL. */
-enum status chat_create(struct str source, const char *bos, const char *eos, const char *pad, const char *unk, struct chat **out, struct err *err) MUST_CHECK;
+/* Templates (the model's own or --chat-template FILE) and what they know the special tokens by. All is copied. */
+struct chat_source {
+    struct str  template;
+    struct str  tool_template;          /* for requests with tools; empty: the same */
+    const char *bos, *eos, *pad, *unk;  /* may be NULL */
+};
+enum status chat_create(const struct chat_source *s, struct chat **out, struct err *err) MUST_CHECK;
 void        chat_free(struct chat *c);
 
 struct chat_input {

@@ -44,7 +44,7 @@ static struct face *make_face(void)
     struct face *f = MEM_NEW(struct face);
     struct chat *chat = NULL;
     struct err err = { 0 };
-    if (loop_create(&f->loop, &err) != OK || chat_create(STR(TEMPLATE), NULL, NULL, NULL, NULL, &chat, &err) != OK) abort();
+    if (loop_create(&f->loop, &err) != OK || chat_create(&(struct chat_source){ .template = STR(TEMPLATE) }, &chat, &err) != OK) abort();
     struct serve_options o = {
         .loop = f->loop, .backend = fake_backend_of(&f->fake, f->loop), .tokenizer = make_tokenizer(), .chat = chat, .metrics = metrics_create(),
         .names = { "m" }, .n_names = 1, .max_model_len = 64, .n_vocab = 128, .defaults = { NAN, NAN, NAN, NAN, -1 }, .max_n = 4, .max_prompts = 8,

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/fixtures/gguf_write.h"
@@ -39,6 +40,7 @@ TEST(folder)
     CHECK_EQ_STR(t.tokenizer_json.data, "{\"model\":{}}");
     CHECK(t.tokenizer_config.len > 0 && t.n_tokens == 0 && t.add_bos && !t.add_eos);
     CHECK_EQ_STR(t.chat_template.data, "D");
+    CHECK_EQ_STR(t.tool_template.data, "T");
     CHECK_EQ_STR(t.bos_text, "<s>");
     CHECK_EQ_STR(t.eos_text, "</s>");
     CHECK_EQ_STR(t.unk_text, "<unk>");
@@ -63,6 +65,16 @@ TEST(places_of_the_chat_template)
     put("chat_template.jinja", STR("F"));
     t = load();
     CHECK_EQ_STR(t.chat_template.data, "F");
+    CHECK(t.tool_template.len == 0);
+    model_text_release(&t);
+    char tools[4096];
+    snprintf(tools, sizeof tools, "%s/additional_chat_templates", dir);
+    CHECK(mkdir(tools, 0700) == 0);
+    put("additional_chat_templates/tool_use.jinja", STR("T"));
+    put("tokenizer_config.json", STR("{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"X\"}]}")); /* the files go before it */
+    t = load();
+    CHECK_EQ_STR(t.chat_template.data, "F");
+    CHECK_EQ_STR(t.tool_template.data, "T");
     model_text_release(&t);
 }
 
@@ -112,6 +124,7 @@ static void put_gguf(const int32_t *kinds, size_t n_kinds, uint32_t bos)
     gguf_write_u32(&w, "tokenizer.ggml.eos_token_id", 1);
     gguf_write_bool(&w, "tokenizer.ggml.add_bos_token", true);
     gguf_write_text(&w, "tokenizer.chat_template", "G");
+    gguf_write_text(&w, "tokenizer.chat_template.tool_use", "GT");
     gguf_write_finish(&w, &b);
     put("m.gguf", buf_str(&b));
     buf_release(&b);
@@ -128,6 +141,7 @@ TEST(gguf)
     CHECK_EQ_STR(t.bos_text, "<s>");
     CHECK(t.pad_text == NULL && t.unk_text == NULL);
     CHECK_EQ_STR(t.chat_template.data, "G");
+    CHECK_EQ_STR(t.tool_template.data, "GT");
     model_text_release(&t);
 }
 

@@ -78,7 +78,7 @@ static inline void rig_open(struct rig *r)
     *r = (struct rig){ 0 };
     CHECK_OK(tokenizer_from_json((struct str){ json, n }, STR(""), &r->tok, &err));
     mem_free(json);
-    CHECK_OK(chat_create(STR(RIG_TEMPLATE), "<s>", "</s>", NULL, NULL, &r->chat, &err));
+    CHECK_OK(chat_create(&(struct chat_source){ .template = STR(RIG_TEMPLATE), .bos = "<s>", .eos = "</s>" }, &r->chat, &err));
     CHECK_OK(loop_create(&r->loop, &err));
     r->metrics = metrics_create();
     r->o = (struct serve_options){

@@ -19,7 +19,7 @@ static void open_rig(struct rig *r, const char *answer)
     struct err err = { 0 };
     rig_open(r);
     chat_free(r->chat);
-    CHECK_OK(chat_create(STR(TEMPLATE), "<s>", "</s>", NULL, NULL, &r->chat, &err));
+    CHECK_OK(chat_create(&(struct chat_source){ .template = STR(TEMPLATE), .bos = "<s>", .eos = "</s>" }, &r->chat, &err));
     r->o.chat = r->chat;
     r->o.max_model_len = 1024;
     r->o.reasoning = reasoning_format_find(STR("think"));

@@ -27,7 +27,7 @@ static cJSON *json(const char *text)
 }
 
 struct ask {
-    const char *template, *messages, *tools, *kwargs;
+    const char *template, *messages, *tools, *kwargs, *tool_template;
     bool        prompt, open_end;
 };
 
@@ -35,7 +35,7 @@ static enum status render(struct ask a, struct buf *out, struct err *err)
 {
     struct chat *c = NULL;
     cJSON       *messages = json(a.messages), *tools = a.tools ? json(a.tools) : NULL, *kwargs = a.kwargs ? json(a.kwargs) : NULL;
-    enum status  st = chat_create(str_of(a.template), "<s>", "</s>", NULL, NULL, &c, err);
+    enum status  st = chat_create(&(struct chat_source){ str_of(a.template), str_of(a.tool_template ? a.tool_template : ""), "<s>", "</s>", NULL, NULL }, &c, err);
     if (st == OK) {
         struct chat_input in = { messages, tools, kwargs, a.prompt, a.open_end };
         st = chat_render(c, &in, 1721995200, out, err);
@@ -95,6 +95,19 @@ TEST(chat_gives_templates_their_variables)
     check((struct ask){ .template = t, .messages = DIALOG, .kwargs = "{\"enable_thinking\": false}" }, "<s></s>FalseTrueTrueFalseFalse2024");
     check((struct ask){ .template = "{{ tools[0].function.name }}{{ eos_token }}", .messages = DIALOG, .tools = "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]", .kwargs = "{\"eos_token\": \"E\"}" }, "fE");
     check_fails((struct ask){ .template = "x", .messages = DIALOG, .kwargs = "{\"messages\": []}" }, ERR_INVALID, "cannot set 'messages'");
+}
+
+/* Each has its own idea of contents. */
+TEST(chat_takes_the_template_for_tools_when_there_are_some)
+{
+    static const char tools[] = "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]", null[] = "[{\"role\": \"assistant\", \"content\": null}]";
+    static const char plain[] = "plain{{ messages[0].content }}{{ tools is none }}";
+    static const char with_tools[] = "tools{{ messages[0].content is none }}{{ tools[0].function.name }}";
+    check((struct ask){ .template = plain, .tool_template = with_tools, .messages = null }, "plainTrue");
+    check((struct ask){ .template = plain, .tool_template = with_tools, .messages = null, .tools = "null" }, "plainTrue");
+    check((struct ask){ .template = plain, .tool_template = with_tools, .messages = null, .tools = tools }, "toolsTruef");
+    check((struct ask){ .template = plain, .messages = null, .tools = tools }, "plainFalse");
+    check_fails((struct ask){ .template = plain, .tool_template = "{{", .messages = null }, ERR_FORMAT, "the one for tools: chat template line 1");
 }
 
 TEST(chat_joins_text_parts)
@@ -217,7 +230,8 @@ TEST(chat_refuses_bad_input)
     check_fails((struct ask){ .template = "{{", .messages = DIALOG }, ERR_FORMAT, "line 1");
 }
 
-TEST_MAIN(CASE(chat_renders_smollm2_as_its_tokenizer), CASE(chat_renders_chatml), CASE(chat_gives_templates_their_variables), CASE(chat_joins_text_parts),
+TEST_MAIN(CASE(chat_renders_smollm2_as_its_tokenizer), CASE(chat_renders_chatml), CASE(chat_gives_templates_their_variables),
+          CASE(chat_takes_the_template_for_tools_when_there_are_some), CASE(chat_joins_text_parts),
           CASE(chat_keeps_parts_for_templates_that_read_them), CASE(chat_renders_families_without_a_package), CASE(chat_makes_null_content_empty_unless_asked_for), CASE(chat_keeps_absent_and_null_content),
           CASE(chat_gives_tool_arguments_as_the_template_needs_them), CASE(chat_leaves_the_last_message_open), CASE(chat_appends_to_the_buffer),
           CASE(chat_refuses_bad_input))
