@@ -8,6 +8,7 @@
 #include "shared/text/base64.h"
 #include "tests/fixtures/spm_write.h"
 #include "tests/harness/test.h"
+#include "tests/unit/text/token_ids.h"
 
 #define MARK "\xE2\x96\x81"
 enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER = 4, UNUSED = 5 };
@@ -51,25 +52,6 @@ static struct tokenizer *small_model(bool bytes, bool prefix, bool extra, const 
     buf_release(&m);
     return t;
 }
-
-static void show_ids(const struct tokenizer *t, struct str text, bool add_special, struct buf *out)
-{
-    int32_t *ids = NULL;
-    size_t n = 0;
-    struct err err = { 0 };
-    if (tokenizer_encode(t, text, add_special, SIZE_MAX, &ids, &n, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
-    buf_add_c(out, "");
-    for (size_t i = 0; i < n; i++) buf_printf(out, "%s%d", i ? "," : "", (int)ids[i]);
-    mem_free(ids);
-}
-
-#define CHECK_IDS(t, text, add_special, want)                \
-    do {                                                     \
-        struct buf shown_ = { 0 };                           \
-        show_ids((t), str_of(text), (add_special), &shown_); \
-        CHECK_EQ_STR(shown_.data, want);                     \
-        buf_release(&shown_);                                \
-    } while (0)
 
 static void check_comes_back(const struct tokenizer *t, const char *text, const char *want)
 {
