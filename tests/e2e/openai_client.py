@@ -1,8 +1,7 @@
-"""What a developer does with the official client. usage: openai_client.py http://host:port   (needs the openai package)
+"""What a developer does with the official client. usage: openai_client.py http://host:port   (needs the openai package)"""
+import concurrent.futures, sys, time, urllib.request
 
-Each check prints a line; the last one is "N passed, N failed"."""
-import concurrent.futures, sys, time, traceback, urllib.request
-
+import checks
 import openai
 
 URL = sys.argv[1]
@@ -149,15 +148,5 @@ def seed_004_base_urls():
         assert c.completions.create(model=MODEL, prompt='Hi', max_tokens=2).choices
 
 
-passed = failed = 0
-for check in [models, chat, chat_parts_and_roles, chat_stream_with_usage, chat_logprobs, completions, prompt_ids, completions_echo_logprobs, several_answers, stop_strings, errors,
-              streams_equal_sequential, disconnect_frees, seed_004_base_urls]:
-    try:
-        check()
-        passed += 1
-        print(f'ok    {check.__name__}', flush=True)
-    except Exception:
-        failed += 1
-        print(f'FAIL  {check.__name__}\n{traceback.format_exc()}', flush=True)
-print(f'{passed} passed, {failed} failed')
-sys.exit(failed > 0)
+checks.run([models, chat, chat_parts_and_roles, chat_stream_with_usage, chat_logprobs, completions, prompt_ids, completions_echo_logprobs,
+            several_answers, stop_strings, errors, streams_equal_sequential, disconnect_frees, seed_004_base_urls])

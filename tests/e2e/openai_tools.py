@@ -1,10 +1,10 @@
 """Reasoning and tool calls as a developer sees them with the official client. usage: openai_tools.py http://host:port
 
 The model is a small one that can repeat: it is asked, after some examples, to say what a bigger one would write; that it
-says exactly this is not asked of it where its answer has the form.
-Each check prints a line; the last one is "N passed, N failed"."""
-import json, sys, traceback
+says exactly this is not asked of it where its answer has the form."""
+import json, sys
 
+import checks
 import openai
 
 client = openai.OpenAI(base_url=sys.argv[1] + '/v1', api_key='none', max_retries=0)
@@ -149,15 +149,5 @@ def errors():
     refused('tool_choice', tool_choice='required')
 
 
-passed = failed = 0
-for check in [a_tool_is_called, two_tools_are_called, the_answer_comes_back, without_tools_a_call_is_text, a_named_tool_is_called, reasoning, reasoning_begun_by_the_prompt,
-              reasoning_then_a_call, stream_helper, errors]:
-    try:
-        check()
-        passed += 1
-        print(f'ok    {check.__name__}', flush=True)
-    except Exception:
-        failed += 1
-        print(f'FAIL  {check.__name__}\n{traceback.format_exc()}', flush=True)
-print(f'{passed} passed, {failed} failed')
-sys.exit(failed > 0)
+checks.run([a_tool_is_called, two_tools_are_called, the_answer_comes_back, without_tools_a_call_is_text, a_named_tool_is_called, reasoning,
+            reasoning_begun_by_the_prompt, reasoning_then_a_call, stream_helper, errors])
