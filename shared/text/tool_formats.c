@@ -155,7 +155,8 @@ static enum tool_step llama_step(struct tool_parser *p, bool last)
 }
 
 static void llama_begin(struct str name, struct buf *out) { begin_object(name, "parameters", out); }
-static bool llama_is_in(struct str t) { return has(t, "<|start_header_id|>") && has(t, "tools"); }
+/* Other models with Llama's headers write calls in forms of their own; only this one's template spells "parameters". */
+static bool llama_is_in(struct str t) { return has(t, "<|start_header_id|>") && has(t, "tools") && has(t, "\"parameters\""); }
 
 /* ---- mistral ---- */
 

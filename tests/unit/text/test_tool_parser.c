@@ -303,7 +303,9 @@ TEST(formats_by_name_and_by_template)
         { D_SEP "{{ name }}\n```json", "deepseek_v3" },
         { D_SEP "{{ arguments }}", "deepseek_v31" },
         { "<|start_header_id|>", NULL },
-        { "<|start_header_id|>{% if tools %}", "llama3_json" },
+        { "<|start_header_id|>{% if tools %}functools[...]", NULL },
+        { "<|start_header_id|>{% if tools %}<function=f>{...}</function>", NULL },
+        { "<|start_header_id|>{% if tools %}{\"name\": n, \"parameters\": p}", "llama3_json" },
         { "[AVAILABLE_TOOLS] [TOOL_CALLS] [", "mistral" },
         { "[AVAILABLE_TOOLS][TOOL_CALLS]f[ARGS]", "mistral_v11" },
     };
