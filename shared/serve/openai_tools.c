@@ -30,6 +30,15 @@ static enum status parse_choice(const cJSON *v, struct arena *arena, struct open
     return bad_choice(err);
 }
 
+/* Forms of calls write a name as it is, between blanks, brackets or quotes: one that has some could never be called. */
+static bool can_be_called(const char *name)
+{
+    size_t n = strlen(name);
+    bool good = n > 0 && n <= TOOL_NAME_MAX;
+    for (size_t i = 0; i < n; i++) good = good && (unsigned char)name[i] > ' ' && name[i] != 0x7F && !strchr("<>[]{}\"\\", name[i]);
+    return good;
+}
+
 /* *known: the tool that tool_choice names is among them. */
 static enum status check_tools(const cJSON *tools, struct str named, bool *known, struct err *err)
 {
@@ -41,8 +50,9 @@ static enum status check_tools(const cJSON *tools, struct str named, bool *known
         if (!cJSON_IsObject(t) || (type && !cJSON_IsString(type))) return err_field(err, ERR_INVALID, "tools", "tools[%d] is not an object with a type and a function", i);
         if (type && strcmp(type->valuestring, "function") != 0)
             return err_field(err, ERR_UNSUPPORTED, "tools", "tools[%d] has the type '%.40s', but tools can only be functions", i, type->valuestring);
-        if (!cJSON_IsString(name) || !name->valuestring[0] || strlen(name->valuestring) > TOOL_NAME_MAX)
-            return err_field(err, ERR_INVALID, "tools", "tools[%d] has no function with a name of 1 to %d bytes", i, TOOL_NAME_MAX);
+        if (!cJSON_IsString(name) || !can_be_called(name->valuestring))
+            return err_field(err, ERR_INVALID, "tools", "tools[%d] has no function with a name of 1 to %d bytes without blanks, brackets and quotes", i,
+                             TOOL_NAME_MAX);
         if (named.p && str_eq_c(named, name->valuestring)) *known = true;
         i++;
     }

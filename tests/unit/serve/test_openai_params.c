@@ -98,6 +98,8 @@ TEST(members_of_the_wrong_kind_are_refused)
         { CHAT, "\"tools\":[5]", "tools", "tools[0]" },
         { CHAT, "\"tools\":[{\"type\":\"function\"}]", "tools", "name" },
         { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"\"}}]", "tools", "name" },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get weather\"}}]", "tools", "without blanks" },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f[ARGS]\"}}]", "tools", "without blanks" },
         { CHAT, "\"tool_choice\":5", "tool_choice", "required" },
         { CHAT, "\"tool_choice\":\"always\"", "tool_choice", "required" },
         { CHAT, "\"tool_choice\":{\"type\":\"function\"}", "tool_choice", "required" },
