@@ -141,11 +141,12 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
     cJSON *kwargs = NULL;
     in.messages = cJSON_GetObjectItemCaseSensitive(doc, "messages");
     TRY(check_messages(cJSON_GetObjectItemCaseSensitive(doc, "messages"), err));
+    TRY(make_kwargs(doc, &kwargs, err));
     TRY(json_get_bool(doc, "add_generation_prompt", &in.add_generation_prompt, err));
+    TRY(json_get_bool(kwargs, "add_generation_prompt", &in.add_generation_prompt, err)); /* what the template sees is what is known here */
     TRY(json_get_bool(doc, "continue_final_message", &in.continue_final_message, err));
     if (in.continue_final_message && in.add_generation_prompt)
         return err_field(err, ERR_INVALID, "continue_final_message", "continue_final_message needs add_generation_prompt to be false");
-    TRY(make_kwargs(doc, &kwargs, err));
     in.kwargs = kwargs;
     in.tools = tools->choice != TOOL_CHOICE_NONE ? json_member(doc, "tools") : NULL;
     if (!s->o.chat) return err_field(err, ERR_UNSUPPORTED, "messages", "this model has no chat template; use /v1/completions");

@@ -325,6 +325,10 @@ TEST(demands_that_cannot_be_met_are_refused)
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
+    a = rig_call(&r, CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\",\"chat_template_kwargs\":{\"add_generation_prompt\":false}}");
+    CHECK_EQ_INT(a.status, 400);
+    CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
+    answer_free(&a);
     a = rig_call(&r, CHAT, "{" MESSAGES ",\"prompt_token_ids\":[5,6]," TOOLS ",\"tool_choice\":\"required\"}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
