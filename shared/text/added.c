@@ -136,12 +136,14 @@ static bool stands_alone(struct str text, size_t start, size_t stop)
     return true;
 }
 
-static void widen(struct str text, size_t from, int flags, struct added_hit *hit)
+/* What the token before it took, up to `taken`, stays with that one; of a token of white space that strips, nothing may be left. */
+static void widen(struct str text, size_t taken, int flags, struct added_hit *hit)
 {
     int32_t cp;
-    while (flags & ADDED_LSTRIP && hit->start > from) {
+    if (flags & ADDED_LSTRIP && hit->start < taken) hit->start = taken;
+    while (flags & ADDED_LSTRIP && hit->start > taken) {
         size_t before = char_before(text, hit->start, &cp);
-        if (!is_space(cp) || before < from) break;
+        if (!is_space(cp) || before < taken) break;
         hit->start = before;
     }
     while (flags & ADDED_RSTRIP && hit->stop < text.n) {
@@ -151,10 +153,10 @@ static void widen(struct str text, size_t from, int flags, struct added_hit *hit
     }
 }
 
-bool added_find(const struct added *a, struct str text, size_t from, struct added_hit *out)
+bool added_find(const struct added *a, struct str text, struct added_hit *hit)
 {
     size_t len = 0;
-    for (size_t at = from; at < text.n;) {
+    for (size_t at = hit->next; at < text.n;) {
         int32_t node = a->first[(unsigned char)text.p[at]] ? longest_at(a, text, at, &len) : 0;
         if (!node) {
             at++;
@@ -165,9 +167,11 @@ bool added_find(const struct added *a, struct str text, size_t from, struct adde
             at += len;
             continue;
         }
-        struct added_hit hit = { at, at + len, a->nodes[node].id };
-        widen(text, from, flags, &hit);
-        *out = hit;
+        struct added_hit found = { at, at + len, at + len, a->nodes[node].id };
+        widen(text, hit->stop, flags, &found);
+        at = found.next;
+        if (found.start >= found.stop) continue;
+        *hit = found;
         return true;
     }
     return false;

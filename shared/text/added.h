@@ -17,7 +17,8 @@ struct added {
 };
 
 struct added_hit {
-    size_t  start, stop; /* with swallowed white space */
+    size_t  start, stop; /* with swallowed white space; start may lie before the stop of the hit before it, see next */
+    size_t  next;        /* where the search goes on: white space that this one swallowed may also be part of the next token */
     int32_t id;
 };
 
@@ -27,7 +28,7 @@ void added_release(struct added *a);
 void added_put(struct added *a, struct str content, int32_t id, int flags);
 /* Length of the longest token that begins at text.p[at], whatever its flags, with its id; 0 when there is none. */
 size_t added_match(const struct added *a, struct str text, size_t at, int32_t *id);
-/* First token in `text` at or after `from`; false when there is none. */
-bool added_find(const struct added *a, struct str text, size_t from, struct added_hit *out);
+/* The next token of `text` after *hit, which is { 0 } at first; false when there is none. */
+bool added_find(const struct added *a, struct str text, struct added_hit *hit);
 
 #endif

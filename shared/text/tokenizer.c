@@ -80,6 +80,9 @@ static enum status encode_plain(struct encoder *e, struct str text, bool is_star
     return OK;
 }
 
+/* Nothing where the two tokens share white space. */
+static struct str between(struct str text, size_t stop, size_t start) { return str_sub(text, stop, start > stop ? start - stop : 0); }
+
 /* Text between two added tokens of the first kind: normalise, then look for those of the second. */
 static enum status encode_section(struct encoder *e, struct str text, bool is_start)
 {
@@ -89,10 +92,10 @@ static enum status encode_section(struct encoder *e, struct str text, bool is_st
     buf_add_str(&e->section, text);
     if (normalize_run(&e->t->normalize, &e->section, &e->scratch) != OK)
         return err_set(e->err, ERR_TOO_LONG, "the text grows too much when it is normalised");
-    struct added_hit hit;
+    struct added_hit hit = { 0 };
     size_t at = 0;
-    for (; added_find(&e->t->added_normalized, buf_str(&e->section), at, &hit); at = hit.stop) {
-        TRY(encode_plain(e, str_sub(buf_str(&e->section), at, hit.start - at), is_start && at == 0));
+    for (; added_find(&e->t->added_normalized, buf_str(&e->section), &hit); at = hit.stop) {
+        TRY(encode_plain(e, between(buf_str(&e->section), at, hit.start), is_start && at == 0));
         TRY(encoder_push(e, &hit.id, 1));
     }
     return encode_plain(e, str_sub(buf_str(&e->section), at, SIZE_MAX), is_start && at == 0);
@@ -101,10 +104,10 @@ static enum status encode_section(struct encoder *e, struct str text, bool is_st
 static enum status encode_text(struct encoder *e, struct str text, bool add_special)
 {
     if (add_special) TRY(encoder_push(e, e->t->before.ids, e->t->before.n));
-    struct added_hit hit;
+    struct added_hit hit = { 0 };
     size_t at = 0;
-    for (; added_find(&e->t->added_raw, text, at, &hit); at = hit.stop) {
-        TRY(encode_section(e, str_sub(text, at, hit.start - at), at == 0));
+    for (; added_find(&e->t->added_raw, text, &hit); at = hit.stop) {
+        TRY(encode_section(e, between(text, at, hit.start), at == 0));
         TRY(encoder_push(e, &hit.id, 1));
     }
     TRY(encode_section(e, str_sub(text, at, SIZE_MAX), at == 0));

@@ -104,6 +104,23 @@ TEST(tokenizer_ignore_merges_takes_whole_pieces)
 
 #define ADDED(id, content, flags) "{\"id\":" #id ",\"content\":\"" content "\"" flags "}"
 
+/* What one token swallows behind itself may be the beginning of the next. */
+TEST(tokenizer_added_tokens_share_white_space)
+{
+    struct tokenizer *t = from_json(
+        SMALL("", ",\"added_tokens\":[" ADDED(8, "<x>", ",\"rstrip\":true,\"normalized\":false") ","
+              ADDED(9, " d", ",\"lstrip\":true,\"normalized\":false") "]"), "");
+    CHECK_IDS(t, "<x> d", false, "8,9");
+    CHECK_IDS(t, "<x>   d a", false, "8,9,4,0");
+    CHECK_IDS(t, "<x>   da", false, "8,9,0");
+    CHECK_IDS(t, "a   d<x>  ab", false, "0,9,8,5");
+    CHECK_IDS(t, " d d", false, "9,9");
+    tokenizer_free(t);
+    t = from_json(SMALL("", ",\"added_tokens\":[" ADDED(8, "  ", ",\"lstrip\":true,\"rstrip\":true,\"normalized\":false") "]"), "");
+    CHECK_IDS(t, "a    b     c", false, "0,8,1,8,2"); /* one takes all there is */
+    tokenizer_free(t);
+}
+
 TEST(tokenizer_added_tokens_are_cut_out_first)
 {
     struct tokenizer *t = from_json(
@@ -497,7 +514,8 @@ TEST(tokenizer_smollm2_reference_prompts)
     tokenizer_free(t);
 }
 
-TEST_MAIN(CASE(tokenizer_merges_by_rank), CASE(tokenizer_ignore_merges_takes_whole_pieces), CASE(tokenizer_added_tokens_are_cut_out_first),
+TEST_MAIN(CASE(tokenizer_merges_by_rank), CASE(tokenizer_ignore_merges_takes_whole_pieces), CASE(tokenizer_added_tokens_share_white_space),
+          CASE(tokenizer_added_tokens_are_cut_out_first),
           CASE(tokenizer_normalized_added_tokens_match_in_normal_form), CASE(tokenizer_puts_begin_and_end_as_the_files_say),
           CASE(tokenizer_config_adds_tokens), CASE(tokenizer_converted_sentencepiece_models), CASE(tokenizer_limit_ends_the_encoding),
           CASE(tokenizer_refuses_by_name_what_it_cannot_do), CASE(tokenizer_of_a_folder_equals_the_definition), CASE(tokenizer_text_comes_back),
