@@ -7,6 +7,7 @@
 
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
+#include "shared/base/mem.h"
 #include "shared/model/host_memory.h"
 #include "shared/model/model_files.h"
 
@@ -25,7 +26,13 @@ static enum status read_template(const char *path, struct buf *out, struct err *
     return whole ? OK : err_field(err, ERR_CONFIG, "chat-template", "--chat-template %s: over %d bytes", path, TEMPLATE_MAX);
 }
 
-enum status node_model_tokenizer(const struct model_text *t, struct tokenizer **out, struct err *err)
+static void name_token(const struct tokenizer *tok, int32_t id, char **text)
+{
+    struct str piece = tokenizer_piece(tok, id);
+    if (!*text && piece.n > 0) *text = mem_strndup(piece.p, piece.n);
+}
+
+enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out, struct err *err)
 {
     struct tokenizer_files f = {
         .json = buf_str(&t->tokenizer_json), .config = buf_str(&t->tokenizer_config), .model = buf_str(&t->tokenizer_model),
@@ -36,7 +43,10 @@ enum status node_model_tokenizer(const struct model_text *t, struct tokenizer **
         .merges = t->merges, .n_merges = t->n_merges, .bos = t->bos, .eos = t->eos, .add_bos = t->add_bos, .add_eos = t->add_eos,
         .scores = t->scores, .add_space_prefix = t->add_space_prefix,
     };
-    return t->n_tokens > 0 ? tokenizer_from_vocab(&v, out, err) : tokenizer_from_files(&f, out, err);
+    TRY(t->n_tokens > 0 ? tokenizer_from_vocab(&v, out, err) : tokenizer_from_files(&f, out, err));
+    name_token(*out, tokenizer_bos(*out), &t->bos_text);
+    name_token(*out, tokenizer_eos(*out), &t->eos_text);
+    return OK;
 }
 
 /* A model's template is what tells its family; where it has one for tools, that is the one that teaches their form. */

@@ -22,8 +22,9 @@ struct node_model {
 };
 
 struct model_text;
-/* The tokenizer of whatever vocabulary was found. */
-enum status node_model_tokenizer(const struct model_text *t, struct tokenizer **out, struct err *err) MUST_CHECK;
+/* The tokenizer of whatever vocabulary was found. A begin or end token that only it knows (files that are nothing but a vocabulary
+ * name none) becomes the one that templates see: t->bos_text, t->eos_text. */
+enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out, struct err *err) MUST_CHECK;
 enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err) MUST_CHECK;
 void        node_model_release(struct node_model *m);
 /* How many KV blocks: --num-gpu-blocks-override, or what kv_bytes hold, at least one full context and at most what max_seqs full
