@@ -93,15 +93,6 @@ void avx2_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel
     const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
     size_t      b = k_begin / FORM_BLOCK, n = n_k / FORM_BLOCK;
     switch (w->form) {
-    case FORM_I8: widen_form(dst, panel, b, n, FORM_I8); break;
-    case FORM_I8M: widen_form(dst, panel, b, n, FORM_I8M); break;
-    case FORM_U4: widen_form(dst, panel, b, n, FORM_U4); break;
-    case FORM_U4M: widen_form(dst, panel, b, n, FORM_U4M); break;
-    case FORM_K8: widen_form(dst, panel, b, n, FORM_K8); break;
-    case FORM_S8: widen_form(dst, panel, b, n, FORM_S8); break;
-    case FORM_K4: widen_form(dst, panel, b, n, FORM_K4); break;
-    case FORM_S4: widen_form(dst, panel, b, n, FORM_S4); break;
-    case FORM_C8: widen_form(dst, panel, b, n, FORM_C8); break;
-    default: widen_form(dst, panel, b, n, FORM_C4); break;
+    INTEGER_FORMS(FORM_CASE, widen_form(dst, panel, b, n, FORM))
     }
 }

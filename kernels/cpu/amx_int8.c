@@ -49,24 +49,24 @@ BLOCK_INLINE void tile_form(float *acc, const struct act_block *x, size_t x_stri
 }
 
 void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                  const struct form_info *f, size_t n_k)
+                  int form, size_t n_k)
 {
-    if (f->group == 16 || n_rows < AMX_ROWS) {
-        vnni_tile_int(acc, x, x_stride, n_rows, w, n_panels, f, n_k);
+    if (FORMS[form].group == FORM_BLOCK / 2 || n_rows < AMX_ROWS) {
+        vnni_tile_int(acc, x, x_stride, n_rows, w, n_panels, form, n_k);
         return;
     }
-    const int form = block_alike(f);
+    const int alike = block_alike(form), zero = FORMS[form].zero;
     _tile_loadconfig(&CONFIG);
     for (size_t p = 0; p < n_panels; p++, w++, acc += n_rows * PANEL) {
         size_t r = 0, n_blocks = n_k / FORM_BLOCK;
         for (; r + AMX_ROWS <= n_rows; r += AMX_ROWS) {
             const struct act_block *rows = x + r * x_stride;
-            if (form == FORM_C8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, f->zero, FORM_C8);
-            else if (form == FORM_S8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, f->zero, FORM_S8);
-            else if (form == FORM_U4M) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, f->zero, FORM_U4M);
-            else tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, f->zero, FORM_I8);
+            if (alike == FORM_C8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_C8);
+            else if (alike == FORM_S8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_S8);
+            else if (alike == FORM_U4M) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_U4M);
+            else tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_I8);
         }
-        if (r < n_rows) vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, f, n_k);
+        if (r < n_rows) vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, form, n_k);
     }
     _tile_release();
 }

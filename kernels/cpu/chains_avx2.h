@@ -12,64 +12,33 @@ struct scales256 {
     __m256 d, m;
 };
 
-static inline __m256  f16x8(const uint16_t *h) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)h)); }
-static inline __m256i i8x8(const void *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(p)); }
-static inline __m256i u8x8(const void *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
+static inline __m256 f16x8(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+static inline __m256 i8x8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
 
 /* Word i of the eight of a block: k's 4i .. 4i+3, a byte each. */
 BLOCK_INLINE __m256i block_word256(const int form, const char *panel, size_t b, const int i, const int h)
 {
     const uint32_t(*word)[PANEL] = block_words(form, panel, b);
-    if (block_is_bytes(form)) return _mm256_loadu_si256((const __m256i *)(word[i] + HALF * h));
+    if (block_kind(form).bytes) return _mm256_loadu_si256((const __m256i *)(word[i] + HALF * h));
     __m256i both = _mm256_loadu_si256((const __m256i *)(word[i / 2] + HALF * h));
     return _mm256_and_si256(i % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
 }
 
-/* Scales of a super block's group: d and m are f16 times a small integer, both exact in f32. */
-BLOCK_INLINE struct scales256 super_scales256(const uint16_t *d, const uint16_t *dmin, __m256i scale, __m256i min)
-{
-    __m256 minus = _mm256_xor_ps(f16x8(dmin), _mm256_set1_ps(-0.0f));
-    return (struct scales256){ .d = _mm256_mul_ps(f16x8(d), _mm256_cvtepi32_ps(scale)), .m = _mm256_mul_ps(minus, _mm256_cvtepi32_ps(min)) };
-}
-
-/* Of group `part` (groups of 16) of block b, or of the block. Forms without d leave it zero. */
+/* Of group `part` (groups of 16) of block b, or of the block; in super blocks f16 times a small integer, both exact in f32. Forms without d
+ * leave it zero. */
 BLOCK_INLINE struct scales256 block_scales256(const int form, const char *panel, size_t b, const size_t part, const int h)
 {
-    struct scales256 s = { _mm256_setzero_ps(), _mm256_setzero_ps() };
-    const size_t     g = b % 8 * 2 + part, lane = (size_t)(HALF * h);
-    switch (form) {
-    case FORM_I8: s.d = f16x8(((const struct block_i8 *)panel)[b].d + lane); break;
-    case FORM_U4: s.d = f16x8(((const struct block_u4 *)panel)[b].d + lane); break;
-    case FORM_I8M:
-        s.d = f16x8(((const struct block_i8m *)panel)[b].d + lane);
-        s.m = f16x8(((const struct block_i8m *)panel)[b].m + lane);
-        break;
-    case FORM_U4M:
-        s.d = f16x8(((const struct block_u4m *)panel)[b].d + lane);
-        s.m = f16x8(((const struct block_u4m *)panel)[b].m + lane);
-        break;
-    case FORM_K8: {
-        const struct block_k8 *k = (const struct block_k8 *)panel + b / 8;
-        s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[g] + lane), u8x8(k->min[g] + lane));
-        break;
-    }
-    case FORM_K4: {
-        const struct block_k4 *k = (const struct block_k4 *)panel + b / 8;
-        s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[g] + lane), i8x8(k->min[g] + lane));
-        break;
-    }
-    case FORM_S8: {
-        const struct block_s8 *k = (const struct block_s8 *)panel + b / 8;
-        s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[b % 8] + lane), i8x8(k->min[b % 8] + lane));
-        break;
-    }
-    case FORM_S4: {
-        const struct block_s4 *k = (const struct block_s4 *)panel + b / 8;
-        s = super_scales256(k->d + lane, k->dmin + lane, i8x8(k->scale[b % 8] + lane), i8x8(k->min[b % 8] + lane));
-        break;
-    }
-    default: break;
-    }
+    const struct form_layout *at = &FORM_LAYOUTS[form];
+    const char               *block = block_at(form, panel, b);
+    const size_t              lane = (size_t)(HALF * h);
+    struct scales256          s = { _mm256_setzero_ps(), _mm256_setzero_ps() };
+    if (!block_kind(form).scaled) return s;
+    s.d = f16x8(block + at->d + 2 * lane);
+    if (block_kind(form).has_m) s.m = f16x8(block + at->m + 2 * lane);
+    if (!at->scale) return s;
+    const char *group = block + block_group(form, b, part) + lane;
+    s.d = _mm256_mul_ps(s.d, i8x8(group + at->scale));
+    s.m = _mm256_mul_ps(_mm256_xor_ps(s.m, _mm256_set1_ps(-0.0f)), i8x8(group + at->min));
     return s;
 }
 

@@ -24,7 +24,6 @@ enum arithmetic { BY_F32, BY_INT, BY_BF16 };
 
 struct job {
     const struct matmul_args *a;
-    const struct form_info   *form;
     enum arithmetic           by;
     const void               *x;          /* prepared rows: f32, act_block or bf16 */
     size_t                    x_stride;   /* in those elements */
@@ -247,10 +246,10 @@ static void block_int(const struct run *r, const struct block *b, struct wide_in
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
             for (size_t i = 0; i < n; i++) r->loops->widen_int(&wide[i], w, b->panel0 + p + i, k0, n_k);
-            r->loops->tile_int(sums(b, 0, p), x, j->x_stride, b->n_rows, wide, n, j->form, n_k);
+            r->loops->tile_int(sums(b, 0, p), x, j->x_stride, b->n_rows, wide, n, w->form, n_k);
         }
     }
-    for (size_t p = 0; p < b->n_panels && j->form->group == 0; p++) {
+    for (size_t p = 0; p < b->n_panels && FORMS[w->form].group == 0; p++) {
         const float *scale = form_scale(w, b->panel0 + p);
         float       *acc = sums(b, 0, p);
         for (size_t i = 0; i < b->n_rows * PANEL; i++) acc[i] *= scale[i % PANEL];
@@ -360,7 +359,7 @@ static void run_jobs(struct kernel_ctx *c, const struct matmul_args *args, size_
         const struct matmul_args *a = &args[i];
         if (a->n_rows == 0) continue;
         ASSERT(a->then != MATMUL_SILU_MUL || a->w->paired);
-        r.jobs[r.n_jobs++] = (struct job){ .a = a, .form = form_info(a->w->form), .by = arithmetic_of(c, a->w), .n_panels = panel_count(a->w) };
+        r.jobs[r.n_jobs++] = (struct job){ .a = a, .by = arithmetic_of(c, a->w), .n_panels = panel_count(a->w) };
     }
     if (r.n_jobs == 0) return;
     plan_inputs(&r);

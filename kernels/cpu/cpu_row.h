@@ -57,10 +57,10 @@ struct cpu_loops {
     void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
                      size_t n_panels);
     void (*widen_int)(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-    /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels], n_panels <= DOT_PANELS, of form `f`; rows
+    /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels], n_panels <= DOT_PANELS, of `form`; rows
      * of x are x_stride blocks apart. */
     void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                     const struct form_info *f, size_t n_k);
+                     int form, size_t n_k);
 
     /* ---- bf16 products: forms BF16 and F8 of FAST; all NULL where the processor has none (f32 chains serve then) ---- */
     void (*round_bf16)(uint16_t *out, const float *x, size_t n); /* filled up to act_bf16_stride(n) with zeros */

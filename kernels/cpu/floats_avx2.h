@@ -79,7 +79,7 @@ BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++, word = _mm256_srli_epi32(word, 8)) {
                     __m256i q = _mm256_and_si256(word, _mm256_set1_epi32(255));
-                    if (kind.zero) q = _mm256_sub_epi32(q, _mm256_set1_epi32(block_zero(form)));
+                    if (kind.zero) q = _mm256_sub_epi32(q, _mm256_set1_epi32(FORMS[form].zero));
                     __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(q), s.d);
                     _mm256_storeu_ps(dst + (4 * i + j) * PANEL + HALF * h, kind.has_m ? _mm256_add_ps(f, s.m) : f);
                 }

@@ -55,7 +55,7 @@ BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++, word = _mm512_srli_epi32(word, 8), dst += PANEL) {
                 __m512i q = _mm512_and_si512(word, _mm512_set1_epi32(255));
-                if (kind.zero) q = _mm512_sub_epi32(q, _mm512_set1_epi32(block_zero(form)));
+                if (kind.zero) q = _mm512_sub_epi32(q, _mm512_set1_epi32(FORMS[form].zero));
                 __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(q), s.d);
                 _mm512_storeu_ps(dst, kind.has_m ? _mm512_add_ps(f, s.m) : f);
             }

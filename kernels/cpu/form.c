@@ -10,42 +10,7 @@
 #include "kernels/float_bits.h"
 #include "shared/base/assert.h"
 
-enum { LINE = 64, LANE_WORDS = PANEL * 4 /* bytes of one word per lane */ };
-
-static const struct form_info FORMS[FORM_COUNT] = {
-    [FORM_F32] = { .name = "f32" },
-    [FORM_F16] = { .name = "f16" },
-    [FORM_BF16] = { .name = "bf16" },
-    [FORM_F8] = { .name = "f8" },
-    [FORM_I8] = { .name = "i8", .integer = true, .bits = 8, .zero = 128, .group = 32 },
-    [FORM_I8M] = { .name = "i8m", .integer = true, .bits = 8, .group = 32, .has_m = true },
-    [FORM_U4] = { .name = "u4", .integer = true, .bits = 4, .zero = 8, .group = 32 },
-    [FORM_U4M] = { .name = "u4m", .integer = true, .bits = 4, .group = 32, .has_m = true },
-    [FORM_K8] = { .name = "k8", .integer = true, .bits = 8, .zero = 128, .group = 16, .has_m = true },
-    [FORM_K4] = { .name = "k4", .integer = true, .bits = 4, .group = 16, .has_m = true },
-    [FORM_S8] = { .name = "s8", .integer = true, .bits = 8, .zero = 128, .group = 32, .has_m = true },
-    [FORM_S4] = { .name = "s4", .integer = true, .bits = 4, .group = 32, .has_m = true },
-    [FORM_C8] = { .name = "c8", .integer = true, .bits = 8, .zero = 128 },
-    [FORM_C4] = { .name = "c4", .integer = true, .bits = 4, .zero = 8 },
-};
-
-#define AT(type, part) offsetof(struct type, part)
-const struct form_layout FORM_LAYOUTS[FORM_COUNT] = {
-    [FORM_F32] = { .k = 1, .bytes = LANE_WORDS },
-    [FORM_F16] = { .k = 2, .bytes = LANE_WORDS },
-    [FORM_BF16] = { .k = 2, .bytes = LANE_WORDS },
-    [FORM_F8] = { .k = 4, .bytes = LANE_WORDS },
-    [FORM_I8] = { FORM_BLOCK, sizeof(struct block_i8), .d = AT(block_i8, d), .q = AT(block_i8, q) },
-    [FORM_I8M] = { FORM_BLOCK, sizeof(struct block_i8m), .d = AT(block_i8m, d), .m = AT(block_i8m, m), .q = AT(block_i8m, q) },
-    [FORM_U4] = { FORM_BLOCK, sizeof(struct block_u4), .d = AT(block_u4, d), .q = AT(block_u4, q) },
-    [FORM_U4M] = { FORM_BLOCK, sizeof(struct block_u4m), .d = AT(block_u4m, d), .m = AT(block_u4m, m), .q = AT(block_u4m, q) },
-    [FORM_K8] = { FORM_SUPER, sizeof(struct block_k8), AT(block_k8, d), AT(block_k8, dmin), AT(block_k8, scale), AT(block_k8, min), AT(block_k8, q) },
-    [FORM_K4] = { FORM_SUPER, sizeof(struct block_k4), AT(block_k4, d), AT(block_k4, dmin), AT(block_k4, scale), AT(block_k4, min), AT(block_k4, q) },
-    [FORM_S8] = { FORM_SUPER, sizeof(struct block_s8), AT(block_s8, d), AT(block_s8, dmin), AT(block_s8, scale), AT(block_s8, min), AT(block_s8, q) },
-    [FORM_S4] = { FORM_SUPER, sizeof(struct block_s4), AT(block_s4, d), AT(block_s4, dmin), AT(block_s4, scale), AT(block_s4, min), AT(block_s4, q) },
-    [FORM_C8] = { .k = FORM_BLOCK, .bytes = FORM_BLOCK / 4 * LANE_WORDS },
-    [FORM_C4] = { .k = FORM_BLOCK, .bytes = FORM_BLOCK / 8 * LANE_WORDS },
-};
+enum { LINE = 64 };
 
 static const uint8_t FORM_OF[DTYPE_COUNT] = {
     [DTYPE_F32] = FORM_F32, [DTYPE_F16] = FORM_F16,   [DTYPE_BF16] = FORM_BF16, [DTYPE_F8_E4M3] = FORM_F8, [DTYPE_Q8_0] = FORM_I8,
@@ -141,7 +106,7 @@ static void unit_of(const struct lane *l, size_t k, float *d, float *m)
     if (!l->at->scale) return;
     size_t at = k % l->at->k / (size_t)l->info->group * PANEL + l->i;
     *d *= (float)(int8_t)block[l->at->scale + at];
-    *m = -(*m * (float)(int8_t)block[l->at->min + at]); /* mins of K8 are at most 63 */
+    *m = -(*m * (float)(int8_t)block[l->at->min + at]);
 }
 
 /* d * (q - zero) is exact for every form (dtype_blocks.h), so the sum has the one rounding of a fused multiply-add. */

@@ -14,8 +14,8 @@
  *     I8M   Q5_1                      byte    0     32     f16                 f16
  *     U4    Q4_0                      nibble  8     32     f16                 -
  *     U4M   Q4_1                      nibble  0     32     f16                 f16
- *     K8    Q6_K                      byte    128   16     f16 * i8            -f16 * u8
- *     K4    Q2_K, Q3_K                nibble  0     16     f16 * i8            -f16 * u8   (Q3_K: m = -4 d as i8 product)
+ *     K8    Q6_K                      byte    128   16     f16 * i8            -f16 * i8
+ *     K4    Q2_K, Q3_K                nibble  0     16     f16 * i8            -f16 * i8   (Q3_K: m = -4 d as i8 product)
  *     S8    Q5_K, IQ4_XS              byte    128   32     f16 * i8            -f16 * i8
  *     S4    Q4_K                      nibble  0     32     f16 * i8            -f16 * i8
  *     C8    wint8                     byte    128   n_in   f32 per output      -
@@ -32,7 +32,13 @@
 
 enum { PANEL = 16, FORM_BLOCK = 32, FORM_SUPER = 256 };
 
-enum weight_form { FORM_F32, FORM_F16, FORM_BF16, FORM_F8, FORM_I8, FORM_I8M, FORM_U4, FORM_U4M, FORM_K8, FORM_K4, FORM_S8, FORM_S4, FORM_C8, FORM_C4, FORM_COUNT };
+/* X(name, ..) for each integer form: what follows the name is handed on. */
+#define INTEGER_FORMS(X, ...)                                                                                                    \
+    X(I8, __VA_ARGS__) X(I8M, __VA_ARGS__) X(U4, __VA_ARGS__) X(U4M, __VA_ARGS__) X(K8, __VA_ARGS__) X(K4, __VA_ARGS__)          \
+    X(S8, __VA_ARGS__) X(S4, __VA_ARGS__) X(C8, __VA_ARGS__) X(C4, __VA_ARGS__)
+#define FORM_NAME(name, ...) FORM_##name,
+
+enum weight_form { FORM_F32, FORM_F16, FORM_BF16, FORM_F8, INTEGER_FORMS(FORM_NAME) FORM_COUNT };
 
 struct block_i8 {
     uint16_t d[PANEL]; /* f16 */
@@ -53,14 +59,12 @@ struct block_u4m {
 /* 256 k's: 16 groups of 16; d = d * scale, m = -(dmin * min). */
 struct block_k8 {
     uint16_t d[PANEL], dmin[PANEL];
-    int8_t   scale[16][PANEL];
-    uint8_t  min[16][PANEL];
+    int8_t   scale[16][PANEL], min[16][PANEL];
     uint32_t q[8][8][PANEL];
 };
 struct block_k4 {
     uint16_t d[PANEL], dmin[PANEL];
-    int8_t   scale[16][PANEL];
-    int8_t   min[16][PANEL]; /* signed here: Q3_K's offset is 4 * scale, whose sign is that of scale */
+    int8_t   scale[16][PANEL], min[16][PANEL]; /* Q3_K's offset is 4 * scale, whose sign is that of scale */
     uint32_t q[8][4][PANEL];
 };
 /* The same with 8 groups of 32: half the scales to apply. */
@@ -83,6 +87,23 @@ struct form_info {
     int         zero;
     int         group;  /* k's that share d and m: 32, 16, or 0: the whole row */
     bool        has_m;
+};
+/* Indexed by constants, in code that is compiled once per form; by form_info otherwise. */
+static const struct form_info FORMS[FORM_COUNT] = {
+    [FORM_F32] = { .name = "f32" },
+    [FORM_F16] = { .name = "f16" },
+    [FORM_BF16] = { .name = "bf16" },
+    [FORM_F8] = { .name = "f8" },
+    [FORM_I8] = { .name = "i8", .integer = true, .bits = 8, .zero = 128, .group = 32 },
+    [FORM_I8M] = { .name = "i8m", .integer = true, .bits = 8, .group = 32, .has_m = true },
+    [FORM_U4] = { .name = "u4", .integer = true, .bits = 4, .zero = 8, .group = 32 },
+    [FORM_U4M] = { .name = "u4m", .integer = true, .bits = 4, .group = 32, .has_m = true },
+    [FORM_K8] = { .name = "k8", .integer = true, .bits = 8, .zero = 128, .group = 16, .has_m = true },
+    [FORM_K4] = { .name = "k4", .integer = true, .bits = 4, .group = 16, .has_m = true },
+    [FORM_S8] = { .name = "s8", .integer = true, .bits = 8, .zero = 128, .group = 32, .has_m = true },
+    [FORM_S4] = { .name = "s4", .integer = true, .bits = 4, .group = 32, .has_m = true },
+    [FORM_C8] = { .name = "c8", .integer = true, .bits = 8, .zero = 128 },
+    [FORM_C4] = { .name = "c4", .integer = true, .bits = 4, .zero = 8 },
 };
 const struct form_info *form_info(int form);
 

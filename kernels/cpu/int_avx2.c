@@ -41,8 +41,8 @@ BLOCK_INLINE __m256i total(__m256i sum, const bool bytes) { return bytes ? sum :
 /* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
 BLOCK_INLINE __m256i both(__m256i high, __m256i low, const struct act_block *x, const int part, const int form)
 {
-    const bool bytes = block_is_bytes(form);
-    const int  missing = bytes ? 128 - block_zero(form) : -block_zero(form);
+    const bool bytes = block_kind(form).bytes;
+    const int  missing = bytes ? 128 - FORMS[form].zero : -FORMS[form].zero;
     __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(total(high, bytes), ACT_LOW_BITS), total(low, bytes));
     return missing ? _mm256_add_epi32(sum, sum_times(x, part, missing)) : sum;
 }
@@ -131,16 +131,7 @@ BLOCK_INLINE void gemv_form(float *out, const struct act_block *x, size_t x_stri
 void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
 {
     switch (w->form) {
-    case FORM_I8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_I8); break;
-    case FORM_I8M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_I8M); break;
-    case FORM_U4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4); break;
-    case FORM_U4M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4M); break;
-    case FORM_K8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K8); break;
-    case FORM_S8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S8); break;
-    case FORM_K4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K4); break;
-    case FORM_S4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S4); break;
-    case FORM_C8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C8); break;
-    default: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C4); break;
+    INTEGER_FORMS(FORM_CASE, gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM))
     }
 }
 
@@ -196,27 +187,19 @@ static void tile_panel(const struct tile *t, const struct wide_int *w, int form)
 {
     for (int h = 0; h < 2; h++) {
         switch (form) {
-        case FORM_I8: tile_rows(t, w, h, FORM_I8); break;
-        case FORM_I8M: tile_rows(t, w, h, FORM_I8M); break;
-        case FORM_U4: tile_rows(t, w, h, FORM_U4); break;
-        case FORM_U4M: tile_rows(t, w, h, FORM_U4M); break;
-        case FORM_K8: tile_rows(t, w, h, FORM_K8); break;
-        case FORM_S8: tile_rows(t, w, h, FORM_S8); break;
-        case FORM_K4: tile_rows(t, w, h, FORM_K4); break;
-        case FORM_C8: tile_rows(t, w, h, FORM_C8); break;
-        default: tile_rows(t, w, h, FORM_C4); break;
+        INTEGER_FORMS(FORM_CASE, tile_rows(t, w, h, FORM))
         }
     }
 }
 
 void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                   const struct form_info *f, size_t n_k)
+                   int form, size_t n_k)
 {
     for (size_t p = 0; p < n_panels; p++) {
         for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
             struct tile t = { .acc = acc + (p * n_rows + r0) * PANEL, .n_rows = n_rows - r0 < ROWS ? n_rows - r0 : ROWS, .n_blocks = n_k / FORM_BLOCK };
             for (size_t r = 0; r < ROWS; r++) t.x[r] = x + (r0 + (r < t.n_rows ? r : t.n_rows - 1)) * x_stride;
-            tile_panel(&t, w + p, block_form(f));
+            tile_panel(&t, w + p, form);
         }
     }
 }

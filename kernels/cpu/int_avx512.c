@@ -41,8 +41,8 @@ BLOCK_INLINE __m512i total(__m512i sum, const bool bytes) { return bytes ? sum :
 /* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
 BLOCK_INLINE __m512i both(__m512i high, __m512i low, const struct act_block *x, const int part, const int form)
 {
-    const bool bytes = block_is_bytes(form);
-    const int  missing = bytes ? 128 - block_zero(form) : -block_zero(form);
+    const bool bytes = block_kind(form).bytes;
+    const int  missing = bytes ? 128 - FORMS[form].zero : -FORMS[form].zero;
     __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(total(high, bytes), ACT_LOW_BITS), total(low, bytes));
     return missing ? _mm512_add_epi32(sum, sum_times(x, part, missing)) : sum;
 }
@@ -113,16 +113,7 @@ BLOCK_INLINE void gemv_form(float *out, const struct act_block *x, size_t x_stri
 void avx512_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
 {
     switch (w->form) {
-    case FORM_I8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_I8); break;
-    case FORM_I8M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_I8M); break;
-    case FORM_U4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4); break;
-    case FORM_U4M: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_U4M); break;
-    case FORM_K8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K8); break;
-    case FORM_S8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S8); break;
-    case FORM_K4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_K4); break;
-    case FORM_S4: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_S4); break;
-    case FORM_C8: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C8); break;
-    default: gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM_C4); break;
+    INTEGER_FORMS(FORM_CASE, gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM))
     }
 }
 
@@ -166,23 +157,15 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int form)
 }
 
 void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                     const struct form_info *f, size_t n_k)
+                     int form, size_t n_k)
 {
-    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = f->zero };
+    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = FORMS[form].zero };
     for (; n_rows > 0; n_rows -= t.n_rows, x += t.n_rows * x_stride, t.acc += t.n_rows * PANEL) {
         t.n_rows = n_rows < INT_TILE_ROWS ? n_rows : INT_TILE_ROWS;
         for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         for (int p = 0; p < (int)n_panels; p++) {
-            switch (block_form(f)) {
-            case FORM_I8: tile_rows(&t, p, FORM_I8); break;
-            case FORM_I8M: tile_rows(&t, p, FORM_I8M); break;
-            case FORM_U4: tile_rows(&t, p, FORM_U4); break;
-            case FORM_U4M: tile_rows(&t, p, FORM_U4M); break;
-            case FORM_K8: tile_rows(&t, p, FORM_K8); break;
-            case FORM_S8: tile_rows(&t, p, FORM_S8); break;
-            case FORM_K4: tile_rows(&t, p, FORM_K4); break;
-            case FORM_C8: tile_rows(&t, p, FORM_C8); break;
-            default: tile_rows(&t, p, FORM_C4); break;
+            switch (form) {
+            INTEGER_FORMS(FORM_CASE, tile_rows(&t, p, FORM))
             }
         }
     }

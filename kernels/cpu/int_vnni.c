@@ -24,7 +24,7 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++) {
             high[r] = _mm512_setzero_si512();
-            low[r] = kind.zero ? sum_times(x[r] + b, which, -block_zero(form)) : _mm512_setzero_si512();
+            low[r] = kind.zero ? sum_times(x[r] + b, which, -FORMS[form].zero) : _mm512_setzero_si512();
         }
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
@@ -86,16 +86,7 @@ void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
     const struct act_block *rows[DOT_ROWS];
     for (size_t r = 0; r < DOT_ROWS; r++) rows[r] = x + (r < n_rows ? r : n_rows - 1) * x_stride;
     switch (w->form) {
-    case FORM_I8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_I8); break;
-    case FORM_I8M: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_I8M); break;
-    case FORM_U4: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_U4); break;
-    case FORM_U4M: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_U4M); break;
-    case FORM_K8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_K8); break;
-    case FORM_S8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_S8); break;
-    case FORM_K4: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_K4); break;
-    case FORM_S4: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_S4); break;
-    case FORM_C8: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_C8); break;
-    default: gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM_C4); break;
+    INTEGER_FORMS(FORM_CASE, gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM))
     }
 }
 
@@ -177,13 +168,13 @@ BLOCK_INLINE void tile_form(const struct int_tile *t, size_t n_panels, const int
 
 /* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. */
 void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                   const struct form_info *f, size_t n_k)
+                   int form, size_t n_k)
 {
-    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = f->zero };
+    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = FORMS[form].zero };
     for (size_t n_tiles = (n_rows + INT_TILE_ROWS - 1) / INT_TILE_ROWS; n_tiles > 0; n_tiles--) {
         t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
         for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
-        switch (block_alike(f)) {
+        switch (block_alike(form)) {
         case FORM_C8: tile_form(&t, n_panels, FORM_C8); break;
         case FORM_K8: tile_form(&t, n_panels, FORM_K8); break;
         case FORM_S8: tile_form(&t, n_panels, FORM_S8); break;

@@ -82,11 +82,11 @@ static float int_chain(float acc, const struct act_block *x, const struct wide_i
 }
 
 static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                         const struct form_info *f, size_t n_k)
+                         int form, size_t n_k)
 {
     for (size_t p = 0; p < n_panels; p++)
         for (size_t i = 0; i < n_rows; i++, acc += PANEL)
-            for (size_t j = 0; j < PANEL; j++) acc[j] = int_chain(acc[j], x + i * x_stride, &w[p], f, n_k, j);
+            for (size_t j = 0; j < PANEL; j++) acc[j] = int_chain(acc[j], x + i * x_stride, &w[p], form_info(form), n_k, j);
 }
 
 /* One row, one panel. */
@@ -99,7 +99,7 @@ static void ref_dot_int(float *out, const struct act_block *x, const struct weig
     for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
         size_t n_k = n_in - k0 < WIDE_K ? n_in - k0 : WIDE_K;
         form_widen_int(&wide, w, i_panel, k0, n_k);
-        ref_tile_int(out, x + k0 / FORM_BLOCK, 0, 1, &wide, 1, form_info(w->form), n_k);
+        ref_tile_int(out, x + k0 / FORM_BLOCK, 0, 1, &wide, 1, w->form, n_k);
     }
     for (size_t j = 0; scale && j < PANEL; j++) out[j] *= scale[j];
 }

@@ -104,17 +104,8 @@ void avx2_gemv(float *out, const float *x, const struct weight *w, size_t i_pane
         break;
     case FORM_F16:
     case FORM_BF16: gemv_16bit(out, x, w, i_panel, n_panels); break;
-    case FORM_F8: gemv_wide(out, x, w, i_panel, n_panels, FORM_F8); break;
-    case FORM_I8: gemv_wide(out, x, w, i_panel, n_panels, FORM_I8); break;
-    case FORM_I8M: gemv_wide(out, x, w, i_panel, n_panels, FORM_I8M); break;
-    case FORM_U4: gemv_wide(out, x, w, i_panel, n_panels, FORM_U4); break;
-    case FORM_U4M: gemv_wide(out, x, w, i_panel, n_panels, FORM_U4M); break;
-    case FORM_K8: gemv_wide(out, x, w, i_panel, n_panels, FORM_K8); break;
-    case FORM_S8: gemv_wide(out, x, w, i_panel, n_panels, FORM_S8); break;
-    case FORM_K4: gemv_wide(out, x, w, i_panel, n_panels, FORM_K4); break;
-    case FORM_S4: gemv_wide(out, x, w, i_panel, n_panels, FORM_S4); break;
-    case FORM_C8: gemv_wide(out, x, w, i_panel, n_panels, FORM_C8); break;
-    default: gemv_wide(out, x, w, i_panel, n_panels, FORM_C4); break;
+    FORM_CASE(F8, gemv_wide(out, x, w, i_panel, n_panels, FORM))
+    INTEGER_FORMS(FORM_CASE, gemv_wide(out, x, w, i_panel, n_panels, FORM))
     }
 }
 
@@ -136,19 +127,10 @@ void avx2_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_beg
         __builtin_memcpy(dst, panel + k_begin * PANEL, n_k * PANEL * sizeof *dst);
         break;
     }
-    case FORM_F16: widen_form(dst, w, i_panel, k_begin, n_k, FORM_F16); break;
-    case FORM_BF16: widen_form(dst, w, i_panel, k_begin, n_k, FORM_BF16); break;
-    case FORM_F8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_F8); break;
-    case FORM_I8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_I8); break;
-    case FORM_I8M: widen_form(dst, w, i_panel, k_begin, n_k, FORM_I8M); break;
-    case FORM_U4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_U4); break;
-    case FORM_U4M: widen_form(dst, w, i_panel, k_begin, n_k, FORM_U4M); break;
-    case FORM_K8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_K8); break;
-    case FORM_S8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_S8); break;
-    case FORM_K4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_K4); break;
-    case FORM_S4: widen_form(dst, w, i_panel, k_begin, n_k, FORM_S4); break;
-    case FORM_C8: widen_form(dst, w, i_panel, k_begin, n_k, FORM_C8); break;
-    default: widen_form(dst, w, i_panel, k_begin, n_k, FORM_C4); break;
+    FORM_CASE(F16, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
+    FORM_CASE(BF16, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
+    FORM_CASE(F8, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
+    INTEGER_FORMS(FORM_CASE, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
     }
 }
 
