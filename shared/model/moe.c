@@ -11,15 +11,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/cpu/sizes.h"
 #include "shared/base/mem.h"
 #include "shared/model/blocks.h"
 
 /* Rows of a step that are routed at a time: enough for over a hundred per expert in most models, and as many as a [rows used, H] buffer of
  * 256 MiB holds (DeepSeek-V3: 1170). */
-enum { ROWS_MIN = 16, ROWS_MAX = 2048 };
+enum { ROWS_MIN = 16, ROWS_MAX = 2048, ROUNDED = 32 /* elements of a row that kernels round are filled up to a multiple */ };
 static const size_t WORK_ELEMENTS = (size_t)64 << 20;
-
-static size_t round_up(size_t n) { return (n + 31) / 32 * 32; }
 
 /* ---- bind -------------------------------------------------------------------------------------------------------- */
 
@@ -85,7 +84,7 @@ void moe_bind_work(struct binder *b, struct moe_work *w)
     bind_floats(b, rows * used, c->hidden, &w->out);
     bind_floats(b, rows, c->moe.shared_intermediate, &w->shared_act);
     bind_reserve(b, rows * (used + 1), c->hidden);
-    bind_reserve(b, rows, used * round_up(c->moe.intermediate) + round_up(c->moe.shared_intermediate));
+    bind_reserve(b, rows, used * round_up(c->moe.intermediate, ROUNDED) + round_up(c->moe.shared_intermediate, ROUNDED));
 }
 
 void moe_release(struct moe *e)
