@@ -138,6 +138,7 @@ struct tile {
     const uint32_t *w;
     size_t          w_stride;
     const float    *scale;
+    const uint32_t *next;       /* what is asked for meanwhile, a line per pair */
 };
 
 BLOCK_INLINE float *chain_at(const struct tile *t, int p, int r)
@@ -158,6 +159,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const int n, const int n_panel
         for (int r = 0; r < n; r++) sum[p][r] = t->scale ? _mm512_setzero_ps() : _mm512_loadu_ps(chain_at(t, p, r));
     for (size_t i = 0; i < t->n_pairs; i++, w += PANEL) {
         __m512i two[DOT_PANELS];
+        _mm_prefetch((const char *)(t->next + i * PANEL), _MM_HINT_T1);
 #pragma GCC unroll 2
         for (int p = 0; p < n_panels; p++) two[p] = _mm512_loadu_si512(w + (size_t)p * t->w_stride);
 #pragma GCC unroll 8
@@ -185,12 +187,15 @@ BLOCK_INLINE void tile_panels(const struct tile *t, const int n_panels)
     else tile_rows(t, 2, n_panels);
 }
 
-/* Tiles of nearly equal height: 18 rows as 6 + 6 + 6. */
+/* Tiles of nearly equal height: 18 rows as 6 + 6 + 6. While the first rows go through a panel, the k's that follow it are asked for: a tile of a
+ * few dozen rows is done with weights sooner than memory brings the next. */
 void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
                const float *scale, size_t n_k)
 {
     struct tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_pairs = (n_k + 1) / 2, .w = w, .w_stride = w_stride, .scale = scale };
-    for (size_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS; n_tiles > 0; n_tiles--) {
+    size_t i_tile = 0;
+    for (size_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS; n_tiles > 0; n_tiles--, i_tile++) {
+        t.next = i_tile < n_panels ? w + i_tile * w_stride + t.n_pairs * PANEL : w;
         t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
         for (size_t r = 0; r < TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         if (n_panels == 2) tile_panels(&t, 2);
