@@ -92,6 +92,7 @@ void avx2_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel
 {
     const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
     size_t      b = k_begin / FORM_BLOCK, n = n_k / FORM_BLOCK;
+    dst->next_bytes = 0;
     switch (w->form) {
     INTEGER_FORMS(FORM_CASE, widen_form(dst, panel, b, n, FORM))
     }

@@ -39,10 +39,14 @@ void avx512_quantize(struct act_block *out, const float *x, size_t n)
     if (i < n) quantize_block(out, _mm512_maskz_loadu_ps(mask16(n - i), x + i), _mm512_maskz_loadu_ps(mask16(n - i > 16 ? n - i - 16 : 0), x + i + 16));
 }
 
-BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const int form)
+/* The panel's next blocks follow, or after its last the first of the panel that takes its place in the next group of GEMM_PANELS. */
+BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const struct weight *w, const int form)
 {
     const struct block_kind kind = block_kind(form);
     const size_t n_parts = kind.halves ? 2 : 1;
+    const size_t all = act_blocks(w->n_in), first = b0 + n_blocks < all ? b0 + n_blocks : 0, left = all - first;
+    dst->next = panel + first * block_bytes(form) + (first ? 0 : GEMM_PANELS * form_panel_bytes(form, w->n_in));
+    dst->next_bytes = (left < WIDE_K / FORM_BLOCK ? left : WIDE_K / FORM_BLOCK) * block_bytes(form);
     for (size_t b = 0; b < n_blocks; b++) {
 #pragma GCC unroll 8
         for (int i = 0; i < WORDS; i++) _mm512_storeu_si512(dst->q[b * WORDS + (size_t)i], block_word512(form, panel, b0 + b, i));
@@ -60,6 +64,6 @@ void avx512_widen_int(struct wide_int *dst, const struct weight *w, size_t i_pan
     const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
     size_t      b = k_begin / FORM_BLOCK, n = n_k / FORM_BLOCK;
     switch (w->form) {
-    INTEGER_FORMS(FORM_CASE, widen_form(dst, panel, b, n, FORM))
+    INTEGER_FORMS(FORM_CASE, widen_form(dst, panel, b, n, w, FORM))
     }
 }

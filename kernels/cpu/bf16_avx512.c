@@ -28,9 +28,12 @@ BLOCK_INLINE __m512 dot(__m512 acc, __m512i pairs, __m512bh x) { return _mm512_d
 void bf16_widen(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in)), *words = panel + k_begin / 4 * PANEL * 4;
+    const bool  last = k_begin + n_k >= w->n_in; /* then the panel that takes its place in the next group follows */
+    const char *next = last ? panel + GEMM_PANELS * form_panel_bytes(w->form, w->n_in) : words + n_k / 4 * PANEL * 4;
     *scale = f8_scales(panel, w->n_in)[k_begin / F8_BLOCK];
     for (size_t i = 0; i < (n_k + 3) / 4; i++) {
         __m512i pairs[2];
+        _mm_prefetch(next + i * PANEL * 4, _MM_HINT_T1);
         pairs_of_f8(pairs, _mm512_loadu_si512(words + i * PANEL * 4));
         _mm512_storeu_si512(dst + 2 * i * PANEL, pairs[0]);
         _mm512_storeu_si512(dst + (2 * i + 1) * PANEL, pairs[1]);

@@ -40,7 +40,10 @@ struct int_tile {
     size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
     const struct wide_int  *w;
     int                     zero;
+    const char             *next; /* asked for meanwhile, NEXT_LINES per block; or NULL */
 };
+
+enum { NEXT_LINES = 3 };
 
 BLOCK_INLINE float *chain_at(const struct int_tile *t, int p, int r)
 {

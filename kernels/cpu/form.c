@@ -162,6 +162,7 @@ void form_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel
 {
     ASSERT(k_begin % WIDE_K == 0 && n_k % FORM_BLOCK == 0 && n_k <= WIDE_K);
     size_t group = (size_t)form_info(w->form)->group;
+    dst->next_bytes = 0;
     for (size_t i = 0; i < PANEL; i++) {
         struct lane l = lane_of(w, i_panel, i);
         for (size_t k = 0; k < n_k; k++)

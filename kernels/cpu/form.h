@@ -136,6 +136,9 @@ enum { WIDE_K = 256 };
 struct wide_int {
     _Alignas(64) uint8_t q[WIDE_K / 4][PANEL][4];
     float d[WIDE_K / 16][PANEL], m[WIDE_K / 16][PANEL];
+    /* Packed bytes that are likely widened next, which a tile may ask for meanwhile; 0 of them: none. */
+    const char *next;
+    size_t      next_bytes;
 };
 /* k_begin a multiple of WIDE_K, n_k of 32 (past n_in q is zero, and so is d). The plain C definition; hot forms have faster twins. */
 void         form_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);

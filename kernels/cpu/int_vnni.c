@@ -1,7 +1,8 @@
 /* int_vnni.c - int chains on vpdpbusd: one instruction multiplies four k's of 16 outputs by four inputs broadcast to all lanes.
  *
  * The stored q is unsigned and the input signed, as the instruction wants them; an input's two digits are multiplied one after the other and
- * the high one's sum is shifted in between; the zero point goes into the sum as -zero * sum of inputs. Two such instructions start per cycle and each takes four, so eight sums must be under way.
+ * the high one's sum is shifted in between; the zero point goes into the sum as -zero * sum of inputs. Two such instructions start per cycle
+ * and each takes four, so eight sums must be under way.
  *   gemv_int  one panel after the other, so that memory is read as one stream: measured, that is a third faster than four streams. One
  *             row needs no second sum in sight, because the processor runs ahead into the next blocks; several rows go side by side.
  *   tile_int  two panels by six rows: 12 sums and 12 chains in registers, eight loads for twelve products.
@@ -107,6 +108,10 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int form, const int 
 #pragma GCC unroll 6
         for (int r = 0; r < n; r++) chains[p][r] = _mm512_loadu_ps(chain_at(t, p, r));
     for (size_t b = 0; b < n_blocks; b++) {
+        if (t->next) {
+#pragma GCC unroll 3
+            for (size_t i = 0; i < NEXT_LINES; i++) _mm_prefetch(t->next + (b * NEXT_LINES + i) * 64, _MM_HINT_T1);
+        }
 #pragma GCC unroll 2
         for (int part = 0; part < n_parts; part++) {
             const size_t group = kind.halves ? 2 * b + (size_t)part : b;
@@ -166,12 +171,17 @@ BLOCK_INLINE void tile_form(const struct int_tile *t, size_t n_panels, const int
     }
 }
 
-/* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. */
+/* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. While the first of them are computed, the weights that follow are asked for, a few lines
+ * at a time: a few dozen rows are done with weights sooner than memory brings the next. */
 void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
                    int form, size_t n_k)
 {
     struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = FORMS[form].zero };
+    size_t i_next = 0, at_next = 0; /* panel and byte */
     for (size_t n_tiles = (n_rows + INT_TILE_ROWS - 1) / INT_TILE_ROWS; n_tiles > 0; n_tiles--) {
+        if (i_next < n_panels && at_next >= w[i_next].next_bytes) i_next++, at_next = 0;
+        t.next = i_next < n_panels && w[i_next].next_bytes > 0 ? w[i_next].next + at_next : NULL;
+        at_next += t.n_blocks * NEXT_LINES * 64;
         t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
         for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         switch (block_alike(form)) {
