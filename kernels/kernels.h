@@ -70,6 +70,7 @@ struct weight_pack_args {
     size_t                   n_parts;
     enum weight_join         join;
     enum quantize            quantize;
+    void                    *to;      /* pages to pack into, as many bytes as weight_plan says; the weight's, also of a call that fails. NULL: new ones */
 };
 
 struct kernel_ctx;

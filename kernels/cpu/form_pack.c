@@ -260,7 +260,7 @@ enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, st
     job.panel_bytes = form_panel_bytes(w.form, w.n_in);
     job.way = way_of(first->dtype, w.form);
     job.panels_per_item = first->transposed ? job.way->panels_transposed : job.way->panels;
-    w.data = pages_map(w.bytes);
+    w.data = a->to ? a->to : pages_map(w.bytes);
     if (!w.data) return no_memory(w.bytes, err);
     plan_scratch(&job, first->transposed);
     size_t scratch_bytes = job.turned_bytes + job.wide_bytes + job.q_bytes;

@@ -1,7 +1,7 @@
 /* pages.c - anonymous mappings for weights and private device memory.
  *
- * Packed weights are read once per token from end to end; 2 MiB pages save most of the address translations of that.
- * Huge pages are only asked for where they fit, so small matrices cost no more than they hold. Thread: any. */
+ * Packed weights are read once per token from end to end; 2 MiB pages save most of the address translations of that. They are only asked
+ * for where they fit, from the first byte on, so small things cost no more than they hold. Thread: any. */
 #include "kernels/cpu/pages.h"
 
 #include <stdint.h>
@@ -18,13 +18,18 @@ size_t pages_round(size_t bytes)
 
 void *pages_map(size_t bytes)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const size_t spare = bytes >= HUGE_PAGE && bytes <= SIZE_MAX - HUGE_PAGE ? HUGE_PAGE : 0; /* to begin on a border of huge pages */
+    char *p = mmap(NULL, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
-    if (bytes >= HUGE_PAGE) (void)madvise(p, bytes, MADV_HUGEPAGE); /* a hint: a kernel without them refuses */
-    return p;
+    if (!spare) return p;
+    const size_t before = (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
+    pages_unmap(p, before);
+    pages_unmap(p + before + bytes, spare - before);
+    (void)madvise(p + before, bytes, MADV_HUGEPAGE); /* a hint: a kernel without them refuses */
+    return p + before;
 }
 
 void pages_unmap(void *p, size_t bytes)
 {
-    if (p) munmap(p, bytes);
+    if (p && bytes > 0) munmap(p, bytes);
 }

@@ -6,7 +6,7 @@
 
 /* Round up to whole pages; 0 when that overflows. */
 size_t pages_round(size_t bytes);
-/* `bytes` (whole pages, not 0) of zeroed memory, or NULL; unmapped with pages_unmap. */
+/* `bytes` (whole pages, not 0) of zeroed memory, or NULL; unmapped with pages_unmap, as a whole or by parts of whole pages. */
 void  *pages_map(size_t bytes);
 void   pages_unmap(void *p, size_t bytes);
 

@@ -74,14 +74,24 @@ static void add_to_plan(struct binder *b, const struct weight *w)
     b->plan[b->n_plan++] = *w;
 }
 
-static enum status take_or_pack(struct binder *b, const struct weight_pack_args *a, struct weight *to)
+static void *take_room(struct binder *b, size_t bytes)
+{
+    char *at = b->room;
+    if (!at || b->room_bytes < bytes) return NULL;
+    b->room += bytes;
+    b->room_bytes -= bytes;
+    return at;
+}
+
+static enum status take_or_pack(struct binder *b, struct weight_pack_args a, size_t bytes, struct weight *to)
 {
     struct kernel_ctx *k = b->m->kernels;
     if (b->packed && packed_is_ready(b->packed)) {
         packed_take(b->packed, to);
         return OK;
     }
-    TRY(k->ops->weight_pack(k, a, to, b->err));
+    a.to = take_room(b, bytes);
+    TRY(k->ops->weight_pack(k, &a, to, b->err));
     if (b->packed) packed_put(b->packed, to);
     return OK;
 }
@@ -90,7 +100,7 @@ static enum status pack(struct binder *b, const struct weight_pack_args *a, cons
 {
     struct weight plan;
     enum status   st = weight_plan(a, &plan, b->err);
-    if (st == OK && b->packing) st = take_or_pack(b, a, to);
+    if (st == OK && b->packing) st = take_or_pack(b, *a, plan.bytes, to);
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;
     if (!b->packing) add_to_plan(b, &plan);

@@ -26,6 +26,8 @@ struct binder {
     struct weight *plan;        /* first pass: [n_plan] what each weight will be, in the order of packing; the caller's (mem_free) */
     size_t        n_plan;
     struct packed *packed;      /* second pass: the copy on disk; NULL: none */
+    char         *room;         /* second pass: pages for the weights still to come, side by side so that huge ones fit; NULL: each has its own */
+    size_t        room_bytes;   /* left of them */
     size_t        weight_bytes; /* packed sizes this pass came by */
     size_t        weight_total; /* second pass: what the first came by */
     size_t        buffer_bytes; /* the same of activation buffers */

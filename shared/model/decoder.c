@@ -142,7 +142,9 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     b->packed = o->packed_folder ? packed_open(&p) : NULL;
     b->converting = !b->packed || !packed_is_ready(b->packed);
     if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
+    if (b->converting && b->weight_total > 0 && (b->room = pages_map(b->weight_total))) b->room_bytes = b->weight_total;
     enum status st = bind_all(b);
+    pages_unmap(b->room, b->room_bytes); /* of a model that could not be packed */
     if (st == OK && b->packed) packed_finish(b->packed);
     packed_close(b->packed);
     return st;
