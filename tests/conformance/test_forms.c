@@ -426,7 +426,8 @@ static enum status pack_status(const struct weight_src *parts, size_t n_parts, e
 {
     struct weight w = { .form = 77 };
     why = (struct err){ 0 };
-    enum status   st = form_pack(&(struct kernel_ctx){ .pool = pool_of_refusals }, &(struct weight_pack_args){ parts, n_parts, join, QUANTIZE_NONE }, &w, &why);
+    const struct weight_pack_args a = { .parts = parts, .n_parts = n_parts, .join = join };
+    enum status st = form_pack(&(struct kernel_ctx){ .pool = pool_of_refusals }, &a, &w, &why);
     if (st == OK) weight_release(&w);
     else CHECK_EQ_INT(w.form, 77); /* outputs are written only on success */
     CHECK(st == why.code && (st == OK) == !why.text[0]); /* every refusal has its sentence */
