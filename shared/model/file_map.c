@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static enum status open_regular(const char *path, int *fd, size_t *bytes, int64_t *changed_ns, struct err *err)
+static enum status open_regular(const char *path, int *fd, size_t *bytes, uint64_t *changed_ns, struct err *err)
 {
     int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block us */
     if (f < 0) return err_set(err, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "cannot open %s: %s", path, strerror(errno));
@@ -19,15 +19,15 @@ static enum status open_regular(const char *path, int *fd, size_t *bytes, int64_
     }
     *fd = f;
     *bytes = (size_t)st.st_size;
-    *changed_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    *changed_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec;
     return OK;
 }
 
 enum status file_map_open(const char *path, struct file_map *out, struct err *err)
 {
-    int     fd;
-    size_t  bytes;
-    int64_t changed_ns;
+    int      fd;
+    size_t   bytes;
+    uint64_t changed_ns;
     TRY(open_regular(path, &fd, &bytes, &changed_ns, err));
     void *p = bytes ? mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0) : NULL;
     int   why = errno;
@@ -45,9 +45,9 @@ void file_map_close(struct file_map *m)
 
 enum status file_read(const char *path, size_t limit, struct buf *out, struct err *err)
 {
-    int     fd;
-    size_t  bytes;
-    int64_t changed_ns;
+    int      fd;
+    size_t   bytes;
+    uint64_t changed_ns;
     TRY(open_regular(path, &fd, &bytes, &changed_ns, err));
     if (bytes > limit) {
         close(fd);

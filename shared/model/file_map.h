@@ -11,7 +11,7 @@
 struct file_map {
     const uint8_t *data; /* NULL when nothing is mapped or the file is empty */
     size_t         bytes;
-    int64_t        changed_ns; /* when the file was changed last, since 1970 */
+    uint64_t       changed_ns; /* when the file was changed last, since 1970; wraps, so only good to be compared */
 };
 
 enum status file_map_open(const char *path, struct file_map *out, struct err *err) MUST_CHECK;

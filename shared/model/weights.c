@@ -172,13 +172,14 @@ uint64_t weights_fingerprint(const struct weights *w, uint64_t seed)
 
 static uint64_t file_state(const struct file_map *f, uint64_t seed)
 {
-    const uint64_t state[2] = { f->bytes, (uint64_t)f->changed_ns };
+    const uint64_t state[2] = { f->bytes, f->changed_ns };
     return hash_64(state, sizeof state, seed);
 }
 
 uint64_t weights_files_state(const struct weights *w)
 {
     uint64_t h = w->gguf ? file_state(&w->gguf->file, 0) : 0;
+    for (size_t i = 0; w->gguf && i < w->gguf->n_others; i++) h = file_state(&w->gguf->others[i]->file, h);
     for (size_t i = 0; i < w->set.n_files; i++) h = file_state(&w->set.files[i]->file, h);
     return h;
 }

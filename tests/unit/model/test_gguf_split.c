@@ -1,8 +1,11 @@
 /* test_gguf_split.c - a model in several GGUF files is the model in one; a file that is missing, misplaced or twice there is named. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "shared/model/gguf_split.h"
+#include "shared/model/weights.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/harness/test.h"
 
@@ -90,4 +93,32 @@ TEST(faults)
     refuses("renamed.gguf", ERR_CONFIG, "-00001-of-00002.gguf");
 }
 
-TEST_MAIN(CASE(names), CASE(tensors_of_all_files), CASE(faults))
+static uint64_t files_state(const char *name)
+{
+    struct weights *w;
+    CHECK_OK(weights_open(file_name(name), &w, &err));
+    uint64_t state = weights_files_state(w);
+    weights_close(w);
+    return state;
+}
+
+/* What was made of the files is made anew when any of them is written to, whatever time it then has. */
+TEST(every_file_counts_for_their_state)
+{
+    write_part("s-00001-of-00003.gguf", 0, 3, 3, "a", 1);
+    write_part("s-00002-of-00003.gguf", 1, 3, 3, "b", 2);
+    write_part("s-00003-of-00003.gguf", 2, 3, 3, "c", 3);
+    uint64_t before = files_state("s-00001-of-00003.gguf");
+    CHECK(files_state("s-00001-of-00003.gguf") == before);
+    for (int i = 1; i <= 3; i++) {
+        const struct timespec later[2] = { { .tv_sec = 10000000000 + i }, { .tv_sec = 10000000000 + i } };
+        char                  name[32];
+        snprintf(name, sizeof name, "s-%05d-of-00003.gguf", i);
+        CHECK(utimensat(AT_FDCWD, file_name(name), later, 0) == 0);
+        uint64_t after = files_state("s-00001-of-00003.gguf");
+        CHECK(after != before);
+        before = after;
+    }
+}
+
+TEST_MAIN(CASE(names), CASE(tensors_of_all_files), CASE(faults), CASE(every_file_counts_for_their_state))
