@@ -126,6 +126,15 @@ void node_model_release(struct node_model *m)
     *m = (struct node_model){ 0 };
 }
 
+/* What the pool takes a share of. Not of the pages that are free: after some days nearly all of them hold files that the kernel gives up when
+ * asked. Mapped weights are such a file, but they are read at every step. */
+static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
+{
+    uint64_t available = host_memory_available(), weights = m->weights_mapped ? m->weight_bytes : 0;
+    if (available > memory) available = memory;
+    return available > weights ? available - weights : 0;
+}
+
 enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
 {
     struct kv_layout l;
@@ -133,9 +142,8 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);
-    /* Not of the pages that are free: after some days nearly all of them hold files that the kernel gives up when asked. */
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), available = host_memory_available();
-    uint64_t room = o->kv_bytes ? o->kv_bytes : (available < memory ? available : memory) / KV_SHARE;
+    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t room = o->kv_bytes ? o->kv_bytes : memory_for_kv(m, memory) / KV_SHARE;
     uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))
         return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "%llu KV blocks are %.1f GiB, but this host has %.1f GiB of memory",

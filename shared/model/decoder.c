@@ -146,6 +146,7 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     enum status st = bind_all(b);
     pages_unmap(b->room, b->room_bytes); /* of a model that could not be packed */
     if (st == OK && b->packed) packed_finish(b->packed);
+    b->m->weights_mapped = b->packed && packed_is_ready(b->packed);
     packed_close(b->packed);
     return st;
 }

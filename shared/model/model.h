@@ -122,6 +122,7 @@ struct model {
     enum quantize           quantize;
     bool                    two_forms; /* attention of prompt tokens and of generated tokens rounds differently (attn_seq.generated) */
     size_t                  weight_bytes, buffer_bytes, rope_bytes; /* packed weights; activations of a step; angles */
+    bool                    weights_mapped; /* from a copy on disk: the kernel counts their memory among what is available */
 };
 
 enum status model_load(const struct model_options *o, struct model **out, struct err *err) MUST_CHECK;

@@ -47,6 +47,7 @@ static struct result run(const char *model, enum activations activations, enum q
     result.logits = hash_64(logits, result.n * sizeof *logits, 0);
     mem_free(logits);
     result.mapped = maps_a_copy();
+    CHECK(r.m->weights_mapped == result.mapped);
     rig_close(&r);
     CHECK(!maps_a_copy()); /* weight_release gives every page of it back */
     return result;

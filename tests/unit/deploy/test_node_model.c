@@ -25,6 +25,26 @@ TEST(default_is_a_share_of_available_memory)
     CHECK(have > want * 0.7 && have < want * 1.3); /* others take and give memory meanwhile */
 }
 
+/* ... but not weights that are mapped from a copy: the kernel would give them up for the pool and read them again at every step. */
+TEST(mapped_weights_are_not_available)
+{
+    struct node_options o = { .max_model_len = 64, .block_tokens = 64, .max_seqs = 1 << 30 };
+    struct model        mapped = m;
+    uint32_t            n = 0, n_mapped = 0;
+    CHECK_OK(node_model_blocks(&m, &o, &n, &err));
+    mapped.weights_mapped = true;
+    mapped.weight_bytes = host_memory_available() / 2;
+    CHECK_OK(node_model_blocks(&mapped, &o, &n_mapped, &err));
+    CHECK(n_mapped > n * 0.3 && n_mapped < n * 0.7);
+    mapped.weights_mapped = false; /* then it is not among what is available any more */
+    CHECK_OK(node_model_blocks(&mapped, &o, &n_mapped, &err));
+    CHECK(n_mapped > n * 0.8);
+    mapped.weights_mapped = true;
+    mapped.weight_bytes = SIZE_MAX;
+    CHECK_STATUS(node_model_blocks(&mapped, &o, &n_mapped, &err), ERR_CONFIG);
+    CHECK(strstr(err.text, "room for 0"));
+}
+
 TEST(what_is_asked_for_is_taken)
 {
     struct node_options o = { .max_model_len = 1024, .block_tokens = 64, .max_seqs = 4, .kv_bytes = 32 << 10 };
@@ -45,4 +65,4 @@ TEST(what_is_asked_for_is_taken)
     CHECK_EQ_INT(n, 100);
 }
 
-TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(what_is_asked_for_is_taken))
+TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken))
