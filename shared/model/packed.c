@@ -35,6 +35,7 @@ struct packed {
     struct weight       **put;          /* [n] MAKING: where the weights are */
     size_t                n_done;       /* taken or put */
     bool                  refused;      /* there is a copy, of no use */
+    ino_t                 looked_at;    /* the file that had the copy's name when it was looked at last; 0: none */
     uint64_t              t_open_ms;
 };
 
@@ -92,10 +93,17 @@ static enum status map_copy(struct packed *p, struct err *err)
     return OK;
 }
 
+static ino_t which_copy(const struct packed *p)
+{
+    struct stat st;
+    return stat(p->path.data, &st) == 0 ? st.st_ino : 0;
+}
+
 /* True when the copy is there and good. */
 static bool try_copy(struct packed *p)
 {
-    struct err  err = { 0 };
+    struct err err = { 0 };
+    p->looked_at = which_copy(p);
     enum status st = map_copy(p, &err);
     p->refused = st != OK && st != ERR_NOT_FOUND;
     if (p->refused) log_warn("packed copy of weights is refused", "file=%s %s", p->path.data, err.text);
@@ -155,17 +163,17 @@ static bool sync_folder(const struct packed *p)
 /* ---- the lock ---------------------------------------------------------------------------------------------------- */
 
 /* When the copy that somebody writes was written to last; its size says nothing, room may have been asked for at once. */
-static int64_t last_write(const struct packed *p)
+static uint64_t last_write(const struct packed *p)
 {
     struct stat st;
-    return stat(p->making.data, &st) == 0 ? (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec : 0;
+    return stat(p->making.data, &st) == 0 ? (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec : 0;
 }
 
-/* True with the lock; false when it cannot be had, after a warning, or when a copy appeared (then p->map is there). */
+/* True with the lock; false when it cannot be had, after a warning, or when a copy appeared (then p->map is there). A copy is whole from the
+ * moment it has its name, so whoever waits looks at it without the lock: of several that wait, none waits for another's reading. */
 static bool lock_or_wait(struct packed *p)
 {
-    uint64_t t_written_ms = clock_ms();
-    int64_t  written = last_write(p);
+    uint64_t t_written_ms = clock_ms(), written = last_write(p);
     bool     told = false;
     while (flock(p->lock, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EINTR) continue;
@@ -176,6 +184,7 @@ static bool lock_or_wait(struct packed *p)
         if (!told) log_info("packed weights are awaited", "file=%s another process is packing them", p->path.data);
         told = true;
         nanosleep(&(struct timespec){ .tv_nsec = LOOK_MS * 1000000L }, NULL);
+        if (which_copy(p) != p->looked_at && try_copy(p)) return false;
         if (last_write(p) != written) t_written_ms = clock_ms(), written = last_write(p);
         if (clock_ms() - t_written_ms < STILL_MS) continue;
         warn(p, "waiting", "the process that is writing it makes no progress");

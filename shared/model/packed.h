@@ -13,7 +13,7 @@
  *                             packed_finish puts the copy in its place (synced, then renamed) and the weights on its pages
  *
  * No fault of the folder is one of the model: whatever goes wrong is one warning, and weights are packed as if there were no folder. A
- * lock file makes one process at a time write; another that wants the same waits for it, as long as the copy grows.
+ * lock file makes one process at a time write; another that wants the same waits for the copy, as long as it grows.
  * LIMIT: a copy that another program shortens while it is mapped ends this process with SIGBUS, as a model file would; copies are
  * replaced, never rewritten. Copies of models that nobody uses any more are not removed.
  * Life cycle: open after the plan, take or put every weight in order, finish, close. Thread: the loading one. */

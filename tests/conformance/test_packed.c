@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -282,6 +283,49 @@ TEST(processes_at_once_share_one_copy)
     }
 }
 
+/* Does the file hold this text? What another process says is waited for so; the case's time is the limit. */
+static void await_text(const char *path, const char *text)
+{
+    for (bool found = false; !found; usleep(10000)) {
+        struct buf b = { 0 };
+        struct err err;
+        CHECK_OK(file_read(path, 1 << 20, &b, &err));
+        found = b.data && strstr(b.data, text);
+        buf_release(&b);
+    }
+}
+
+/* A copy that has its name is there for all who wait, at once: they look at its bytes side by side, not each under the lock. */
+TEST(waiting_ends_with_the_copy)
+{
+    const struct path   model = golden("llama", "model"), folder = sub_folder("copies"), said = sub_folder("said");
+    const struct result plain = run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, NULL);
+    struct path         copy;
+    char                away[sizeof copy.text + 8], lock[sizeof copy.text + 8];
+    int                 status;
+    CHECK(run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, folder.text).mapped && find_file(folder.text, ".packed", &copy));
+    snprintf(away, sizeof away, "%s.away", copy.text);
+    snprintf(lock, sizeof lock, "%s.lock", copy.text);
+    CHECK(rename(copy.text, away) == 0);
+    const int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    CHECK(fd >= 0 && flock(fd, LOCK_EX) == 0);
+    const int output = open(said.text, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    pid_t     child = fork();
+    CHECK(output >= 0 && child >= 0);
+    if (child == 0) {
+        close(fd); /* the lock is its parent's */
+        dup2(output, STDERR_FILENO);
+        const struct result mine = run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, folder.text);
+        _exit(mine.mapped && same(&plain, &mine) ? 0 : 1);
+    }
+    await_text(said.text, "are awaited");
+    CHECK(rename(away, copy.text) == 0);
+    CHECK(waitpid(child, &status, 0) == child); /* the lock is held all the time */
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    close(output);
+    close(fd);
+}
+
 /* What a process that was killed while it wrote leaves behind is in nobody's way. */
 TEST(the_rest_of_a_killed_writer)
 {
@@ -297,4 +341,4 @@ TEST(the_rest_of_a_killed_writer)
 
 TEST_MAIN(CASE_T(the_same_bits_and_the_bytes_of_this_version, 240), CASE_T(copies_side_by_side, 120), CASE_T(damaged_copies_are_made_anew, 240),
           CASE(changed_files_are_packed_anew), CASE(a_folder_that_is_none_is_no_fault_of_the_model), CASE(a_full_disk_is_no_fault_of_the_model),
-          CASE_T(processes_at_once_share_one_copy, 240), CASE(the_rest_of_a_killed_writer))
+          CASE_T(processes_at_once_share_one_copy, 240), CASE(waiting_ends_with_the_copy), CASE(the_rest_of_a_killed_writer))
