@@ -1,6 +1,7 @@
 /* pool.h - the compute threads: one parallel-for at a time, no allocation, the caller takes part.
  *
- * compute_pool_run is called by the engine thread only; `fn` is run for every index 0..n-1, each exactly once, on any of
+ * compute_pool_run is called by the engine thread only, but for a pool of one thread, which runs all on its caller and may have several
+ * callers at once (shared/engine/sampler_batch.c); `fn` is run for every index 0..n-1, each exactly once, on any of
  * the threads, and the call returns when all are done. Work must not depend on which thread runs it. Idle threads spin
  * briefly, then sleep, so that an idle node uses no CPU. n_threads counts the caller (1: no extra thread). */
 #ifndef BATON_KERNELS_CPU_POOL_H

@@ -5,7 +5,9 @@
 
 struct sampler_batch {
     struct kernel_ctx *kernels;
-    struct kernel_ctx  alone;  /* the same with a pool of one: a row that is on a compute thread already stays there */
+    /* The same with a pool of one: a row that is on a compute thread already stays there. All threads use it at once, and it does not learn
+     * of kernel_ctx_reserve: good for argmax and exp_terms, which touch no scratch of a context. */
+    struct kernel_ctx  alone;
     struct sampler    *single; /* for a row that has all threads to itself */
     struct sampler   **side;   /* [threads of the pool]; their scratch costs memory only once it is used */
 };
