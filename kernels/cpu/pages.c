@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "shared/base/assert.h"
+
 static const size_t HUGE_PAGE = (size_t)2 << 20;
 
 size_t pages_round(size_t bytes)
@@ -18,6 +20,7 @@ size_t pages_round(size_t bytes)
 
 void *pages_map(size_t bytes)
 {
+    ASSERT(bytes > 0 && bytes == pages_round(bytes)); /* what lies behind them is unmapped, and must begin on a page */
     const size_t spare = bytes >= HUGE_PAGE && bytes <= SIZE_MAX - HUGE_PAGE ? HUGE_PAGE : 0; /* to begin on a border of huge pages */
     char *p = mmap(NULL, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;

@@ -142,9 +142,10 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     b->packed = o->packed_folder ? packed_open(&p) : NULL;
     b->converting = !b->packed || !packed_is_ready(b->packed);
     if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
-    if (b->converting && b->weight_total > 0 && (b->room = pages_map(b->weight_total))) b->room_bytes = b->weight_total;
+    const size_t room = pages_round(b->weight_total); /* some of which is that of vectors, which do not lie in it */
+    if (b->converting && room > 0 && (b->room = pages_map(room))) b->room_bytes = room;
     enum status st = bind_all(b);
-    pages_unmap(b->room, b->room_bytes); /* of a model that could not be packed */
+    pages_unmap(b->room, b->room_bytes); /* what nothing was packed into */
     if (st == OK && b->packed) packed_finish(b->packed);
     b->m->weights_mapped = b->packed && packed_is_ready(b->packed);
     packed_close(b->packed);
