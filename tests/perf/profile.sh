@@ -16,14 +16,14 @@ questions() { for ((i = 0; i < $2; i++)); do echo "$1"; done; }
 samples() { # NAME QUESTION TIMES
     questions "$2" "$3" | perf record -q -F 4000 -o "$work/perf" "$engine" "$model" auto 2 512 >"$work/out" 2>"$work/err" || { cat "$work/err" >&2; return 1; }
     echo "$1: share of the samples, both threads"
-    perf report -i "$work/perf" --no-children --sort symbol --percent-limit 1 --stdio 2>/dev/null | grep -E '^ +[0-9]' | head -n 12
+    perf report -i "$work/perf" --no-children --sort symbol --percent-limit 1 --stdio 2>/dev/null | grep -E '^ +[0-9]' | awk 'NR <= 12'
 }
 
 counts() { # NAME QUESTION
     echo "$2" | valgrind --tool=callgrind --callgrind-out-file="$work/cg" --cache-sim=yes "$engine" "$model" avx2 1 64 >"$work/out" 2>"$work/err" ||
         { cat "$work/err" >&2; return 1; }
     echo "$1, avx2, one thread: instructions, first-level and last-level misses of reads"
-    callgrind_annotate --show=Ir,D1mr,DLmr --threshold=97 "$work/cg" | grep -E '^ *[0-9,]+ \(' | sed 's/\[.*//; s,[^ ]*/,,' | head -n 10
+    callgrind_annotate --show=Ir,D1mr,DLmr --threshold=97 "$work/cg" | grep -E '^ *[0-9,]+ \(' | sed 's/\[.*//; s,[^ ]*/,,' | awk 'NR <= 10'
 }
 
 if command -v perf >/dev/null; then
