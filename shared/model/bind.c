@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "shared/base/assert.h"
 #include "shared/base/mem.h"
 #include "shared/model/model_rows.h"
 
@@ -83,14 +84,15 @@ static void *take_room(struct binder *b, size_t bytes)
     return at;
 }
 
-static enum status take_or_pack(struct binder *b, struct weight_pack_args a, size_t bytes, struct weight *to)
+static enum status take_or_pack(struct binder *b, struct weight_pack_args a, const struct weight *plan, struct weight *to)
 {
     struct kernel_ctx *k = b->m->kernels;
     if (b->packed && packed_is_ready(b->packed)) {
         packed_take(b->packed, to);
+        ASSERT(to->form == plan->form && to->n_out == plan->n_out && to->n_in == plan->n_in); /* both passes ask in one order */
         return OK;
     }
-    a.to = take_room(b, bytes);
+    a.to = take_room(b, plan->bytes);
     TRY(k->ops->weight_pack(k, &a, to, b->err));
     if (b->packed) packed_put(b->packed, to);
     return OK;
@@ -100,7 +102,7 @@ static enum status pack(struct binder *b, const struct weight_pack_args *a, cons
 {
     struct weight plan;
     enum status   st = weight_plan(a, &plan, b->err);
-    if (st == OK && b->packing) st = take_or_pack(b, *a, plan.bytes, to);
+    if (st == OK && b->packing) st = take_or_pack(b, *a, &plan, to);
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;
     if (!b->packing) add_to_plan(b, &plan);

@@ -137,23 +137,37 @@ TEST(the_same_bits_and_the_bytes_of_this_version)
     if (changed) test_fail(__FILE__, __LINE__, "packed bytes have changed: raise PACKED_VERSION and write the hashes above into this test");
 }
 
-/* Another quantization or arithmetic of one model is another copy. */
+/* How many copies a folder has, and a number that changes when one of them is another file. */
+static int count_copies(const char *folder, uint64_t *which)
+{
+    DIR           *d = opendir(folder);
+    struct dirent *e;
+    int            n = 0;
+    CHECK(d != NULL);
+    for (*which = 0; (e = readdir(d));) {
+        if (!str_ends(str_of(e->d_name), ".packed")) continue;
+        *which += hash_64(&e->d_ino, sizeof e->d_ino, 0);
+        n++;
+    }
+    closedir(d);
+    return n;
+}
+
+/* Another quantization of one model is another copy, and each is used again. */
 TEST(copies_side_by_side)
 {
     const struct path model = golden("qwen2", "model");
     const char       *folder = test_tmpdir();
-    for (int round = 0; round < 2; round++)
+    uint64_t          which[2];
+    for (int round = 0; round < 2; round++) {
         for (int q = QUANTIZE_NONE; q <= QUANTIZE_BLOCK_FP8; q++) {
             const struct result plain = run(model.text, ACTIVATIONS_FAST, (enum quantize)q, NULL);
             const struct result copied = run(model.text, ACTIVATIONS_FAST, (enum quantize)q, folder);
             CHECK(copied.mapped && same(&plain, &copied));
         }
-    DIR           *d = opendir(folder);
-    struct dirent *e;
-    int            n = 0;
-    while ((e = readdir(d))) n += str_ends(str_of(e->d_name), ".packed");
-    closedir(d);
-    CHECK_EQ_INT(n, 4);
+        CHECK_EQ_INT(count_copies(folder, &which[round]), 4);
+    }
+    CHECK(which[0] == which[1]);
 }
 
 /* ---- what is refused --------------------------------------------------------------------------------------------- */

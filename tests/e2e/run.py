@@ -98,6 +98,8 @@ def main():
     a.add_argument('--jobs', type=int, default=1)
     a.add_argument('names', nargs='*')
     a = a.parse_args()
+    if a.jobs < 1:
+        sys.exit(f'run.py: --jobs is {a.jobs}, but at least one test runs at a time')
     return run_folder(os.path.dirname(os.path.abspath(__file__)), a.names, a.long, a.list, a.jobs)
 
 
