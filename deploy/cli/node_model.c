@@ -11,7 +11,7 @@
 #include "shared/model/host_memory.h"
 #include "shared/model/model_files.h"
 
-enum { TEMPLATE_MAX = 1 << 20, KV_SHARE = 5 /* of available memory, a fifth */ };
+enum { TEMPLATE_MAX = 1 << 20 };
 
 static enum status read_template(const char *path, struct buf *out, struct err *err)
 {
@@ -143,7 +143,7 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);
     uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t room = o->kv_bytes ? o->kv_bytes : memory_for_kv(m, memory) / KV_SHARE;
+    uint64_t room = o->kv_bytes ? o->kv_bytes : memory_for_kv(m, memory) / NODE_KV_SHARE;
     uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))
         return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "%llu KV blocks are %.1f GiB, but this host has %.1f GiB of memory",

@@ -6,12 +6,11 @@
 
 #include "kernels/kernels.h"
 #include "kvtransfer/tuning.h"
-#include "kernels/kernels.h"
 #include "scheduler/directory.h"
 #include "shared/base/config.h"
 #include "shared/base/mem.h"
 
-enum { NODE_NAMES_MAX = 16, NODE_KEYS_MAX = 64 };
+enum { NODE_NAMES_MAX = 16, NODE_KEYS_MAX = 64, NODE_KV_SHARE = 5 /* the default pool: a fifth of available memory */ };
 
 struct node_options {
     struct arena   arena;
@@ -31,7 +30,7 @@ struct node_options {
     uint32_t       max_model_len;
     bool           max_model_len_given; /* else a smaller limit of the model's own is fine */
     uint32_t       block_tokens, n_blocks; /* n_blocks 0: from kv_bytes */
-    uint64_t       kv_bytes;               /* 0: a share of what is available once the weights are loaded */
+    uint64_t       kv_bytes;               /* 0: one NODE_KV_SHARE-th of what is available once the weights are loaded */
     uint32_t       max_seqs, max_batched_tokens, max_waiting;
     bool           prefix_cache;
     /* faces */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "deploy/cli/node_options.h"
 #include "deploy/doctor/doctor.h"
 #include "shared/model/host_memory.h"
 
@@ -75,7 +76,7 @@ static void check_free(struct doctor *d)
 uint64_t doctor_kv_bytes(const struct config *c)
 {
     if (config_is_set(c, "kv-cache-memory")) return (uint64_t)(config_float(c, "kv-cache-memory") * GIB);
-    return host_memory_available() / 5; /* the default, less what the weights take */
+    return host_memory_available() / NODE_KV_SHARE; /* the default, less what the weights take */
 }
 
 /* Does the kernel hold this process to RLIMIT_MEMLOCK? Not with CAP_IPC_LOCK (bit 14 of capability(7)). */

@@ -204,7 +204,6 @@ void avx512_mac(float *acc, size_t acc_stride, const float *x, size_t x_stride, 
 
 /* ---- few rows ---- */
 
-enum { CACHE_LINE = 64 };
 
 INLINE void bring(const char *p, size_t bytes)
 {

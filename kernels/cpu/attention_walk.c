@@ -160,7 +160,7 @@ static void load_tile(const struct attn_walk *w, const struct kv_rows *rows, int
 
 /* ---- pairs ---- */
 
-enum { CACHE_LINE = 64, BRING_PER_STEP = 16 };
+enum { BRING_PER_STEP = 16 };
 
 /* A tile's rows in the cache, and those of the next tile, which are brought near meanwhile: they lie in pieces too short for the processor
  * to see where they lead. */

@@ -27,7 +27,6 @@ enum {
     MERGE_ALONE_FLOATS = 1 << 14, /* less is not worth waking a thread */
     APPEND_ALONE_FLOATS = 1 << 14,
     APPEND_AHEAD = 2,            /* rows of a sequence whose places are asked for; further ones of a prompt follow them in memory */
-    CACHE_LINE = 64,
     SPLIT_PAIRS = ITEMS_PER_THREAD * ATTN_NAIVE_ROWS, /* per thread, in a call that is split */
     PARTS_FLOATS = SPLIT_PAIRS * (KERNEL_HEAD_DIM_MAX + PART_HEAD)
 };
