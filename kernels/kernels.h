@@ -8,7 +8,8 @@
  *          the weight of a quantised element is the f32 that its format means. All rows of this table give the same bits.
  *   FAST   matrices of integer types take inputs rounded to two int8 digits (cpu/act.h says how): products and sums inside a group of k's that
  *          share a scale are exact integers, groups are chained in f32; all rows give the same bits here too. Matrices of
- *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16.
+ *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16, and on
+ *          those rows the queries are rounded to bf16 too: scores are bf16 products (but in MLA's naive form, whose keys are expanded in f32).
  * Attention takes keys in tiles of ATTN_TILE positions and segments of ATTN_SEGMENT, both counted from position 0: online softmax
  * from tile to tile, segments merged in ascending order, so that the number of threads and the size of KV blocks change nothing.
  *

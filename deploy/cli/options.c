@@ -32,8 +32,8 @@ const struct option OPTIONS[] = {
               "(128 x 128 blocks). In ERNIE with experts wint4 is for the routed experts and the rest is wint8. Embedding, head, norms, routers and kv_b "
               "of latent attention stay as they are. A GGUF file is quantised already: there the option has no effect." },
     { .name = "activations", .env = "BATON_ACTIVATIONS", .type = OPT_ENUM, .choices = "auto|f32", .def = "auto", .group = "Model", .commands = NODE,
-      .help = "Arithmetic: auto rounds the inputs of quantised matrices to int8 and of bf16 ones to bf16 where the processor multiplies them, and "
-              "keeps the KV cache in bf16; f32 is exact. Nodes of one cluster must agree." },
+      .help = "Arithmetic: auto rounds the inputs of quantised matrices to int8, those of bf16 ones and attention's queries to bf16 where the processor "
+              "multiplies them, and keeps the KV cache in bf16; f32 is exact. Nodes of one cluster must agree." },
     { .name = "weights-cache", .env = "BATON_WEIGHTS_CACHE", .type = OPT_STRING, .def = "off", .group = "Model", .commands = NODE,
       .help = "Folder for copies of weights as they are packed (and quantised) for this processor: a later start maps the copy, and the nodes of a host "
               "share its memory. A copy is about as large as the weights. off: pack at every start." },

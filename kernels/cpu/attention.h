@@ -52,13 +52,16 @@ struct attn_walk {
     int32_t                 head; /* of the cache; naive form: of the queries (group is 1 then) */
     int32_t                 group, pair_begin, n_pairs;
     int32_t                 n_keys; /* that the last pair sees */
+    bool                    by_bf16; /* scores are bf16 products */
 
-    const float *q;       /* [n_pairs], q_stride floats apart */
-    size_t       q_stride, q_dim, v_stride;
+    const float    *q;      /* [n_pairs], q_stride elements apart */
+    const uint16_t *q_bf16; /* by_bf16: in place of q */
+    size_t          q_stride, q_dim, v_stride;
     size_t       row_bytes, v_offset; /* of the cache: from one position to the next, from a key to its value */
     float       *max, *sum, *shrink;  /* [n_pairs] */
     float       *o;                   /* [n_pairs][v_stride], not yet divided by sum */
-    float       *keys, *values, *scores;
+    void        *keys;    /* f32, or pairs of bf16 */
+    float       *values, *scores;
     float       *latent, *rows, *wide; /* naive form: a tile of latents, of keys or values, a panel of weights */
 };
 

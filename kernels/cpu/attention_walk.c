@@ -3,7 +3,8 @@
  * Per tile of ATTN_TILE positions: scores of all pairs (keys as panels whose lanes are positions), then per pair the weights
  * exp(score - max), then sums of values (panels whose lanes are elements). Tiles are counted from position 0 whatever the size of KV
  * blocks is: a tile may gather from several blocks, or be a part of one. A pair's chains hold the keys it sees and no others, so nothing
- * of a later position, not even a NaN, reaches it; tiles beyond a pair's own position are not computed for it.
+ * of a later position, not even a NaN, reaches it; tiles beyond a pair's own position are not computed for it. Where scores are bf16 products
+ * the queries are rounded once, when the walk begins.
  *
  * Naive form of MLA: a tile's keys and values are first expanded from its latents, in f32, by the chains of the matrix product.
  * Thread: engine, pool. */
@@ -49,23 +50,32 @@ static float *take(float **p, size_t n)
     return at;
 }
 
+static const float *query(const struct attn_walk *w, int32_t i)
+{
+    int32_t row = w->seq->q_begin + (w->pair_begin + i) / w->group;
+    return w->a->q + ((size_t)row * (size_t)w->a->n_heads + (size_t)attention_query_head(w, i)) * w->q_dim;
+}
+
 /* Queries side by side; where they lie evenly spaced already, they stay where they are. */
 static void gather_queries(struct attn_walk *w, float **scratch)
 {
-    const struct attn_args *a = w->a;
-    size_t row = (size_t)a->n_heads * w->q_dim, first = (size_t)(w->seq->q_begin + w->pair_begin / w->group);
-    if (w->group == 1 || w->group == a->n_heads) {
-        w->q = a->q + first * row + (size_t)attention_query_head(w, 0) * w->q_dim;
-        w->q_stride = w->group == 1 ? row : w->q_dim;
+    if (w->group == 1 || w->group == w->a->n_heads) {
+        w->q = query(w, 0);
+        w->q_stride = w->group == 1 ? (size_t)w->a->n_heads * w->q_dim : w->q_dim;
         return;
     }
     float *q = take(scratch, (size_t)w->n_pairs * w->q_dim);
-    for (int32_t i = 0; i < w->n_pairs; i++) {
-        size_t at = (size_t)(w->seq->q_begin + (w->pair_begin + i) / w->group) * row + (size_t)attention_query_head(w, i) * w->q_dim;
-        memcpy(q + (size_t)i * w->q_dim, a->q + at, w->q_dim * sizeof *q);
-    }
+    for (int32_t i = 0; i < w->n_pairs; i++) memcpy(q + (size_t)i * w->q_dim, query(w, i), w->q_dim * sizeof *q);
     w->q = q;
     w->q_stride = w->q_dim;
+}
+
+static void round_queries(struct attn_walk *w, float **scratch)
+{
+    w->q_stride = act_bf16_stride(w->q_dim);
+    uint16_t *q = (uint16_t *)take(scratch, (size_t)w->n_pairs * w->q_stride / 2);
+    for (int32_t i = 0; i < w->n_pairs; i++) w->loops->round_bf16(q + (size_t)i * w->q_stride, query(w, i), w->q_dim);
+    w->q_bf16 = q;
 }
 
 /* Keys and values need no place of their own where they are used straight from the cache. */
@@ -93,7 +103,8 @@ void *attention_walk_open(struct attn_walk *w, void *scratch)
         w->rows = take(&p, ATTN_TILE * EXPANDED_ROW);
         w->wide = take(&p, GEMM_K * PANEL);
     }
-    gather_queries(w, &p);
+    if (w->by_bf16) round_queries(w, &p);
+    else gather_queries(w, &p);
     return p;
 }
 
@@ -154,7 +165,8 @@ static void load_tile(const struct attn_walk *w, const struct kv_rows *rows, int
         return;
     }
     const struct kv_rows values = { rows->at, w->v_offset };
-    w->loops->keys(w->keys, rows, kv->dtype, (size_t)n_keys, (size_t)kv->head_dim);
+    if (w->by_bf16) w->loops->keys_bf16(w->keys, rows, (size_t)n_keys, (size_t)kv->head_dim);
+    else w->loops->keys(w->keys, rows, kv->dtype, (size_t)n_keys, (size_t)kv->head_dim);
     w->loops->values(w->values, &values, kv->dtype, (size_t)n_keys, (size_t)w->a->v_dim);
 }
 
@@ -222,20 +234,34 @@ static void bring_next(const struct attn_walk *w, const struct tile *t, int32_t 
         }
 }
 
+/* Scores of pairs [low, n_pairs), few of them, from keys as they lie in the cache. */
+static void score_few(const struct attn_walk *w, const struct tile *t, int32_t low)
+{
+    size_t n = (size_t)(w->n_pairs - low), at = (size_t)low * w->q_stride;
+    if (w->by_bf16) w->loops->scores_few_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys, &t->values, (size_t)t->n_keys, w->q_dim);
+    else w->loops->scores_few(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values, w->a->kv.dtype, (size_t)t->n_keys, w->q_dim);
+}
+
+/* The same of pairs [low, high), from the keys that load_tile put in order. */
+static void score_many(const struct attn_walk *w, const struct tile *t, int32_t low, int32_t high)
+{
+    size_t n = (size_t)(high - low), at = (size_t)low * w->q_stride, n_panels = padded((size_t)t->n_keys) / PANEL;
+    if (w->by_bf16) w->loops->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels, w->q_dim);
+    else w->loops->mac(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys, w->q_dim * PANEL, n_panels, w->q_dim, NULL);
+}
+
 static void attend_tile(const struct attn_walk *w, const struct tile *t)
 {
     int32_t low = first_pair(w, t->begin), high;
     if (is_few(w, w->n_pairs - low)) {
-        w->loops->scores_few(w->scores, w->q + (size_t)low * w->q_stride, w->q_stride, (size_t)(w->n_pairs - low), &t->keys, &t->values,
-                             w->a->kv.dtype, (size_t)t->n_keys, w->q_dim);
+        score_few(w, t, low);
         add_tile(w, t, true, low, w->n_pairs);
         return;
     }
     load_tile(w, &t->keys, t->n_keys);
     for (int32_t brought = 0; low < w->n_pairs; low = high, brought += BRING_PER_STEP) {
         high = min_i32(w->n_pairs, low + ATTN_STEP);
-        w->loops->mac(w->scores, ATTN_TILE, w->q + (size_t)low * w->q_stride, w->q_stride, (size_t)(high - low), w->keys, w->q_dim * PANEL,
-                      padded((size_t)t->n_keys) / PANEL, w->q_dim, NULL);
+        score_many(w, t, low, high);
         bring_next(w, t, brought, brought + BRING_PER_STEP);
         add_tile(w, t, false, low, high);
     }

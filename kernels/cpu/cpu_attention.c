@@ -136,6 +136,7 @@ struct attn_job {
     struct attn_shared     *shared;
     int32_t                 n_seqs, n_heads, group, pairs_per_item, heads_per_item, n_head_runs, n_items;
     /* Split calls: */
+    bool                    by_bf16;
     bool                    split;
     int32_t                 segment, n_segments, segments_per_item; /* that this wave computes */
     size_t                  part_stride;
@@ -181,7 +182,8 @@ static void open_item(const struct attn_job *job, int index, int thread, struct 
     it->n_heads = min_i32(job->heads_per_item, job->n_heads - head);
     for (int32_t h = 0; h < it->n_heads; h++) {
         struct attn_walk *w = &it->walks[h];
-        *w = (struct attn_walk){ .loops = cpu_loops_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group };
+        *w = (struct attn_walk){ .loops = cpu_loops_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group,
+                                .by_bf16 = job->by_bf16 };
         w->pair_begin = unit / per_run * job->pairs_per_item;
         w->n_pairs = min_i32(job->pairs_per_item, w->seq->n_q * job->group - w->pair_begin);
         scratch = attention_walk_open(w, scratch);
@@ -344,11 +346,18 @@ static void choose_heads(struct attn_job *job, int32_t n_segments, int32_t n_thr
     }
 }
 
+/* Whether scores are products of bf16. Keys that are expanded from latents are f32. */
+static bool scores_by_bf16(const struct kernel_ctx *c, const struct attn_args *a)
+{
+    return c->activations == ACTIVATIONS_FAST && a->kv.dtype == DTYPE_BF16 && !a->k_up && cpu_loops_of(c)->scores_bf16;
+}
+
 static void attend_seqs(struct kernel_ctx *c, const struct attn_args *a, const struct attn_seq *seqs, int32_t n_seqs)
 {
     bool naive = a->k_up != NULL;
     struct attn_job job = { .c = c, .a = a, .seqs = seqs, .n_seqs = n_seqs, .shared = c->attn, .n_heads = naive ? a->n_heads : a->kv.n_heads };
     job.group = a->n_heads / job.n_heads;
+    job.by_bf16 = scores_by_bf16(c, a);
     job.pairs_per_item = attention_pairs_max(a);
     int64_t n_pairs = count_pairs(&job);
     int32_t n_segments = count_segments(&job), n_threads = compute_pool_threads(c->pool);

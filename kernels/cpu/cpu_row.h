@@ -13,9 +13,9 @@
  *   sum16      element i is added to partial sum i % 16, i ascending; then partial sums l and l+8 are added, then l and l+4,
  *              l and l+2, l and l+1. Where an element is a product, it is fused into the addition.
  *   exp        cpu/exp.h, one polynomial.
- * ref spells these out; avx2 holds 16 lanes in two registers, avx512 in one. bf16 products (FAST, forms BF16 and F8, where the processor
- * has them) round x to bf16 and add the products of k odd and k even of each pair to the lane's chain in the processor's order; F8's
- * scale multiplies the sum of each 128 k's. They equal the definition within 2^-7 of the sum of magnitudes. */
+ * ref spells these out; avx2 holds 16 lanes in two registers, avx512 in one. bf16 products (FAST, forms BF16 and F8, and queries by keys of a
+ * bf16 cache, where the processor has them) round x to bf16 and add the products of k odd and k even of each pair to the lane's chain in the
+ * processor's order; F8's scale multiplies the sum of each 128 k's. They equal the definition within 2^-7 of the sum of magnitudes. */
 #ifndef BATON_KERNELS_CPU_CPU_ROW_H
 #define BATON_KERNELS_CPU_CPU_ROW_H
 
@@ -109,6 +109,17 @@ struct cpu_loops {
                        enum dtype t, size_t n_keys, size_t dim);
     void (*weigh_few)(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_rows *values, const struct kv_rows *ahead,
                       enum dtype t, size_t n_keys, size_t dim, const float *carry);
+
+    /* ---- attention's scores as bf16 products: FAST, keys straight from a bf16 cache; all NULL where the processor has none ---- */
+    /* dst [ATTN_TILE/16][ceil(dim/2)][16] pairs of neighbouring elements, an odd last one with a zero beside it: panels whose lanes are keys. Lanes
+     * from n_keys on are undefined, panels beyond the last key are left alone. */
+    void (*keys_bf16)(uint32_t *dst, const struct kv_rows *rows, size_t n_keys, size_t dim);
+    /* scores [n_rows][ATTN_TILE] = chains from +0 over the pairs of dim elements, ascending; q as round_bf16 leaves it, rows q_stride elements
+     * apart; n_panels <= ATTN_TILE/16. */
+    void (*scores_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim);
+    /* The same chains for at most ATTN_FEW rows; as scores_few. */
+    void (*scores_few_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys,
+                            const struct kv_rows *ahead, size_t n_keys, size_t dim);
 };
 
 struct cpu_row {

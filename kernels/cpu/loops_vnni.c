@@ -13,5 +13,5 @@ const struct cpu_row cpu_row_avx512_vnni = {
 const struct cpu_row cpu_row_avx512_bf16 = {
     .ops = CPU_ROW_OPS("avx512-bf16", cpu_has_bf16_row),
     .loops = { AVX512_LOOPS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = bf16_gemv,
-               .widen_bf16 = bf16_widen, .tile_bf16 = bf16_tile },
+               .widen_bf16 = bf16_widen, .tile_bf16 = bf16_tile, BF16_SCORES },
 };

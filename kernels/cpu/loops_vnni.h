@@ -14,4 +14,11 @@ void bf16_widen(uint32_t *dst, float *scale, const struct weight *w, size_t i_pa
 void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
                const float *scale, size_t n_k);
 
+void bf16_keys(uint32_t *dst, const struct kv_rows *rows, size_t n_keys, size_t dim);
+void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim);
+void bf16_scores_few(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys, const struct kv_rows *ahead,
+                     size_t n_keys, size_t dim);
+
+#define BF16_SCORES .keys_bf16 = bf16_keys, .scores_bf16 = bf16_scores, .scores_few_bf16 = bf16_scores_few
+
 #endif

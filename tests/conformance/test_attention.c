@@ -2,7 +2,11 @@
  *
  * The bound is zero: each row gives the bits of ref, however the tokens came in (chunks, batches), whatever the block size and the number
  * of threads, split over segments or not. ref itself is held to the formulas, in f64. What was never written to the pool is NaN there: a
- * key that should not be read shows. A row that this CPU cannot run is skipped by name. */
+ * key that should not be read shows. A row whose scores are bf16 products in FAST is held there to the formulas with rounded queries, and to
+ * its own bits. A row that this CPU cannot run is skipped by name. */
+#include <float.h>
+
+#include "kernels/cpu/attention.h"
 #include "tests/conformance/kernel_fixture.h"
 
 enum { N_SEQS = 3 };
@@ -23,6 +27,7 @@ struct world { /* a pool, sequences in it, their queries, keys and values */
     float           *q[N_SEQS], *k[N_SEQS], *v[N_SEQS], *want[N_SEQS];
     void            *pool;
     float            scale;
+    bool             rounded;        /* queries are rounded to bf16 before keys meet them */
     struct matrix   *k_up, *v_up; /* [n_heads] */
 };
 
@@ -197,7 +202,7 @@ static double value_element(const struct world *w, size_t s, size_t h, size_t j,
     return w->s.form == NAIVE ? project(w, &w->v_up[h], d, k) : cached(w, k[d]);
 }
 
-/* Every `every`-th position of what ref made. */
+/* Every `every`-th position of what was wanted. */
 static void check_against_softmax(const struct world *w, size_t every)
 {
     for (size_t s = 0; s < w->n_seqs; s++)
@@ -207,7 +212,8 @@ static void check_against_softmax(const struct world *w, size_t every)
                 double sum = 0, out[KERNEL_LATENT_MAX] = { 0 };
                 for (size_t j = 0; j <= p; j++) {
                     double dot = 0;
-                    for (size_t d = 0; d < w->q_dim; d++) dot += (double)q[d] * key_element(w, s, h, j, d);
+                    for (size_t d = 0; d < w->q_dim; d++)
+                        dot += (double)(w->rounded ? dtype_bf16_to_f32(dtype_f32_to_bf16(q[d])) : q[d]) * key_element(w, s, h, j, d);
                     double e = exp(dot * (double)w->scale);
                     sum += e;
                     for (size_t d = 0; d < w->v_dim; d++) out[d] += e * value_element(w, s, h, j, d);
@@ -293,6 +299,123 @@ static void segment_cases(const char *isa)
         }
         free_world(&w);
     }
+}
+
+/* ---- bf16 products ---- */
+
+/* What vdpbf16ps does by its description: two fused multiply-adds, the odd elements' first; no subnormals, neither in nor out. */
+static float flushed(float x) { return fabsf(x) < FLT_MIN ? copysignf(0, x) : x; }
+
+static float dot_pair(float sum, const uint16_t *a, const uint16_t *b)
+{
+    for (int i = 1; i >= 0; i--) sum = flushed(fmaf(flushed(dtype_bf16_to_f32(a[i])), flushed(dtype_bf16_to_f32(b[i])), sum));
+    return sum;
+}
+
+enum { CHAIN_ROWS = 13, CHAIN_DIM_MAX = 576 };
+
+struct chains { /* CHAIN_ROWS queries, ATTN_TILE keys of dim elements, both of bf16 and filled up to whole pairs */
+    size_t      dim, q_stride;
+    uint16_t   *q, *k, *packed; /* packed: keys without anything beside them */
+    const char *at[ATTN_TILE];
+};
+
+/* Numbers of all sizes, the smallest of which have products that are flushed. */
+static struct chains make_chains(const struct cpu_loops *loops, size_t dim)
+{
+    struct chains c = { .dim = dim, .q_stride = act_bf16_stride(dim) };
+    c.q = MEM_ARRAY(uint16_t, CHAIN_ROWS * c.q_stride);
+    c.k = mem_calloc(ATTN_TILE * c.q_stride, sizeof *c.k);
+    c.packed = MEM_ARRAY(uint16_t, ATTN_TILE * dim);
+    for (size_t i = 0; i < CHAIN_ROWS; i++) {
+        float *q = random_floats(dim, i % 4 == 3 ? 0x1p-66f : 2);
+        loops->round_bf16(c.q + i * c.q_stride, q, dim);
+        mem_free(q);
+    }
+    for (size_t j = 0; j < ATTN_TILE; j++) {
+        for (size_t d = 0; d < dim; d++) c.packed[j * dim + d] = dtype_f32_to_bf16(random_float(j % 3 == 2 ? 0x1p-66f : 2));
+        memcpy(c.k + j * c.q_stride, c.packed + j * dim, dim * sizeof *c.k);
+        c.at[j] = (const char *)(c.packed + j * dim);
+    }
+    return c;
+}
+
+static void check_chain(const struct chains *c, size_t i, size_t j, float got)
+{
+    float  want = 0;
+    double size = 0;
+    for (size_t d = 0; d < c->dim; d += 2) {
+        const uint16_t *k = c->k + j * c->q_stride + d, *q = c->q + i * c->q_stride + d;
+        want = dot_pair(want, k, q);
+        for (int e = 0; e < 2; e++) size += fabs((double)dtype_bf16_to_f32(k[e]) * (double)dtype_bf16_to_f32(q[e]));
+    }
+    CHECK_NEAR(got, want, size * 0x1p-20 + (double)c->dim * (double)FLT_MIN);
+}
+
+/* Few rows and many give the same bits, which are the pairs' products. */
+static void check_chains(const struct cpu_loops *loops)
+{
+    static const size_t dims[] = { 1, 2, 31, 32, 33, 64, 80, 199, 256, CHAIN_DIM_MAX }, n_keys[] = { 1, 15, 16, 17, 33, 48, 63, 64 };
+    for (size_t n = 0; n < COUNT_OF(dims) * COUNT_OF(n_keys); n++) {
+        struct chains  c = make_chains(loops, dims[n % COUNT_OF(dims)]);
+        size_t         keys = n_keys[n / COUNT_OF(dims)];
+        struct kv_rows rows = { c.at, 0 };
+        uint32_t      *turned = MEM_ARRAY(uint32_t, ATTN_TILE * div_up(c.dim, 2));
+        float all[CHAIN_ROWS * ATTN_TILE], some[CHAIN_ROWS * ATTN_TILE];
+        for (size_t j = keys; j < ATTN_TILE; j++) c.at[j] = NULL;
+        loops->keys_bf16(turned, &rows, keys, c.dim);
+        loops->scores_bf16(all, c.q, c.q_stride, CHAIN_ROWS, turned, div_up(keys, PANEL), c.dim);
+        for (size_t i = 0; i < CHAIN_ROWS; i++)
+            for (size_t j = 0; j < keys; j++) check_chain(&c, i, j, all[i * ATTN_TILE + j]);
+        for (size_t n_rows = 1; n_rows <= CHAIN_ROWS; n_rows++) {
+            loops->scores_bf16(some, c.q, c.q_stride, n_rows, turned, div_up(keys, PANEL), c.dim);
+            for (size_t i = 0; i < n_rows; i++) check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "many", c.dim, n_rows);
+            if (n_rows > ATTN_FEW) continue;
+            loops->scores_few_bf16(some, c.q, c.q_stride, n_rows, &rows, &rows, keys, c.dim);
+            for (size_t i = 0; i < n_rows; i++) check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "few", c.dim, n_rows);
+        }
+        mem_free(c.q), mem_free(c.k), mem_free(c.packed), mem_free(turned);
+    }
+}
+
+/* A pool of bf16 under FAST: rows without bf16 products do as in F32, the others what was said above. */
+static void check_fast(const char *isa, const struct shape *s, size_t n_seqs, const size_t *n_tokens, const size_t *chunks, size_t n_chunks)
+{
+    struct kernel_ctx *one = open_row(isa, ACTIVATIONS_FAST, 1);
+    struct world       w = make_world(*s, n_seqs, n_tokens);
+    w.rounded = cpu_loops_of(one)->scores_bf16 && s->form != NAIVE;
+    run_world(one, &w, 10000, w.want);
+    kernel_ctx_free(one);
+    if (w.rounded) check_against_softmax(&w, n_tokens[0] > 1000 ? 700 : 29);
+    for (int n_threads = 1; n_threads <= 3 && w.rounded; n_threads++) {
+        struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, n_threads);
+        for (size_t k = 0; k < n_chunks; k++)
+            if (!TEST_IS_SANITIZED || k % 3 + 1 == (size_t)n_threads) check_run(c, &w, chunks[k], "bf16 products");
+        kernel_ctx_free(c);
+    }
+    if (!w.rounded) {
+        struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+        check_run(c, &w, 100, "as in f32");
+        kernel_ctx_free(c);
+    }
+    free_world(&w);
+}
+
+static void fast_cases(const char *isa)
+{
+    static const size_t       chunks[] = { 1, 7, 64, 100 }, long_chunks[] = { 1050, 96, 255 }, n_long[N_SEQS] = { 2100, 1030, 3 };
+    static const struct shape long_heads = { HEADS, DTYPE_BF16, 7, 1, 64, 64, 0, 0, 0 }, long_latents = { ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 };
+    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 1);
+    bool products = cpu_loops_of(c)->scores_bf16, is_ref = strcmp(isa, "ref") == 0;
+    if (products) check_chains(cpu_loops_of(c));
+    kernel_ctx_free(c);
+    for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
+        const size_t n_tokens[N_SEQS] = { 1, SHAPES[i].block_tokens + 3, is_ref ? 70 : 330 };
+        if (SHAPES[i].dtype == DTYPE_BF16) check_fast(isa, &SHAPES[i], N_SEQS, n_tokens, chunks, COUNT_OF(chunks));
+    }
+    if (!products) return;
+    check_fast(isa, &long_heads, 1, n_long, long_chunks, COUNT_OF(long_chunks));
+    check_fast(isa, &long_latents, N_SEQS, n_long, long_chunks, COUNT_OF(long_chunks));
 }
 
 /* The absorbed form is the naive one with k_up moved to the query and v_up behind the sum. */
@@ -406,13 +529,14 @@ static void many_sequences(const char *isa)
     TEST(name##_rows) { rows_cases(isa); }                                \
     TEST(name##_block_sizes) { block_cases(isa); }                        \
     TEST(name##_segments) { segment_cases(isa); }                         \
+    TEST(name##_fast) { fast_cases(isa); }                                \
     TEST(name##_forms_agree) { forms_agree(isa); }                        \
     TEST(name##_later_positions) { later_positions_stay_apart(isa); }     \
     TEST(name##_append) { append_stores(isa); }                           \
     TEST(name##_many_sequences) { many_sequences(isa); }
 #define ROW_CASES(name)                                                                                          \
-    CASE_T(name##_rows, 240), CASE(name##_block_sizes), CASE_T(name##_segments, 240), CASE(name##_forms_agree),  \
-        CASE(name##_later_positions), CASE(name##_append), CASE(name##_many_sequences)
+    CASE_T(name##_rows, 240), CASE(name##_block_sizes), CASE_T(name##_segments, 240), CASE_T(name##_fast, 240),  \
+        CASE(name##_forms_agree), CASE(name##_later_positions), CASE(name##_append), CASE(name##_many_sequences)
 
 EVERY_ROW(ROW_TESTS)
 
