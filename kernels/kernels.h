@@ -36,6 +36,9 @@ enum { ATTN_TILE = 64, ATTN_SEGMENT = 256 };
 enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
 enum { F8_BLOCK = 128 }; /* rows and columns that share a scale of F8_E4M3 weights */
 
+/* Raised with every change of the values that some row computes: peers of other revisions would not agree bit for bit, and are refused. */
+enum { KERNEL_REVISION = 2 };
+
 enum activations { ACTIVATIONS_F32, ACTIVATIONS_FAST };
 
 /* What becomes of a bf16, f16 or f32 matrix while it is packed (facts: FastDeploy's --quantization; kernels/quantize.h has the rules). */
@@ -82,16 +85,26 @@ enum matmul_then {
     MATMUL_SILU_MUL  /* y  = silu(gate) * up of a paired matrix; y [n_rows, n_out / 2] */
 };
 
-/* One product; rows of zero length and jobs of zero rows are allowed and do nothing. */
+enum { MATMUL_READY_STEP = 32 }; /* a ready row of n elements has room in n floats, rounded up to a multiple of this */
+
+/* One product; rows of zero length and jobs of zero rows are allowed and do nothing.
+ *
+ * Ready rows: between two products that follow each other (SwiGLU, then down) rows need not be f32. With `y_for` the first leaves them as the
+ * second takes its inputs, rounded where that rounds, one after the other; the second says `x_ready`. Only the kernels know what is in them.
+ * The values are those of the way over f32. */
 struct matmul_args {
     const struct weight *w;
     const float         *bias;     /* [n_out] or NULL; of a paired matrix gate's, then up's */
-    const float         *x;        /* rows of n_in, x_stride floats apart */
+    const float         *x;        /* rows of n_in, x_stride floats apart; ready rows lie close and have no stride */
     size_t               x_stride;
-    const int32_t       *x_rows;   /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
+    const int32_t       *x_rows;   /* [n_rows]: which row of x; NULL: 0, 1, 2 .. Not of ready rows */
+    const float         *norm;     /* [n_in]: the rows are rms_norm of those of x, by these weights and norm_eps; NULL: as they are. Not of ready rows */
+    float                norm_eps;
+    bool                 x_ready;
     size_t               n_rows;
     float               *y;        /* [n_rows, ..], y_stride floats apart */
     size_t               y_stride;
+    const struct weight *y_for;    /* MATMUL_SILU_MUL: leave y ready for this one, whose n_in is n_out / 2; NULL: y is f32 */
     enum matmul_then     then;
 };
 
@@ -170,7 +183,7 @@ struct kernel_ops {
     /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on the way when asked to. `err` (may be
      * NULL) says what is wrong with the parts, or how much memory there was not. */
     enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
-    /* Independent products in one go. Neighbouring jobs with the same x, x_stride, n_in, x_rows and n_rows share the rounding of x. */
+    /* Independent products in one go. Neighbouring jobs with the same x, x_stride, n_in, x_rows, norm and n_rows share the rounding of x. */
     void (*matmul)(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
     /* y[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps); rows of n floats, strides in floats; y may be x. */
     void (*rms_norm)(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows,

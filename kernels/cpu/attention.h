@@ -19,8 +19,6 @@ enum {
     ATTN_NAIVE_ROWS = 512   /* query rows that share one expansion of a latent tile, which costs as much as some 400 rows of attention */
 };
 
-enum { CACHE_LINE = 64 }; /* the step of whoever asks for memory ahead */
-
 /* ---- loops ---- */
 
 #define ATTENTION_DECLARE(isa)                                                                                                      \

@@ -39,7 +39,10 @@ static void rms_norm_item(void *arg, int index, int thread)
     const struct rows_job *job = arg;
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
-    for (size_t i = begin; i < end; i++) job->loops->rms_norm(job->out + i * job->y_stride, job->x + i * job->x_stride, job->y, job->n, job->eps);
+    for (size_t i = begin; i < end; i++) {
+        const float *x = job->x + i * job->x_stride;
+        job->loops->rms_apply(job->out + i * job->y_stride, x, job->y, job->loops->rms_factor(x, job->n, job->eps), job->n);
+    }
 }
 
 void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,

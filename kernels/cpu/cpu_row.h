@@ -33,6 +33,7 @@ enum {
     MATMUL_WIDE_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panels that are taken apart */
     MATMUL_SCRATCH_BYTES = MATMUL_WIDE_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
 };
+enum { CACHE_LINE = 64 }; /* the step of whoever asks for memory ahead */
 _Static_assert(DOT_PANELS * sizeof(struct wide_int) <= MATMUL_WIDE_BYTES && DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_WIDE_BYTES, "either kind of widening fits");
 
 /* Keys or values of a tile, wherever they lie: row j is at at[j] + offset bytes. */
@@ -75,7 +76,9 @@ struct cpu_loops {
                       const float *scale, size_t n_k);
 
     /* ---- rows ---- */
-    void (*rms_norm)(float *y, const float *x, const float *weight, size_t n, float eps);
+    /* rms_norm in two: 1 / sqrt(sum16 of x[i]^2 / n + eps); y[i] = weight[i] * (x[i] * factor), y may be x. */
+    float (*rms_factor)(const float *x, size_t n, float eps);
+    void (*rms_apply)(float *y, const float *x, const float *weight, float factor, size_t n);
     void (*add)(float *x, const float *y, size_t n);
     void (*silu_mul)(float *out, const float *gate, const float *up, size_t n); /* out may be gate */
     /* One head; cs [rot_dim/2][2] is the table's row of its position. */

@@ -26,9 +26,11 @@ static float sum_of_squares(const float *x, size_t n)
     return sum16_tree(s);
 }
 
-static void avx2_rms_norm(float *y, const float *x, const float *weight, size_t n, float eps)
+static float avx2_rms_factor(const float *x, size_t n, float eps) { return 1.0f / sqrtf(sum_of_squares(x, n) / (float)n + eps); }
+
+static void avx2_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n)
 {
-    __m256 r = _mm256_set1_ps(1.0f / sqrtf(sum_of_squares(x, n) / (float)n + eps));
+    __m256 r = _mm256_set1_ps(factor);
     size_t i = 0;
     for (; i + 8 <= n; i += 8)
         _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_loadu_ps(weight + i), _mm256_mul_ps(_mm256_loadu_ps(x + i), r)));
@@ -177,7 +179,7 @@ static void avx2_axpy(float *y, const float *x, float factor, size_t n)
 const struct cpu_row cpu_row_avx2 = {
     .ops = CPU_ROW_OPS("avx2", cpu_has_avx2_row),
     .loops = { .gemv = avx2_gemv, .widen = avx2_widen, .tile = avx2_tile, .quantize = avx2_quantize, .gemv_int = avx2_gemv_int,
-               .widen_int = avx2_widen_int, .tile_int = avx2_tile_int, .rms_norm = avx2_rms_norm, .add = avx2_add,
+               .widen_int = avx2_widen_int, .tile_int = avx2_tile_int, .rms_factor = avx2_rms_factor, .rms_apply = avx2_rms_apply, .add = avx2_add,
                .silu_mul = avx2_silu_mul, .rope = avx2_rope, .axpy = avx2_axpy, .scale = avx2_scale, .max = avx2_max,
                .sum_exp = avx2_sum_exp, .exp_terms = avx2_exp_terms,
                ATTENTION_LOOPS(avx2) },

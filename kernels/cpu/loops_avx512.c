@@ -8,14 +8,19 @@
 #include "kernels/cpu/features.h"
 #include "kernels/cpu/lanes_avx512.h"
 
-void avx512_rms_norm(float *y, const float *x, const float *weight, size_t n, float eps)
+float avx512_rms_factor(const float *x, size_t n, float eps)
 {
     __m512 sum = _mm512_setzero_ps();
     for (size_t i = 0; i < n; i += 16) {
         __m512 v = _mm512_maskz_loadu_ps(mask16(n - i), x + i);
         sum = _mm512_fmadd_ps(v, v, sum);
     }
-    __m512 r = _mm512_set1_ps(1.0f / sqrtf(tree16(sum) / (float)n + eps));
+    return 1.0f / sqrtf(tree16(sum) / (float)n + eps);
+}
+
+void avx512_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n)
+{
+    __m512 r = _mm512_set1_ps(factor);
     for (size_t i = 0; i < n; i += 16) {
         __mmask16 m = mask16(n - i);
         __m512    v = _mm512_mul_ps(_mm512_maskz_loadu_ps(m, x + i), r);

@@ -14,7 +14,8 @@ void avx512_gemv_int(float *out, const struct act_block *x, size_t x_stride, siz
 void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
                      int form, size_t n_k);
 
-void  avx512_rms_norm(float *y, const float *x, const float *weight, size_t n, float eps);
+float avx512_rms_factor(const float *x, size_t n, float eps);
+void  avx512_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n);
 void  avx512_add(float *x, const float *y, size_t n);
 void  avx512_silu_mul(float *out, const float *gate, const float *up, size_t n);
 void  avx512_rope(float *x, const float *cs, size_t rot_dim, bool interleaved);
@@ -27,7 +28,7 @@ void  avx512_exp_terms(float *p, const float *x, size_t n, float max, float by);
 /* All but what each row has of its own: the integer products, and those of bf16. */
 #define AVX512_LOOPS                                                                                                              \
     .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .quantize = avx512_quantize, .widen_int = avx512_widen_int,  \
-    .rms_norm = avx512_rms_norm, .add = avx512_add, .silu_mul = avx512_silu_mul, .rope = avx512_rope, .axpy = avx512_axpy,        \
-    .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp, .exp_terms = avx512_exp_terms, ATTENTION_LOOPS(avx512)
+    .rms_factor = avx512_rms_factor, .rms_apply = avx512_rms_apply, .add = avx512_add, .silu_mul = avx512_silu_mul,               \
+    .rope = avx512_rope, .axpy = avx512_axpy, .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp, .exp_terms = avx512_exp_terms, ATTENTION_LOOPS(avx512)
 
 #endif

@@ -128,10 +128,11 @@ static float dot16(const float *a, const float *b, size_t n)
     return tree16(lane);
 }
 
-static void ref_rms_norm(float *y, const float *x, const float *weight, size_t n, float eps)
+static float ref_rms_factor(const float *x, size_t n, float eps) { return 1.0f / sqrtf(dot16(x, x, n) / (float)n + eps); }
+
+static void ref_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n)
 {
-    float r = 1.0f / sqrtf(dot16(x, x, n) / (float)n + eps);
-    for (size_t i = 0; i < n; i++) y[i] = weight[i] * (x[i] * r);
+    for (size_t i = 0; i < n; i++) y[i] = weight[i] * (x[i] * factor);
 }
 
 static void ref_add(float *x, const float *y, size_t n)
@@ -190,7 +191,7 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
 const struct cpu_row cpu_row_ref = {
     .ops = CPU_ROW_OPS("ref", always),
     .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
-               .widen_int = form_widen_int, .tile_int = ref_tile_int, .rms_norm = ref_rms_norm, .add = ref_add,
+               .widen_int = form_widen_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
                .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
                .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, ATTENTION_LOOPS(attention_ref) },
 };

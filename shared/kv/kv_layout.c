@@ -124,7 +124,7 @@ enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_l
     if (mine->model_fingerprint != theirs->model_fingerprint)
         return err_field(err, ERR_PEER_MISMATCH, "model_fingerprint",
                          "the models differ: fingerprint %016" PRIx64 " here and %016" PRIx64
-                         " at the peer (other weights, or other kernels: compare --model and --cpu-isa)",
+                         " at the peer (other weights, or other kernels: compare --model, --cpu-isa and the version of baton)",
                          mine->model_fingerprint, theirs->model_fingerprint);
     return OK;
 }

@@ -1,5 +1,6 @@
 /* attention_gqa.c - grouped-query attention:
  *
+ *     h       = norm(x)
  *     q, k, v = Wq h + bq, Wk h + bk, Wv h + bv            biases: Qwen2, some Llamas
  *     q, k    = norm(q), norm(k)       per head            Qwen3
  *     q, k    = rope(q), rope(k)
@@ -79,16 +80,16 @@ void attention_gqa_release(struct attention_gqa *a)
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void queries_and_keys(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w)
+static void queries_and_keys(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm)
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx         *k = s->m->kernels;
     const size_t rows = s->n_rows, hidden = c->hidden, q = q_width(c), kv = kv_width(c), dim = c->head_dim;
-    const struct matmul_args jobs[] = {
-        { .w = &a->q, .bias = a->q_bias, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->q, .y_stride = q },   /* [R, Q] */
-        { .w = &a->k, .bias = a->k_bias, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->k, .y_stride = kv },  /* [R, KV] */
-        { .w = &a->v, .bias = a->v_bias, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->v, .y_stride = kv },  /* [R, KV] */
-    };
+    const struct matmul_args h = { .x = s->x, .x_stride = hidden, .norm = norm, .norm_eps = c->rms_eps, .n_rows = rows };
+    struct matmul_args       jobs[] = { h, h, h };
+    jobs[0].w = &a->q, jobs[0].bias = a->q_bias, jobs[0].y = w->q, jobs[0].y_stride = q;  /* [R, Q] */
+    jobs[1].w = &a->k, jobs[1].bias = a->k_bias, jobs[1].y = w->k, jobs[1].y_stride = kv; /* [R, KV] */
+    jobs[2].w = &a->v, jobs[2].bias = a->v_bias, jobs[2].y = w->v, jobs[2].y_stride = kv; /* [R, KV] */
     k->ops->matmul(k, jobs, COUNT_OF(jobs));
     if (a->q_norm) k->ops->rms_norm(k, w->q, dim, w->q, dim, a->q_norm, rows * c->n_heads, dim, c->rms_eps);
     if (a->k_norm) k->ops->rms_norm(k, w->k, dim, w->k, dim, a->k_norm, rows * c->n_kv_heads, dim, c->rms_eps);
@@ -96,13 +97,13 @@ static void queries_and_keys(const struct step *s, const struct attention_gqa *a
     k->ops->rope(k, w->k, kv, rows, c->n_kv_heads, dim, dim, s->angles, s->b->pos, c->rope_interleaved);
 }
 
-void attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, uint32_t i_layer)
+void attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm, uint32_t i_layer)
 {
     const struct model_config *c = &s->m->config;
     const struct model_batch  *b = s->b;
     struct kernel_ctx         *k = s->m->kernels;
     const struct kv_layer      kv = block_kv_layer(s, i_layer);
-    queries_and_keys(s, a, w);
+    queries_and_keys(s, a, w, norm);
 
     const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs };
     k->ops->kv_append(k, &append);

@@ -197,20 +197,20 @@ void attention_mla_release(struct attention_mla *a)
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void queries_and_latents(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w)
+static void queries_and_latents(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm)
 {
     const struct model_config *c = &s->m->config;
     const struct widths        n = widths_of(c);
     struct kernel_ctx         *k = s->m->kernels;
     const size_t               rows = s->n_rows, hidden = c->hidden, q_lora = c->mla.q_lora, kv_lora = c->mla.kv_lora;
-    const struct matmul_args   jobs[] = {
-        { .w = q_lora ? &a->q_a : &a->q, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = q_lora ? w->q_a : w->q, .y_stride = q_lora ? q_lora : n.q },
-        { .w = &a->kv_a, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->latent, .y_stride = n.latent },
-    };
-    k->ops->matmul(k, jobs, COUNT_OF(jobs));                                                             /* [R, q_lora] or [R, q]; [R, kv_lora + rope] */
+    const struct matmul_args   h = { .x = s->x, .x_stride = hidden, .norm = norm, .norm_eps = c->rms_eps, .n_rows = rows };
+    struct matmul_args         jobs[] = { h, h };
+    jobs[0].w = q_lora ? &a->q_a : &a->q, jobs[0].y = q_lora ? w->q_a : w->q, jobs[0].y_stride = q_lora ? q_lora : n.q; /* [R, q_lora] or [R, q] */
+    jobs[1].w = &a->kv_a, jobs[1].y = w->latent, jobs[1].y_stride = n.latent;                            /* [R, kv_lora + rope] */
+    k->ops->matmul(k, jobs, COUNT_OF(jobs));
     if (q_lora) {
-        const struct matmul_args q = { .w = &a->q_b, .x = w->q_a, .x_stride = q_lora, .n_rows = rows, .y = w->q, .y_stride = n.q };
-        k->ops->rms_norm(k, w->q_a, q_lora, w->q_a, q_lora, a->q_a_norm, rows, q_lora, c->rms_eps);
+        const struct matmul_args q = { .w = &a->q_b, .x = w->q_a, .x_stride = q_lora, .norm = a->q_a_norm, .norm_eps = c->rms_eps, .n_rows = rows,
+                                       .y = w->q, .y_stride = n.q };
         k->ops->matmul(k, &q, 1);                                                                        /* [R, n_heads (nope + rope)] */
     }
     k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows, kv_lora, c->rms_eps);
@@ -302,12 +302,12 @@ static void attend_generated(const struct step *s, const struct attention_mla *a
     if (n > 0) attend_absorbed(s, a, w, kv, begin, n, n_seqs);
 }
 
-void attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, uint32_t i_layer)
+void attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm, uint32_t i_layer)
 {
     const struct model_batch *b = s->b;
     struct kernel_ctx        *k = s->m->kernels;
     const struct kv_layer     kv = block_kv_layer(s, i_layer);
-    queries_and_latents(s, a, w);
+    queries_and_latents(s, a, w, norm);
     const struct kv_append_args append = { .k = w->latent, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs };
     k->ops->kv_append(k, &append);
     if (b->on_layer) b->on_layer(b->on_layer_arg, i_layer);

@@ -3,7 +3,7 @@
  *     attention   attention_gqa.c (grouped queries)   attention_mla.c (latent keys and values)
  *     FFN         ffn.c (one SwiGLU)                  moe.c (routed and shared experts)
  *
- * A block reads the normalised rows h and adds its result to the rows x. Its `*_work` holds the activations of one step and is shared
+ * A block reads the rows x, normalised by `norm`, and adds its result to them. Its `*_work` holds the activations of one step and is shared
  * by all layers. Shapes beside the calls: R rows of the step, H hidden, D head_dim, Q = n_heads * D, KV = n_kv_heads * D, I intermediate.
  * Life cycle: *_bind in both passes of bind.h, *_forward on the engine thread, *_release. */
 #ifndef BATON_MODEL_BLOCKS_H
@@ -17,7 +17,6 @@ struct step {
     const struct model_batch *b;
     const float              *angles; /* rope_table */
     float                    *x;      /* [R, H] */
-    const float              *h;      /* [R, H] */
     size_t                    n_rows; /* R */
 };
 
@@ -33,7 +32,8 @@ struct attention_gqa_work {
 };
 enum status attention_gqa_bind(struct binder *b, const char *layer, struct attention_gqa *a) MUST_CHECK;
 void        attention_gqa_bind_work(struct binder *b, struct attention_gqa_work *w);
-void        attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, uint32_t i_layer);
+void        attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm,
+                                  uint32_t i_layer);
 void        attention_gqa_release(struct attention_gqa *a);
 
 /* ---- latent attention ---- */
@@ -57,7 +57,8 @@ struct attention_mla_work {
 };
 enum status attention_mla_bind(struct binder *b, const char *layer, struct attention_mla *a) MUST_CHECK;
 void        attention_mla_bind_work(struct binder *b, struct attention_mla_work *w);
-void        attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, uint32_t i_layer);
+void        attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm,
+                                  uint32_t i_layer);
 void        attention_mla_release(struct attention_mla *a);
 
 /* ---- dense feed-forward ---- */
@@ -67,12 +68,12 @@ struct ffn {
     float        *gate_up_bias, *down_bias;
 };
 struct ffn_work {
-    float *act; /* [R, I] */
+    float *act; /* [R, I], ready for down */
 };
 /* `prefix` up to the matrices' own names; the intermediate size may differ from the configuration's (shared experts). */
 enum status ffn_bind(struct binder *b, const char *prefix, size_t intermediate, struct ffn *f) MUST_CHECK;
 void        ffn_bind_work(struct binder *b, struct ffn_work *w);
-void        ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w);
+void        ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w, const float *norm);
 void        ffn_release(struct ffn *f);
 
 /* ---- mixture of experts ---- */
@@ -91,13 +92,14 @@ struct moe_work {
     float              *weights;      /* [rows, used] */
     int32_t            *rows, *index; /* [rows used]: which row of h is in slot i; in which slot is (row, j) */
     int32_t            *begin;        /* [E + 1]: slots of each expert */
-    float              *act, *out;    /* [rows used, I], [rows used, H], by slot */
-    float              *shared_act;   /* [rows, shared I] */
+    float              *h;            /* [rows, H], normalised */
+    float              *act, *out;    /* [rows used, I], ready for down; [rows used, H]; by slot */
+    float              *shared_act;   /* [rows, shared I], ready for down */
     struct matmul_args *jobs;         /* [E + 1] */
 };
 enum status moe_bind(struct binder *b, const char *layer, struct moe *e) MUST_CHECK;
 void        moe_bind_work(struct binder *b, struct moe_work *w);
-void        moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w);
+void        moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w, const float *norm);
 void        moe_release(struct moe *e);
 
 /* ---- shared by the attention kinds ---- */

@@ -25,7 +25,7 @@ struct decoder {
     struct layer *layers;
     float        *angles;     /* rope_table */
     /* Activations of one step. */
-    float                    *x, *h; /* [max_rows, H] */
+    float                    *x; /* [max_rows, H] */
     struct attention_gqa_work gqa;
     struct attention_mla_work mla;
     struct ffn_work           ffn;
@@ -79,7 +79,6 @@ static void bind_work(struct binder *b, struct decoder *d)
         dense = dense || !model_layer_is_sparse(c, i);
     }
     bind_floats(b, b->m->max_rows, c->hidden, &d->x);
-    bind_floats(b, b->m->max_rows, c->hidden, &d->h);
     bind_reserve(b, b->m->max_rows, c->hidden); /* the head */
     if (model_is_latent(c)) attention_mla_bind_work(b, &d->mla);
     else attention_gqa_bind_work(b, &d->gqa);
@@ -210,22 +209,13 @@ static void embed_row(void *arg, int row, int thread)
     weight_row(j->embed, (size_t)j->ids[row], j->x + (size_t)row * j->embed->n_in);
 }
 
-static void norm(const struct step *s, float *to, const float *from, const float *weight, size_t n_rows)
-{
-    const size_t       n = s->m->config.hidden;
-    struct kernel_ctx *k = s->m->kernels;
-    k->ops->rms_norm(k, to, n, from, n, weight, n_rows, n, s->m->config.rms_eps);
-}
-
 static void layer_forward(const struct step *s, struct decoder *d, uint32_t i)
 {
     const struct layer *l = &d->layers[i];
-    norm(s, d->h, d->x, l->attn_norm, s->n_rows);                                        /* [R, H] */
-    if (model_is_latent(&s->m->config)) attention_mla_forward(s, &l->mla, &d->mla, i);   /* [R, H] */
-    else attention_gqa_forward(s, &l->gqa, &d->gqa, i);
-    norm(s, d->h, d->x, l->ffn_norm, s->n_rows);                                         /* [R, H] */
-    if (model_layer_is_sparse(&s->m->config, i)) moe_forward(s, &l->moe, &d->moe);       /* [R, H] */
-    else ffn_forward(s, &l->ffn, &d->ffn);
+    if (model_is_latent(&s->m->config)) attention_mla_forward(s, &l->mla, &d->mla, l->attn_norm, i); /* [R, H] */
+    else attention_gqa_forward(s, &l->gqa, &d->gqa, l->attn_norm, i);
+    if (model_layer_is_sparse(&s->m->config, i)) moe_forward(s, &l->moe, &d->moe, l->ffn_norm);      /* [R, H] */
+    else ffn_forward(s, &l->ffn, &d->ffn, l->ffn_norm);
 }
 
 /* Only the rows that are sampled from go through the head: for a prompt chunk that is at most its last. */
@@ -233,20 +223,17 @@ static void head_forward(const struct step *s, struct decoder *d)
 {
     const struct model_config *c = &s->m->config;
     const struct model_batch  *b = s->b;
-    const size_t               rows = (size_t)b->n_logits;
-    for (size_t i = 0; i < rows; i++)
-        memcpy(d->h + i * c->hidden, d->x + (size_t)b->logit_rows[i] * c->hidden, c->hidden * sizeof(float));
-    norm(s, d->h, d->h, d->final_norm, rows);                                            /* [n_logits, H] */
-    const struct matmul_args head = { .w = d->head.data ? &d->head : &d->embed, .x = d->h, .x_stride = c->hidden, .n_rows = rows,
-                                      .y = b->logits, .y_stride = c->n_vocab };
-    s->m->kernels->ops->matmul(s->m->kernels, &head, 1);                                 /* [n_logits, V] */
+    const struct matmul_args head = { .w = d->head.data ? &d->head : &d->embed, .x = d->x, .x_stride = c->hidden, .x_rows = b->logit_rows,
+                                      .norm = d->final_norm, .norm_eps = c->rms_eps, .n_rows = (size_t)b->n_logits, .y = b->logits,
+                                      .y_stride = c->n_vocab };
+    s->m->kernels->ops->matmul(s->m->kernels, &head, 1); /* [n_logits, V] */
 }
 
 void decoder_forward(struct model *m, const struct model_batch *b)
 {
     struct decoder   *d = m->decoder;
     struct embed_job  embed = { .embed = &d->embed, .ids = b->ids, .x = d->x };
-    const struct step s = { .m = m, .b = b, .angles = d->angles, .x = d->x, .h = d->h, .n_rows = (size_t)b->n_rows };
+    const struct step s = { .m = m, .b = b, .angles = d->angles, .x = d->x, .n_rows = (size_t)b->n_rows };
     compute_pool_run(m->kernels->pool, b->n_rows, embed_row, &embed);                    /* [R, H] */
     for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
     if (b->n_logits > 0) head_forward(&s, d);

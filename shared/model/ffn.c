@@ -1,7 +1,8 @@
-/* ffn.c - the dense feed-forward block: x += Wdown (silu(Wgate h) * Wup h). Shared experts are one, too. */
+/* ffn.c - the dense feed-forward block: x += Wdown (silu(Wgate h) * Wup h), h = norm(x). Shared experts are one, too. */
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/cpu/sizes.h"
 #include "shared/base/mem.h"
 #include "shared/model/blocks.h"
 
@@ -37,9 +38,8 @@ enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn 
 void ffn_bind_work(struct binder *b, struct ffn_work *w)
 {
     const struct model_config *c = &b->m->config;
-    bind_floats(b, b->m->max_rows, c->intermediate, &w->act);
+    bind_floats(b, b->m->max_rows, round_up(c->intermediate, MATMUL_READY_STEP), &w->act);
     bind_reserve(b, b->m->max_rows, c->hidden);
-    bind_reserve(b, b->m->max_rows, c->intermediate);
 }
 
 void ffn_release(struct ffn *f)
@@ -50,13 +50,13 @@ void ffn_release(struct ffn *f)
     mem_free(f->down_bias);
 }
 
-void ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w)
+void ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w, const float *norm)
 {
     struct kernel_ctx       *k = s->m->kernels;
-    const size_t             rows = s->n_rows, hidden = s->m->config.hidden, n = f->down.n_in;
-    const struct matmul_args gate_up = { .w = &f->gate_up, .bias = f->gate_up_bias, .x = s->h, .x_stride = hidden, .n_rows = rows, .y = w->act,
-                                         .y_stride = n, .then = MATMUL_SILU_MUL };
-    const struct matmul_args down = { .w = &f->down, .bias = f->down_bias, .x = w->act, .x_stride = n, .n_rows = rows, .y = s->x,
+    const size_t             rows = s->n_rows, hidden = s->m->config.hidden;
+    const struct matmul_args gate_up = { .w = &f->gate_up, .bias = f->gate_up_bias, .x = s->x, .x_stride = hidden, .norm = norm,
+                                         .norm_eps = s->m->config.rms_eps, .n_rows = rows, .y = w->act, .y_for = &f->down, .then = MATMUL_SILU_MUL };
+    const struct matmul_args down = { .w = &f->down, .bias = f->down_bias, .x = w->act, .x_ready = true, .n_rows = rows, .y = s->x,
                                       .y_stride = hidden, .then = MATMUL_ADD };
     k->ops->matmul(k, &gate_up, 1); /* [R, I] */
     k->ops->matmul(k, &down, 1);    /* [R, H] */

@@ -17,7 +17,7 @@
 
 /* Rows of a step that are routed at a time: enough for over a hundred per expert in most models, and as many as a [rows used, H] buffer of
  * 256 MiB holds (DeepSeek-V3: 1170). */
-enum { ROWS_MIN = 16, ROWS_MAX = 2048, ROUNDED = 32 /* elements of a row that kernels round are filled up to a multiple */ };
+enum { ROWS_MIN = 16, ROWS_MAX = 2048 };
 static const size_t WORK_ELEMENTS = (size_t)64 << 20;
 
 /* ---- bind -------------------------------------------------------------------------------------------------------- */
@@ -80,11 +80,11 @@ void moe_bind_work(struct binder *b, struct moe_work *w)
     w->jobs = jobs;
     bind_floats(b, rows, experts, &w->logits);
     bind_floats(b, rows, used, &w->weights);
-    bind_floats(b, rows * used, c->moe.intermediate, &w->act);
+    bind_floats(b, rows, c->hidden, &w->h);
+    bind_floats(b, rows * used, round_up(c->moe.intermediate, MATMUL_READY_STEP), &w->act);
     bind_floats(b, rows * used, c->hidden, &w->out);
-    bind_floats(b, rows, c->moe.shared_intermediate, &w->shared_act);
+    bind_floats(b, rows, round_up(c->moe.shared_intermediate, MATMUL_READY_STEP), &w->shared_act);
     bind_reserve(b, rows * (used + 1), c->hidden);
-    bind_reserve(b, rows, used * round_up(c->moe.intermediate, ROUNDED) + round_up(c->moe.shared_intermediate, ROUNDED));
 }
 
 void moe_release(struct moe *e)
@@ -100,11 +100,11 @@ void moe_release(struct moe *e)
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void route(const struct step *s, const struct moe *e, const struct moe_work *w, const float *h, size_t rows)
+static void route(const struct step *s, const struct moe *e, const struct moe_work *w, size_t rows)
 {
     const struct moe_config *c = &s->m->config.moe;
     struct kernel_ctx       *k = s->m->kernels;
-    const struct matmul_args router = { .w = &e->router, .x = h, .x_stride = e->router.n_in, .n_rows = rows, .y = w->logits, .y_stride = c->n_experts };
+    const struct matmul_args router = { .w = &e->router, .x = w->h, .x_stride = e->router.n_in, .n_rows = rows, .y = w->logits, .y_stride = c->n_experts };
     k->ops->matmul(k, &router, 1); /* [rows, E] */
     struct route_args a = { .logits = w->logits, .bias = e->selection_bias, .n_rows = rows, .n_experts = (int32_t)c->n_experts,
                             .n_used = (int32_t)c->n_used, .n_groups = (int32_t)c->n_groups, .topk_groups = (int32_t)c->topk_groups,
@@ -132,45 +132,46 @@ static void sort_by_expert(const struct moe *e, const struct moe_work *w, size_t
 }
 
 /* gate and up of all experts and the shared one in one call, then down of all. The shared one adds to x, the others are kept by slot. */
-static void run_experts(const struct step *s, const struct moe *e, const struct moe_work *w, float *x, const float *h, size_t rows)
+static void run_experts(const struct step *s, const struct moe *e, const struct moe_work *w, float *x, size_t rows)
 {
     struct kernel_ctx *k = s->m->kernels;
-    const size_t hidden = s->m->config.hidden, inner = s->m->config.moe.intermediate, shared = s->m->config.moe.shared_intermediate;
+    const size_t hidden = s->m->config.hidden, inner = round_up(s->m->config.moe.intermediate, MATMUL_READY_STEP);
+    const bool   shared = s->m->config.moe.shared_intermediate > 0;
     size_t n = 0;
     for (uint32_t i = 0; i < e->n_experts; i++) {
         size_t at = (size_t)w->begin[i], here = (size_t)w->begin[i + 1] - at;
         if (here == 0) continue;
-        w->jobs[n++] = (struct matmul_args){ .w = &e->gate_up[i], .x = h, .x_stride = hidden, .x_rows = w->rows + at, .n_rows = here,
-                                             .y = w->act + at * inner, .y_stride = inner, .then = MATMUL_SILU_MUL };
+        w->jobs[n++] = (struct matmul_args){ .w = &e->gate_up[i], .x = w->h, .x_stride = hidden, .x_rows = w->rows + at, .n_rows = here,
+                                             .y = w->act + at * inner, .y_for = &e->down[i], .then = MATMUL_SILU_MUL };
     }
     if (shared)
-        w->jobs[n++] = (struct matmul_args){ .w = &e->shared.gate_up, .bias = e->shared.gate_up_bias, .x = h, .x_stride = hidden, .n_rows = rows,
-                                             .y = w->shared_act, .y_stride = shared, .then = MATMUL_SILU_MUL };
+        w->jobs[n++] = (struct matmul_args){ .w = &e->shared.gate_up, .bias = e->shared.gate_up_bias, .x = w->h, .x_stride = hidden, .n_rows = rows,
+                                             .y = w->shared_act, .y_for = &e->shared.down, .then = MATMUL_SILU_MUL };
     k->ops->matmul(k, w->jobs, n); /* [rows used, I], [rows, shared I] */
     n = 0;
     for (uint32_t i = 0; i < e->n_experts; i++) {
         size_t at = (size_t)w->begin[i], here = (size_t)w->begin[i + 1] - at;
         if (here == 0) continue;
-        w->jobs[n++] = (struct matmul_args){ .w = &e->down[i], .x = w->act + at * inner, .x_stride = inner, .n_rows = here,
+        w->jobs[n++] = (struct matmul_args){ .w = &e->down[i], .x = w->act + at * inner, .x_ready = true, .n_rows = here,
                                              .y = w->out + at * hidden, .y_stride = hidden };
     }
     if (shared)
-        w->jobs[n++] = (struct matmul_args){ .w = &e->shared.down, .bias = e->shared.down_bias, .x = w->shared_act, .x_stride = shared,
+        w->jobs[n++] = (struct matmul_args){ .w = &e->shared.down, .bias = e->shared.down_bias, .x = w->shared_act, .x_ready = true,
                                              .n_rows = rows, .y = x, .y_stride = hidden, .then = MATMUL_ADD };
     k->ops->matmul(k, w->jobs, n); /* [rows used, H], [rows, H] */
 }
 
-void moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w)
+void moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w, const float *norm)
 {
     const size_t       hidden = s->m->config.hidden, used = s->m->config.moe.n_used;
     struct kernel_ctx *k = s->m->kernels;
     for (size_t at = 0, rows; at < s->n_rows; at += rows) {
         rows = s->n_rows - at < w->max_rows ? s->n_rows - at : w->max_rows;
-        float       *x = s->x + at * hidden;
-        const float *h = s->h + at * hidden;
-        route(s, e, w, h, rows);
+        float *x = s->x + at * hidden;
+        k->ops->rms_norm(k, w->h, hidden, x, hidden, norm, rows, hidden, s->m->config.rms_eps); /* [rows, H] */
+        route(s, e, w, rows);
         sort_by_expert(e, w, rows * used, used);
-        run_experts(s, e, w, x, h, rows);
+        run_experts(s, e, w, x, rows);
         const struct combine_args c = { .y = x, .rows = w->out, .index = w->index, .weights = w->weights, .n_rows = rows, .n_used = used,
                                         .n = hidden, .add = true };
         k->ops->combine(k, &c); /* [rows, H] */
