@@ -109,7 +109,7 @@ def answers_of(a):
 
 
 def main():
-    a = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1])
+    a = argparse.ArgumentParser(usage=__doc__.split("usage: ")[1].replace("%", "%%"))
     a.add_argument("--model")
     a.add_argument("--answers", action="store_true")
     a.add_argument("--requests")
