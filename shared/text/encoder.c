@@ -3,9 +3,17 @@
 
 #include <string.h>
 
+static enum status too_long(const struct encoder *e) { return err_set(e->err, ERR_TOO_LONG, "the text is longer than the limit of tokens"); }
+
+enum status encoder_expect(const struct encoder *e, size_t n)
+{
+    const struct tokenizer *t = e->t;
+    return t->drops_nothing && t->piece_max > 0 && n / t->piece_max > e->n_max - e->n ? too_long(e) : OK;
+}
+
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n)
 {
-    if (n > e->n_max - e->n) return err_set(e->err, ERR_TOO_LONG, "the text is longer than the limit of tokens");
+    if (n > e->n_max - e->n) return too_long(e);
     if (n > e->cap - e->n) {
         size_t cap = e->cap < 64 ? 64 : e->cap;
         while (cap - e->n < n) cap *= 2;

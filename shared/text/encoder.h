@@ -23,6 +23,8 @@ struct encoder {
 };
 
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n) MUST_CHECK;
+/* What encoder_push would say of n bytes of one piece, whose tokens are at least n / piece_max: asked before merging takes memory for them. */
+enum status encoder_expect(const struct encoder *e, size_t n) MUST_CHECK;
 /* Room for n symbols. */
 void        encoder_reserve(struct encoder *e, size_t n);
 /* Has every byte of this character a token of its own to fall back on? */

@@ -63,6 +63,7 @@ static enum status encode_piece(struct encoder *e, struct str piece)
     if (piece.n > INT32_MAX) return err_set(e->err, ERR_TOO_LONG, "the text is too long to be encoded");
     int32_t whole = t->ignore_merges ? whole_piece(e, piece) : -1;
     if (whole >= 0 && t->tokens[whole].in_model) return encoder_push(e, &whole, 1);
+    TRY(encoder_expect(e, piece.n));
     encoder_reserve(e, piece.n);
     size_t n = t->byte_level ? byte_symbols(t, piece, e->symbols) : char_symbols(t, piece, e->symbols);
     return encoder_push(e, e->symbols, bpe_merge(&t->bpe, e->symbols, n, &e->work));

@@ -74,6 +74,7 @@ void tokenizer_put_token(struct tokenizer *t, int32_t id, struct str piece, enum
     ASSERT(id >= 0 && id < TOKENIZER_IDS_MAX);
     grow_tokens(t, (size_t)id + 1);
     struct token *k = &t->tokens[id];
+    if (piece.n > t->piece_max) t->piece_max = piece.n;
     *k = (struct token){ .piece = keep(t, piece), .bytes = STR(""), .kind = kind, .used = true, .in_model = true };
     map_put(&t->by_piece, piece, (void *)(uintptr_t)(id + 1));
 }
@@ -167,11 +168,13 @@ static enum status token_text(struct tokenizer *t, struct token *k, struct buf *
 static void find_byte_tokens(struct tokenizer *t)
 {
     char piece[8];
+    t->drops_nothing = true;
     for (int i = 0; i < 256; i++) {
         size_t n = 6;
         if (t->byte_level) n = utf8_put(alphabet_char((unsigned char)i), piece);
         else memcpy(piece, (char[]){ '<', '0', 'x', "0123456789ABCDEF"[i >> 4], "0123456789ABCDEF"[i & 15], '>' }, 6);
         t->byte_ids[i] = tokenizer_find(t, (struct str){ piece, n });
+        t->drops_nothing = t->drops_nothing && t->byte_ids[i] >= 0;
     }
 }
 

@@ -53,6 +53,8 @@ struct tokenizer {
     bool             fuse_unk, ignore_merges;
     int32_t          unk;           /* -1: characters that are no token are left out */
     int32_t          byte_ids[256]; /* byte_level: the byte's token; byte_fallback: <0xHH>; -1: none */
+    size_t           piece_max;     /* bytes of the longest token, as merging knows it */
+    bool             drops_nothing; /* every byte of a text ends up in some token of its own */
     struct normalize decode;        /* replacements inside a token's text */
     bool             decode_bytes;  /* <0xHH> stands for a byte */
     size_t           strip_start;   /* spaces taken off the front of a decoded text */

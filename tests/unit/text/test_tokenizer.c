@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "shared/base/clock.h"
 #include "shared/base/json.h"
@@ -235,6 +236,42 @@ TEST(tokenizer_limit_ends_the_encoding)
     CHECK_EQ_INT(ids[3], 6);
     CHECK_STATUS(tokenizer_encode(t, (struct str){ "", (size_t)1 << 40 }, false, 2, &ids, &n, &err), ERR_TOO_LONG);
     mem_free(ids);
+    tokenizer_free(t);
+}
+
+/* Every byte has a token, and "aaaaaaaa" is the longest of all: merging `n` letters gives n / 8 tokens, which is known before. */
+static struct tokenizer *of_all_bytes(void)
+{
+    struct buf b = { 0 };
+    buf_printf(&b, "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"unk_token\":null,\"vocab\":{");
+    for (int i = 0; i < 256; i++) buf_printf(&b, "\"<0x%02X>\":%d,", (unsigned)i, i);
+    buf_printf(&b, "\"a\":256,\"aa\":257,\"aaaa\":258,\"aaaaaaaa\":259},\"merges\":[\"a a\",\"aa aa\",\"aaaa aaaa\"]}}");
+    struct tokenizer *t = from_json(b.data, "");
+    buf_release(&b);
+    return t;
+}
+
+TEST(tokenizer_limit_is_met_before_a_long_piece_merges)
+{
+    enum { N = 4 << 20 };
+    struct tokenizer *t = of_all_bytes();
+    int32_t   *ids = NULL;
+    size_t     n = 0;
+    struct err err = { 0 };
+    char      *text = MEM_ARRAY(char, N);
+    memset(text, 'a', N);
+    CHECK_STATUS(tokenizer_encode(t, (struct str){ text, N }, false, N / 8 - 1, &ids, &n, &err), ERR_TOO_LONG);
+    CHECK_OK(tokenizer_encode(t, (struct str){ text, N }, false, N / 8, &ids, &n, &err));
+    CHECK_EQ_INT(n, N / 8);
+    n = 0;
+    struct rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    char *large = MEM_ARRAY(char, (size_t)8 * N); /* merging this would take 1.6 GB */
+    memset(large, 'a', (size_t)8 * N);
+    CHECK_STATUS(tokenizer_encode(t, (struct str){ large, (size_t)8 * N }, false, 1000, &ids, &n, &err), ERR_TOO_LONG);
+    getrusage(RUSAGE_SELF, &after);
+    CHECK((after.ru_maxrss - before.ru_maxrss) < 1 << 20); /* KB: the text and copies of it, also under sanitizers */
+    mem_free(text), mem_free(large), mem_free(ids);
     tokenizer_free(t);
 }
 
@@ -518,6 +555,7 @@ TEST_MAIN(CASE(tokenizer_merges_by_rank), CASE(tokenizer_ignore_merges_takes_who
           CASE(tokenizer_added_tokens_are_cut_out_first),
           CASE(tokenizer_normalized_added_tokens_match_in_normal_form), CASE(tokenizer_puts_begin_and_end_as_the_files_say),
           CASE(tokenizer_config_adds_tokens), CASE(tokenizer_converted_sentencepiece_models), CASE(tokenizer_limit_ends_the_encoding),
+          CASE(tokenizer_limit_is_met_before_a_long_piece_merges),
           CASE(tokenizer_refuses_by_name_what_it_cannot_do), CASE(tokenizer_of_a_folder_equals_the_definition), CASE(tokenizer_text_comes_back),
           CASE_T(tokenizer_long_texts_take_linear_time, 240), CASE(tokenizer_from_arrays), CASE(tokenizer_from_bad_arrays),
           CASE_T(tokenizer_smollm2_golden_vectors, 120), CASE(tokenizer_smollm2_reference_prompts))
