@@ -146,7 +146,7 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t room = o->kv_bytes ? o->kv_bytes : memory_for_kv(m, memory) / NODE_KV_SHARE;
     uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))
-        return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "%llu KV blocks are %.1f GiB, but this host has %.1f GiB of memory",
+        return err_field(err, ERR_CONFIG, o->n_blocks ? "num-gpu-blocks-override" : "kv-cache-memory", "%llu KV blocks are %.1f GiB, but this host has %.1f GiB of memory",
                          (unsigned long long)n, (double)n * (double)kv_layout_block_bytes(&l) / (1 << 30), (double)memory / (1 << 30));
     if (!o->n_blocks && n > most) n = most;
     if (n < per_context)

@@ -63,6 +63,13 @@ TEST(what_is_asked_for_is_taken)
     o.n_blocks = 100;
     CHECK_OK(node_model_blocks(&m, &o, &n, &err));
     CHECK_EQ_INT(n, 100);
+    o.n_blocks = UINT32_MAX; /* 64 TiB */
+    CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
+    CHECK_EQ_STR(err.field, "num-gpu-blocks-override");
+    o.n_blocks = 0;
+    o.kv_bytes = (uint64_t)1 << 50;
+    CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
+    CHECK_EQ_STR(err.field, "kv-cache-memory");
 }
 
 TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken))
