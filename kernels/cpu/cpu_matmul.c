@@ -1,9 +1,10 @@
 /* cpu_matmul.c - the matmul slot of the cpu rows: how a call is split over the compute pool, and which loops take its products.
  *
  * A call runs in two steps. First the inputs that are not used as they are are made ready (matmul_inputs.c). Then the work items of all jobs
- * run as one list: an item is a range of panels of one job and at most GEMM_ROWS of its rows. Few rows go through gemv, which reads the packed
- * weights directly; many rows share a widening of GEMM_K k's that stays in the first-level cache. Both carry the same chains, whose sums
- * matmul_results.c takes to where they go.
+ * run as one list: an item is a range of panels of one job and at most GEMM_ROWS of its rows; on hosts with several memory nodes the list goes
+ * node by node, so that each reads the panels that it wrote. Few rows go through gemv, which reads the packed weights directly; many rows
+ * share a widening of GEMM_K k's that stays in the first-level cache. Both carry the same chains, whose sums matmul_results.c takes to where
+ * they go.
  * Thread: engine, pool. */
 #include <string.h>
 
@@ -122,17 +123,30 @@ static void many_rows(const struct run *r, const struct job *j, size_t row0, siz
 
 static bool by_gemv(const struct job *j) { return j->a->n_rows <= (size_t)(j->by == BY_F32 ? GEMV_ROWS : DOT_ROWS); }
 
+/* The first piece that ends after the item. */
+static size_t find_piece(const struct run *r, size_t index)
+{
+    size_t low = 0, high = r->n_groups * r->n_jobs;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (r->piece_end[mid] <= index) low = mid + 1;
+        else high = mid;
+    }
+    return low;
+}
+
+/* Items of a job that come before a group's share of it: its panels are shared as form_pack shared them when it wrote them. */
+static size_t items_before(const struct run *r, const struct job *j, size_t group)
+{
+    return (size_t)compute_pool_share(r->c->pool, (int)div_up(j->n_panels, j->panels_per_item), (int)group) * j->n_chunks;
+}
+
 static void run_item(void *arg, int index, int thread)
 {
     const struct run *r = arg;
-    size_t low = 0, high = r->n_jobs; /* the first job whose items end after index */
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (r->jobs[mid].item_end <= (size_t)index) low = mid + 1;
-        else high = mid;
-    }
-    const struct job *j = &r->jobs[low];
-    size_t local = (size_t)index - (low ? r->jobs[low - 1].item_end : 0);
+    size_t piece = find_piece(r, (size_t)index), group = piece / r->n_jobs;
+    const struct job *j = &r->jobs[piece % r->n_jobs];
+    size_t local = (size_t)index - (piece ? r->piece_end[piece - 1] : 0) + items_before(r, j, group);
     size_t row0 = local % j->n_chunks * j->rows_per_chunk, n_rows = min_size(j->rows_per_chunk, j->a->n_rows - row0);
     size_t panel0 = local / j->n_chunks * j->panels_per_item, n_panels = min_size(j->panels_per_item, j->n_panels - panel0);
     if (by_gemv(j)) few_rows(r, j, panel0, n_panels);
@@ -166,9 +180,12 @@ static void plan_items(struct run *r)
         j->n_chunks = div_up(j->a->n_rows, j->rows_per_chunk);
         j->panels_per_item = round_up(div_up(units, parts * j->rows_per_chunk), panels_together(j));
         if (j->panels_per_item > j->n_panels) j->panels_per_item = j->n_panels;
-        r->n_items += div_up(j->n_panels, j->panels_per_item) * j->n_chunks;
-        j->item_end = r->n_items;
     }
+    for (size_t g = 0; g < r->n_groups; g++)
+        for (size_t i = 0; i < r->n_jobs; i++) {
+            r->n_items += items_before(r, &r->jobs[i], g + 1) - items_before(r, &r->jobs[i], g);
+            r->piece_end[g * r->n_jobs + i] = r->n_items;
+        }
 }
 
 static struct job make_job(const struct kernel_ctx *c, const struct matmul_args *a)
@@ -185,7 +202,8 @@ static struct job make_job(const struct kernel_ctx *c, const struct matmul_args 
 static void run_jobs(struct kernel_ctx *c, const struct matmul_args *args, size_t n)
 {
     struct tables *t = c->acts;
-    struct run     r = { .c = c, .loops = cpu_loops_of(c), .jobs = t->jobs, .inputs = t->inputs };
+    struct run     r = { .c = c, .loops = cpu_loops_of(c), .jobs = t->jobs, .inputs = t->inputs, .piece_end = t->piece_end,
+                         .n_groups = (size_t)compute_pool_groups(c->pool) };
     for (size_t i = 0; i < n; i++) {
         const struct matmul_args *a = &args[i];
         if (a->n_rows == 0) continue;

@@ -217,6 +217,10 @@ static void run_item(void *arg, int index, int thread)
     const struct pack_job *job = arg;
     struct pack_item item = { .job = job };
     size_t at = (size_t)index;
+    if (job->a->join == JOIN_PAIRED) { /* in order of the panels that are written, as products read them */
+        item.i_part = at % 2;
+        at /= 2;
+    }
     while (at >= items_of(job, &job->a->parts[item.i_part])) at -= items_of(job, &job->a->parts[item.i_part++]);
     item.src = &job->a->parts[item.i_part];
     item.panel0 = at * job->panels_per_item;

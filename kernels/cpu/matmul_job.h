@@ -20,7 +20,6 @@ struct job {
     const void               *x;          /* ready rows: f32, act_block or bf16 */
     size_t                    x_stride;   /* in those elements */
     size_t                    n_panels, panels_per_item, n_chunks, rows_per_chunk;
-    size_t                    item_end;   /* items of this job and all before it */
 };
 
 /* One input to make ready: rows of `a`, written to `to`. */
@@ -36,7 +35,8 @@ struct run {
     const struct cpu_loops *loops;
     struct job             *jobs;
     struct input           *inputs;
-    size_t                  n_jobs, n_inputs, n_items, rows_per_item;
+    size_t                 *piece_end;  /* [n_groups][n_jobs]: items of a group's share of a job, and of all before it */
+    size_t                  n_groups, n_jobs, n_inputs, n_items, rows_per_item;
 };
 
 enum { JOBS_PER_RUN = 1024 };
@@ -44,6 +44,7 @@ enum { JOBS_PER_RUN = 1024 };
 struct tables {
     struct job   jobs[JOBS_PER_RUN];
     struct input inputs[JOBS_PER_RUN];
+    size_t       piece_end[CPU_NODES_MAX * JOBS_PER_RUN];
 };
 
 /* How the context multiplies by w. */

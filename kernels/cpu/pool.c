@@ -1,13 +1,16 @@
 /* pool.c - the compute threads.
  *
- * One word, `ticket`, holds the number of the current run (high half) and the indices not yet taken (low half). A thread
+ * Threads of one memory node (nodes.h) are a group, and of every run each group has a share of the indices: equal ones in every run of as many,
+ * so that what a thread wrote first it or its neighbours read later. A group that is done helps the next. On most machines there is one.
+ *
+ * One word per group, `ticket`, holds the number of the current run (high half) and the indices of its share not yet taken (low half). A thread
  * takes an index by lowering it with a compare-and-swap, so an index can only be taken within the run it belongs to.
  * Before the swap it reads fn, arg and n of that run: a later run overwrites them only after every index of this one is
  * done, and while our index is free it is not, so a successful swap proves that the values read were the right ones.
  * The caller never waits for a thread that took nothing: a descheduled thread costs no time.
  *
- * Idle threads look at the ticket for SPIN_NS, which bridges the gaps between the kernels of a layer, then sleep on a
- * futex. `n_asleep` and `ticket` are both accessed sequentially consistent: either the caller sees the sleeper or the
+ * Idle threads look at the tickets for SPIN_NS, which bridges the gaps between the kernels of a layer, then sleep on a
+ * futex. `n_asleep` and the tickets are accessed sequentially consistent: either the caller sees the sleeper or the
  * sleeper sees the new run.
  *
  * Thread: compute_pool_run on the engine thread (one run at a time); create and free on the thread that owns the pool. */
@@ -24,6 +27,7 @@
 
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 
@@ -37,8 +41,12 @@ struct worker {
     int                  i_thread;
 };
 
-struct compute_pool {
+struct group {
     _Alignas(64) _Atomic uint64_t ticket; /* run number << 32 | indices not yet taken */
+};
+
+struct compute_pool {
+    struct group                  groups[CPU_NODES_MAX];
     _Alignas(64) _Atomic int      n_done; /* indices finished in this run */
     _Alignas(64) _Atomic uint64_t n_alone; /* indices the caller ran without the others */
     _Alignas(64) _Atomic uint32_t wake;   /* futex word: changes with every wake-up */
@@ -47,7 +55,10 @@ struct compute_pool {
     _Alignas(64) pool_fn *_Atomic fn;     /* of the current run; see above */
     void *_Atomic                 arg;
     _Atomic int                   n;
-    int                           n_threads;
+    int                           n_threads, n_groups;
+    int                           first_thread[CPU_NODES_MAX + 1]; /* of each group; all of them at the end */
+    struct cpu_nodes              nodes;
+    uint32_t                      run;     /* the caller's */
     struct worker                *workers; /* [n_threads - 1] */
 };
 
@@ -63,19 +74,43 @@ static void futex_wake(_Atomic uint32_t *word, int n)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
 }
 
-/* Take indices and run them until none is left. */
-static void work(struct compute_pool *p, int i_thread)
+int compute_pool_share(const struct compute_pool *p, int n, int group) { return (int)((int64_t)n * p->first_thread[group] / p->n_threads); }
+
+static int group_of(const struct compute_pool *p, int i_thread)
 {
-    uint64_t ticket = atomic_load(&p->ticket);
+    int g = 0;
+    while (p->first_thread[g + 1] <= i_thread) g++;
+    return g;
+}
+
+static bool is_work(const struct compute_pool *p)
+{
+    for (int g = 0; g < p->n_groups; g++)
+        if ((uint32_t)atomic_load(&p->groups[g].ticket) != 0) return true;
+    return false;
+}
+
+/* Take indices of a group's share and run them until none is left. */
+static void work_share(struct compute_pool *p, int group, int i_thread)
+{
+    _Atomic uint64_t *from = &p->groups[group].ticket;
+    uint64_t ticket = atomic_load(from);
     while ((uint32_t)ticket != 0) {
         pool_fn *fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
         void    *arg = atomic_load_explicit(&p->arg, memory_order_relaxed);
         int      n = atomic_load_explicit(&p->n, memory_order_relaxed);
-        if (!atomic_compare_exchange_weak(&p->ticket, &ticket, ticket - 1)) continue;
-        fn(arg, n - (int)(uint32_t)ticket, i_thread);
+        if (!atomic_compare_exchange_weak(from, &ticket, ticket - 1)) continue;
+        fn(arg, compute_pool_share(p, n, group + 1) - (int)(uint32_t)ticket, i_thread);
         atomic_fetch_add_explicit(&p->n_done, 1, memory_order_release); /* pairs with the caller's acquire */
-        ticket = atomic_load(&p->ticket);
+        ticket = atomic_load(from);
     }
+}
+
+/* The thread's own group first. */
+static void work(struct compute_pool *p, int i_thread)
+{
+    int own = group_of(p, i_thread);
+    for (int i = 0; i < p->n_groups; i++) work_share(p, (own + i) % p->n_groups, i_thread);
 }
 
 /* True when there is work or the pool stops within SPIN_NS. */
@@ -84,7 +119,7 @@ static bool spin_for_work(struct compute_pool *p)
     uint64_t t_end = clock_ns() + SPIN_NS;
     do {
         for (int i = 0; i < SPINS_PER_LOOK; i++) {
-            if ((uint32_t)atomic_load_explicit(&p->ticket, memory_order_relaxed) != 0) return true;
+            if (is_work(p)) return true;
             spin_pause();
         }
     } while (clock_ns() < t_end && !atomic_load_explicit(&p->stop, memory_order_relaxed));
@@ -95,9 +130,19 @@ static void sleep_until_woken(struct compute_pool *p)
 {
     uint32_t seen = atomic_load(&p->wake);
     atomic_fetch_add(&p->n_asleep, 1);
-    if ((uint32_t)atomic_load(&p->ticket) == 0 && !atomic_load(&p->stop)) futex_wait(&p->wake, seen);
+    if (!is_work(p) && !atomic_load(&p->stop)) futex_wait(&p->wake, seen);
     atomic_fetch_sub(&p->n_asleep, 1);
 }
+
+/* A thread that cannot be bound works as well, only slower. */
+static void bind_thread(const struct compute_pool *p, int i_thread)
+{
+    if (p->n_groups == 1) return;
+    if (pthread_setaffinity_np(pthread_self(), sizeof(cpu_set_t), &p->nodes.cpus[group_of(p, i_thread)]) != 0)
+        log_warn("compute thread not bound", "thread=%d group=%d", i_thread, group_of(p, i_thread));
+}
+
+void compute_pool_bind_caller(const struct compute_pool *p) { bind_thread(p, 0); }
 
 static void *worker_main(void *arg)
 {
@@ -106,6 +151,7 @@ static void *worker_main(void *arg)
     char                 name[16];
     snprintf(name, sizeof name, "compute %d", w->i_thread);
     thread_become(THREAD_COMPUTE, name);
+    bind_thread(p, w->i_thread);
     while (!atomic_load(&p->stop)) {
         if (!spin_for_work(p)) sleep_until_woken(p);
         work(p, w->i_thread);
@@ -123,10 +169,21 @@ static void stop_workers(struct compute_pool *p, int n_started)
 
 enum status compute_pool_create(int n_threads, struct compute_pool **out, struct err *err)
 {
+    struct cpu_nodes nodes;
+    cpu_nodes_read(NULL, &nodes);
+    return compute_pool_create_on(&nodes, n_threads, out, err);
+}
+
+enum status compute_pool_create_on(const struct cpu_nodes *nodes, int n_threads, struct compute_pool **out, struct err *err)
+{
     if (n_threads < 1 || n_threads > THREADS_MAX)
         return err_set(err, ERR_INVALID, "%d compute threads were asked for; 1 to %d are possible", n_threads, THREADS_MAX);
     struct compute_pool *p = mem_aligned(_Alignof(struct compute_pool), sizeof *p);
     p->n_threads = n_threads;
+    p->nodes = *nodes;
+    p->n_groups = nodes->n;
+    for (int i = 0; i < n_threads; i++) /* of threads before each group, node by node */
+        for (int g = cpu_nodes_of_thread(nodes, i, n_threads) + 1; g <= p->n_groups; g++) p->first_thread[g]++;
     p->workers = MEM_ARRAY(struct worker, (size_t)n_threads);
     for (int i = 0; i < n_threads - 1; i++) {
         p->workers[i] = (struct worker){ .pool = p, .i_thread = i + 1 };
@@ -152,9 +209,13 @@ void compute_pool_free(struct compute_pool *p)
 
 int compute_pool_threads(const struct compute_pool *p) { return p->n_threads; }
 
+int compute_pool_groups(const struct compute_pool *p) { return p->n_groups; }
+
 uint64_t compute_pool_progress(const struct compute_pool *p)
 {
-    return atomic_load_explicit(&p->ticket, memory_order_relaxed) + atomic_load_explicit(&p->n_alone, memory_order_relaxed);
+    uint64_t sum = atomic_load_explicit(&p->n_alone, memory_order_relaxed);
+    for (int g = 0; g < p->n_groups; g++) sum += atomic_load_explicit(&p->groups[g].ticket, memory_order_relaxed);
+    return sum;
 }
 
 void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int index, int thread), void *arg)
@@ -166,12 +227,13 @@ void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int i
         }
         return;
     }
-    uint64_t run = (atomic_load(&p->ticket) >> 32) + 1;
+    uint64_t run = ++p->run;
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->arg, arg, memory_order_relaxed);
     atomic_store_explicit(&p->n, n, memory_order_relaxed);
     atomic_store_explicit(&p->n_done, 0, memory_order_relaxed);
-    atomic_store(&p->ticket, run << 32 | (uint32_t)n); /* publishes the four above */
+    for (int g = 0; g < p->n_groups; g++) /* publishes the four above */
+        atomic_store(&p->groups[g].ticket, run << 32 | (uint32_t)(compute_pool_share(p, n, g + 1) - compute_pool_share(p, n, g)));
     if (atomic_load(&p->n_asleep) > 0) {
         atomic_fetch_add(&p->wake, 1);
         futex_wake(&p->wake, n - 1);

@@ -19,6 +19,7 @@ static void *engine_main(void *arg)
     struct engine *e = arg;
     struct command c;
     thread_become(THREAD_ENGINE, "engine");
+    compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
         while (mailbox_take(e->commands, &c)) engine_do(e, &c);
         engine_publish(e);

@@ -4,6 +4,7 @@
  * of int8 inputs of the exact product; bf16 and f8 within the rounding of bf16 inputs. What follows a product (bias, addition, SwiGLU),
  * gathered rows and many products at once give the same as one plain product each. Buffers have exactly the size a call may touch. */
 #include "tests/conformance/kernel_fixture.h"
+#include "tests/harness/two_nodes.h"
 
 /* Run one product with everything that changes nothing: y is [n_rows, n_out] with 3 floats between rows, which must stay as they are. */
 static void run(struct kernel_ctx *c, struct matmul_args a, float *y, const char *what)
@@ -39,6 +40,17 @@ static float *chains(const struct matrix *m, const float *x, size_t n_rows)
     return y;
 }
 
+/* The row on three threads of a host with two memory nodes. */
+static struct kernel_ctx *open_on_two_nodes(const char *isa, enum activations activations)
+{
+    struct kernel_ctx *c = open_row(isa, activations, 3);
+    struct cpu_nodes   nodes = two_nodes();
+    struct err         err;
+    compute_pool_free(c->pool);
+    CHECK_OK(compute_pool_create_on(&nodes, 3, &c->pool, &err));
+    return c;
+}
+
 /* One row of the table on one thread and on three: what the product is and which threads made it are apart, so the first is made once. */
 struct contexts {
     struct kernel_ctx *c[2];
@@ -46,7 +58,7 @@ struct contexts {
 
 static struct contexts open_contexts(const char *isa, enum activations activations)
 {
-    return (struct contexts){ { open_row(isa, activations, 1), open_row(isa, activations, 3) } };
+    return (struct contexts){ { open_row(isa, activations, 1), open_on_two_nodes(isa, activations) } };
 }
 
 static void free_contexts(struct contexts *on)
@@ -261,7 +273,7 @@ static void many_jobs(const char *isa, enum activations activations)
 {
     enum { JOBS = 1100, TYPES = 3, N = 37, K = 64, X_ROWS = 50 };
     static const enum dtype types[TYPES] = { DTYPE_Q4_1, DTYPE_BF16, DTYPE_F32 };
-    struct kernel_ctx *c = open_row(isa, activations, 3);
+    struct kernel_ctx *c = open_on_two_nodes(isa, activations);
     struct matrix      m[TYPES];
     struct weight      w[TYPES];
     for (int i = 0; i < TYPES; i++) {

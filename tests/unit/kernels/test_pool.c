@@ -7,6 +7,7 @@
 #include "kernels/cpu/pool.h"
 #include "shared/base/clock.h"
 #include "tests/harness/test.h"
+#include "tests/harness/two_nodes.h"
 
 enum { N_MAX = 1000 };
 
@@ -24,11 +25,11 @@ static void count_index(void *arg, int index, int thread)
     if (thread < 0 || thread >= t->limit) atomic_fetch_add(&t->n_threads_seen, 1000);
 }
 
-static void check_runs(int n_threads, int n_runs)
+static void check_runs_on(const struct cpu_nodes *nodes, int n_threads, int n_runs)
 {
     struct compute_pool *p;
     struct err           err;
-    CHECK_OK(compute_pool_create(n_threads, &p, &err));
+    CHECK_OK(compute_pool_create_on(nodes, n_threads, &p, &err));
     CHECK_EQ_INT(compute_pool_threads(p), n_threads);
     for (int run = 0; run < n_runs; run++) {
         static struct tally t;
@@ -43,9 +44,59 @@ static void check_runs(int n_threads, int n_runs)
     compute_pool_free(p);
 }
 
+static void check_runs(int n_threads, int n_runs) { check_runs_on(&(struct cpu_nodes){ .n = 1 }, n_threads, n_runs); }
+
 TEST(every_index_runs_once_on_one_thread) { check_runs(1, 200); }
 TEST(every_index_runs_once_on_two_threads) { check_runs(2, 3000); }
 TEST(every_index_runs_once_on_more_threads_than_cores) { check_runs(9, 1000); }
+
+TEST(every_index_runs_once_on_two_nodes)
+{
+    struct cpu_nodes nodes = two_nodes();
+    for (int n_threads = 1; n_threads <= 5; n_threads++) check_runs_on(&nodes, n_threads, 700);
+}
+
+struct meeting {
+    atomic_int n;
+    int        thread[2];
+    cpu_set_t  cpus[2];
+};
+
+static void meet(void *arg, int index, int thread)
+{
+    struct meeting *m = arg;
+    m->thread[index] = thread;
+    sched_getaffinity(0, sizeof m->cpus[index], &m->cpus[index]);
+    atomic_fetch_add(&m->n, 1);
+    while (atomic_load(&m->n) < 2) usleep(100);
+}
+
+/* Two indices that wait for each other: each can only be taken by the thread whose share it is, bound to its node. */
+TEST(a_node_takes_its_own_share_first)
+{
+    struct cpu_nodes     nodes = two_nodes();
+    struct compute_pool *p;
+    struct err           err;
+    cpu_set_t            mine;
+    sched_getaffinity(0, sizeof mine, &mine);
+    CHECK_OK(compute_pool_create_on(&nodes, 2, &p, &err));
+    CHECK_EQ_INT(compute_pool_groups(p), 2);
+    CHECK_EQ_INT(compute_pool_share(p, 9, 0), 0);
+    CHECK_EQ_INT(compute_pool_share(p, 9, 1), 4);
+    CHECK_EQ_INT(compute_pool_share(p, 9, 2), 9);
+    compute_pool_bind_caller(p);
+    for (int run = 0; run < 100; run++) {
+        struct meeting m = { 0 };
+        if (run % 10 == 0) usleep(1000);
+        compute_pool_run(p, 2, meet, &m);
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQ_INT(m.thread[i], i);
+            CHECK(CPU_EQUAL(&m.cpus[i], &nodes.cpus[i]));
+        }
+    }
+    compute_pool_free(p);
+    sched_setaffinity(0, sizeof mine, &mine);
+}
 
 TEST(threads_wake_up_after_sleeping)
 {
@@ -107,6 +158,7 @@ TEST(thread_counts_are_checked)
     compute_pool_free(NULL);
 }
 
-TEST_MAIN(CASE(every_index_runs_once_on_one_thread), CASE(every_index_runs_once_on_two_threads),
+TEST_MAIN(CASE(every_index_runs_once_on_one_thread), CASE(every_index_runs_once_on_two_threads), CASE(every_index_runs_once_on_two_nodes),
+          CASE(a_node_takes_its_own_share_first),
           CASE(every_index_runs_once_on_more_threads_than_cores), CASE(threads_wake_up_after_sleeping),
           CASE(two_indices_run_at_the_same_time), CASE(idle_threads_use_no_cpu), CASE(thread_counts_are_checked))

@@ -1,0 +1,20 @@
+/* two_nodes.h - a host with two memory nodes, made of the processors that the test may use. */
+#ifndef BATON_TESTS_HARNESS_TWO_NODES_H
+#define BATON_TESTS_HARNESS_TWO_NODES_H
+
+#include "kernels/cpu/nodes.h"
+
+/* The lower and the upper half of them; of a single one both are it. */
+static inline struct cpu_nodes two_nodes(void)
+{
+    struct cpu_nodes nodes = { .n = 2 };
+    cpu_set_t        mine;
+    sched_getaffinity(0, sizeof mine, &mine);
+    int n = CPU_COUNT(&mine), seen = 0;
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET((size_t)i, &mine)) CPU_SET((size_t)i, &nodes.cpus[seen++ * 2 / n]);
+    if (n == 1) nodes.cpus[1] = nodes.cpus[0];
+    return nodes;
+}
+
+#endif
