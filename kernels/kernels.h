@@ -16,7 +16,7 @@
  * `ref` is the definition, in plain C; each other row states the bound within which it equals ref and is held to it by
  * tests/conformance/test_kernels.c.
  *
- * Activations are handed over as f32. Shapes are row-major, the last index contiguous. Pointers are borrowed for the call, outputs
+ * Activations are handed over as f32, but for ready rows (struct matmul_args). Shapes are row-major, the last index contiguous. Pointers are borrowed for the call, outputs
  * do not overlap inputs except where said. Weights are packed once by weight_pack.
  * Thread: engine (the calls fan out over ctx->pool themselves and return when done). No slot but weight_pack allocates; none but
  * weight_pack fails: shapes are checked when a model is bound, which also calls kernel_ctx_reserve. */
@@ -90,15 +90,15 @@ enum { MATMUL_READY_STEP = 32 }; /* a ready row of n elements has room in n floa
 /* One product; rows of zero length and jobs of zero rows are allowed and do nothing.
  *
  * Ready rows: between two products that follow each other (SwiGLU, then down) rows need not be f32. With `y_for` the first leaves them as the
- * second takes its inputs, rounded where that rounds, one after the other; the second says `x_ready`. Only the kernels know what is in them.
- * The values are those of the way over f32. */
+ * second takes its inputs, rounded where that rounds, one after the other (y_stride means nothing); the second says `x_ready`. Only the kernels
+ * know what is in them: both calls have the same context, and the second has y_for's matrix. The values are those of the way over f32. */
 struct matmul_args {
     const struct weight *w;
     const float         *bias;     /* [n_out] or NULL; of a paired matrix gate's, then up's */
     const float         *x;        /* rows of n_in, x_stride floats apart; ready rows lie close and have no stride */
     size_t               x_stride;
     const int32_t       *x_rows;   /* [n_rows]: which row of x; NULL: 0, 1, 2 .. Not of ready rows */
-    const float         *norm;     /* [n_in]: the rows are rms_norm of those of x, by these weights and norm_eps; NULL: as they are. Not of ready rows */
+    const float         *norm;     /* [n_in]: rows are rms_norm of those of x, by these weights and norm_eps; NULL: as they are. Not of ready rows */
     float                norm_eps;
     bool                 x_ready;
     size_t               n_rows;
@@ -212,7 +212,7 @@ struct kernel_ctx {
     struct compute_pool     *pool;
     void                    *scratch; /* per thread, owned by the context */
     size_t                   scratch_bytes_per_thread;
-    void                    *acts;    /* rounded inputs of the running matmul, owned by the context */
+    void                    *acts;    /* the running matmul: its tables and the inputs that it made ready; owned by the context */
     size_t                   acts_bytes;
     void                    *attn;    /* attention_shared_bytes() of pages, touched as needed: attention's work table, owned by the context */
 };

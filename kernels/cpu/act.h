@@ -7,7 +7,8 @@
  * passes for numbers. All zero, or a below ACT_TOP_LEAST (where 16256 / a would be infinite): s = 0 and digits 0; digits 0 beside s = NaN too.
  * `sum` adds up the 15-bit numbers of each half, for forms whose stored numbers are offset; `ssum` is (float)(sum[0] + sum[1]) * s, what m
  * of a group of 32 is multiplied by: once per row and block instead of once per panel.
- * The buffer belongs to the kernel context and is valid during one matmul call. Thread: engine, pool. */
+ * Such rows lie in ctx->acts during one matmul call, or, as ready rows (kernels.h), where the caller wants them until the product that they were
+ * made for. Thread: engine, pool. */
 #ifndef BATON_KERNELS_CPU_ACT_H
 #define BATON_KERNELS_CPU_ACT_H
 

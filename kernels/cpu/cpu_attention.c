@@ -135,8 +135,8 @@ struct attn_job {
     const struct attn_seq  *seqs; /* of this pass */
     struct attn_shared     *shared;
     int32_t                 n_seqs, n_heads, group, pairs_per_item, heads_per_item, n_head_runs, n_items;
-    /* Split calls: */
     bool                    by_bf16;
+    /* Split calls: */
     bool                    split;
     int32_t                 segment, n_segments, segments_per_item; /* that this wave computes */
     size_t                  part_stride;
