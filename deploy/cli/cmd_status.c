@@ -60,7 +60,8 @@ static int print_table(struct str json)
 /* http://host:port[/...] */
 static bool parse_url(const char *url, char *host, size_t cap, uint16_t *port)
 {
-    const char *p = strstr(url, "://") ? strstr(url, "://") + 3 : url;
+    const char *p = strncasecmp(url, "http://", 7) == 0 ? url + 7 : url;
+    if (strstr(p, "://")) return false; /* a key must not go over what the user thinks is encrypted */
     size_t n = strcspn(p, ":/");
     long number_ = p[n] == ':' ? strtol(p + n + 1, NULL, 10) : 80;
     if (n == 0 || n >= cap || number_ < 1 || number_ > 65535) return false;
@@ -111,7 +112,7 @@ int cmd_status(int argc, char **argv)
     uint16_t port = (uint16_t)config_int(c, "port");
     const char *url = config_string(c, "url");
     int exit_status = 2;
-    if (url && !parse_url(url, host, sizeof host, &port)) fprintf(stderr, "baton status: --url %s is not http://host:port\n", url);
+    if (url && !parse_url(url, host, sizeof host, &port)) fprintf(stderr, "baton status: --url %s is not http://host:port, which is all that is spoken here\n", url);
     else exit_status = ask(c, host, port);
     config_free(c);
     return exit_status;

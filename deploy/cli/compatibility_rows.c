@@ -23,7 +23,9 @@
 #define NO_FETCH   "nothing is downloaded: give a Hugging Face folder, a .gguf file, or org/name in a local cache by --model"
 #define NO_DOCKER  "there is no image: Baton is one program, built by CMake and started as a process"
 #define NO_STATIC  "static-graph exports (.pdmodel, .pdiparams) are not read: give the model's Hugging Face checkpoint or a GGUF file"
-#define NO_ARCH    "this architecture is not built yet: models of the Llama family are"
+#define NO_FD_FP8  "FastDeploy's own FP8 files are not read: give the bf16 checkpoint and --quantization block_wise_fp8"
+#define NO_W8A8    "a format of Ascend NPUs: give DeepSeek's own FP8 checkpoint, one in bf16 or a GGUF file"
+#define PADDLE     "the `-Paddle` layout is read as it is, from a folder or a local cache"
 #define NO_ASCEND  "it asks Ascend hardware, which Baton does not use; `baton doctor` checks a host"
 #define NO_HCCL    "it configures Huawei's collective library, which Baton does not use"
 #define NO_NIC     "it names a network card for a library that Baton does not use; peers are found by address (--advertise-host)"
@@ -198,9 +200,9 @@ const struct compat_row COMPATIBILITY[] = {
     VALUE("--kv-transfer-config engine_id", "002", ACCEPTED, "nodes name themselves"),
     VALUE("--speculative-config deepseek_mtp", "002", ACCEPTED, "tokens are decoded one by one, with the same answers"),
     VALUE("--speculative-config mtp", "003", ACCEPTED, "tokens are decoded one by one, with the same answers"),
-    VALUE("ERNIE-4_5-300B-A47B-FP8-Paddle", "000 001", REFUSED, NO_ARCH),
-    VALUE("baidu/ERNIE-4.5-21B-A3B-Paddle", "003", REFUSED, NO_ARCH),
-    VALUE("vllm-ascend/DeepSeek-R1-W8A8", "002", REFUSED, NO_ARCH),
+    VALUE("ERNIE-4_5-300B-A47B-FP8-Paddle", "000 001", REFUSED, NO_FD_FP8),
+    VALUE("baidu/ERNIE-4.5-21B-A3B-Paddle", "003", WORKS, PADDLE),
+    VALUE("vllm-ascend/DeepSeek-R1-W8A8", "002", REFUSED, NO_W8A8),
     VALUE("deepseek-ai/DeepSeek-R1-Distill-Llama-8B/weight_only_int8", "004", REFUSED, NO_STATIC),
     VALUE("deepseek-ai/DeepSeek-R1/weight_only_int4", "004", REFUSED, NO_STATIC),
     VALUE("deepseek-ai/DeepSeek-R1/a8w8_fp8_wint4", "004", REFUSED, NO_STATIC),

@@ -135,6 +135,15 @@ static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
     return available > weights ? available - weights : 0;
 }
 
+/* Of n blocks of so many GiB on a host with so many. */
+static enum status too_much_kv(const struct node_options *o, uint64_t n, double block, double memory, struct err *err)
+{
+    if (o->n_blocks)
+        return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "--num-gpu-blocks-override %u asks for %.1f GiB of KV cache, but this host has %.1f GiB of memory; ask for less",
+                         o->n_blocks, (double)n * block, memory);
+    return err_field(err, ERR_CONFIG, "kv-cache-memory", "--kv-cache-memory %.1f is in GiB, and this host has %.1f GiB of memory; ask for less", (double)n * block, memory);
+}
+
 enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
 {
     struct kv_layout l;
@@ -146,9 +155,8 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t room = o->kv_bytes ? o->kv_bytes : memory_for_kv(m, memory) / NODE_KV_SHARE;
     uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))
-        return err_field(err, ERR_CONFIG, o->n_blocks ? "num-gpu-blocks-override" : "kv-cache-memory", "%llu KV blocks are %.1f GiB, but this host has %.1f GiB of memory",
-                         (unsigned long long)n, (double)n * (double)kv_layout_block_bytes(&l) / (1 << 30), (double)memory / (1 << 30));
-    if (!o->n_blocks && n > most) n = most;
+        return too_much_kv(o, n, (double)kv_layout_block_bytes(&l) / (1 << 30), (double)memory / (1 << 30), err);
+    if (!o->n_blocks && !o->kv_bytes && n > most) n = most;
     if (n < per_context)
         return err_field(err, ERR_CONFIG, "max-model-len",
                          "--max-model-len %u needs %llu KV blocks of %u tokens (%.2f GiB), but there is room for %llu; lower --max-model-len or "

@@ -56,11 +56,18 @@ static enum status read_quantization(const struct config *c, struct node_options
     if (!q || !*q || str_eq_c(str_of(q), "none")) return OK;
     if (str_eq_c(str_of(q), "ascend"))
         return err_field(err, ERR_CONFIG, "quantization", "--quantization ascend is a format of Ascend NPUs; give a checkpoint in bf16 or a GGUF file");
-    if (is_gguf(o->model_path)) {
-        fprintf(stderr, "note: --quantization %s has no effect on a GGUF file, whose weights are quantised already\n", q);
-        return OK;
-    }
-    return quantize_from_name(q, &o->quantize, err) == OK ? OK : err_prefix(err, "--quantization: ");
+    if (quantize_from_name(q, &o->quantize, err) != OK) return err_prefix(err, "--quantization: ");
+    if (!is_gguf(o->model_path)) return OK;
+    o->quantize = QUANTIZE_NONE;
+    fprintf(stderr, "note: --quantization %s has no effect on a GGUF file, whose weights are quantised already\n", q);
+    return OK;
+}
+
+static enum status check_format(const struct config *c, const struct node_options *o, struct err *err)
+{
+    const char *format = config_string(c, "load-format"), *is = is_gguf(o->model_path) ? "gguf" : "safetensors";
+    if (strcmp(format, "auto") == 0 || strcmp(format, is) == 0) return OK;
+    return err_field(err, ERR_CONFIG, "load-format", "--load-format %s, but %s is %s; auto recognises it", format, o->model_path, is);
 }
 
 static bool is_auto_or_none(const char *name) { return strcmp(name, "auto") == 0 || strcmp(name, "none") == 0; }
@@ -89,6 +96,7 @@ static enum status read_model(const struct config *c, struct node_options *o, st
     if (st == OK) o->model_path = dup_in(o, path.data);
     buf_release(&path);
     if (st != OK) return st;
+    TRY(check_format(c, o, err));
     o->chat_template = config_string(c, "chat-template");
     config_list(c, "served-model-name", 0, &n);
     if (n > NODE_NAMES_MAX) return err_field(err, ERR_CONFIG, "served-model-name", "%zu served model names were given, at most %d", n, NODE_NAMES_MAX);

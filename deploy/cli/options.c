@@ -38,7 +38,7 @@ const struct option OPTIONS[] = {
       .help = "Folder for copies of weights as they are packed (and quantised) for this processor: a later start maps the copy, and the nodes of a host "
               "share its memory. A copy is about as large as the weights. off: pack at every start." },
     { .name = "load-format", .type = OPT_ENUM, .choices = "auto|safetensors|gguf", .def = "auto", .group = "Model", .commands = NODE,
-      .help = "Format of the weights; it is recognised from the files." },
+      .help = "Format of the weights; auto recognises it, another one is refused where the files are not of it." },
 
     /* ---- Engine ---- */
     { .name = "max-model-len", .aliases = "context-length ctx-size c max_model_len", .env = "BATON_MAX_MODEL_LEN", .type = OPT_INT, .min = 1,
@@ -54,7 +54,7 @@ const struct option OPTIONS[] = {
     { .name = "num-gpu-blocks-override", .aliases = "num-kv-blocks", .env = "BATON_KV_BLOCKS", .type = OPT_INT, .min = 1, .max = 1073741824,
       .group = "Engine", .commands = NODE, .help = "Number of KV blocks; default: what fits in --kv-cache-memory." },
     { .name = "kv-cache-memory", .env = "BATON_KV_CACHE_MEMORY", .type = OPT_FLOAT, .min = 0.001, .max = 1048576, .group = "Engine", .commands = NODE,
-      .help = "GiB for the KV cache; default: a fifth of the memory that is available once the weights are loaded." },
+      .help = "GiB for the KV cache; default: a fifth of the memory that is available once the weights are loaded, but no more than --max-num-seqs contexts take." },
     { .name = "enable-prefix-caching", .env = "BATON_PREFIX_CACHING", .type = OPT_BOOL, .def = "true", .group = "Engine", .commands = NODE,
       .help = "Keep KV blocks of finished requests for prompts that begin alike." },
     { .name = "cpu-isa", .env = "BATON_CPU_ISA", .type = OPT_ENUM, .choices = "auto|ref|avx2|avx512|avx512-vnni|avx512-bf16|amx", .def = "auto", .group = "Engine", .commands = NODE,
@@ -77,7 +77,7 @@ const struct option OPTIONS[] = {
 
     /* ---- Cluster ---- */
     { .name = "splitwise-role", .aliases = "disaggregation-mode role", .env = "BATON_ROLE", .type = OPT_ENUM, .choices = "mixed|prefill|decode", .def = "mixed",
-      .group = "Cluster", .commands = "serve doctor", .help = "Which work the scheduler may place on this node." },
+      .group = "Cluster", .commands = "serve doctor", .help = "Which work the scheduler places on this node. A decode node that sees no prefill node of its model computes prompts itself." },
     { .name = "kv-transfer-config", .type = OPT_JSON, .group = "Cluster", .commands = "serve doctor",
       .help = "vLLM's way to give the role: kv_role kv_producer is prefill, kv_consumer is decode, kv_both is mixed." },
     { .name = "innode-prefill-ports", .aliases = "inner-prefill-ports", .env = "BATON_INNODE_PREFILL_PORTS", .type = OPT_LIST, .group = "Cluster",
@@ -98,7 +98,7 @@ const struct option OPTIONS[] = {
     { .name = "advertise-host", .aliases = "ips", .env = "BATON_ADVERTISE_HOST", .type = OPT_STRING, .group = "Cluster", .commands = "serve doctor",
       .help = "Address at which other nodes reach this one; default: the one that faces the scheduler." },
     { .name = "cluster-secret-file", .env = "BATON_CLUSTER_SECRET_FILE", .type = OPT_STRING, .group = "Cluster", .commands = NET " bench",
-      .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one node-to-node ports stay on loopback." },
+      .help = "File with the secret all nodes share (or BATON_CLUSTER_SECRET). Without one node-to-node ports stay on loopback; `launch` makes one for its nodes." },
     { .name = "router", .env = "BATON_DIRECTORY", .type = OPT_STRING, .group = "Cluster", .commands = "serve doctor",
       .help = "host:port of the process that holds the cluster view (a launcher or a node's control port)." },
     { .name = "local-data-parallel-id", .aliases = "data-parallel-rank", .env = "BATON_RANK", .type = OPT_INT, .min = 0, .max = 65535, .def = "0",

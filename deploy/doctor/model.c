@@ -1,4 +1,4 @@
-/* model.c - the model of --model: where it is, what it is, and how much its KV cache takes. Reads no weights. */
+/* model.c - the model of --model: where it is, what it is, and how much its KV cache takes. Of the weights only headers are read. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -8,6 +8,7 @@
 #include "shared/model/config_hf.h"
 #include "shared/model/model_files.h"
 #include "shared/model/model_rows.h"
+#include "shared/model/weights.h"
 
 static const double MIB = 1 << 20;
 
@@ -34,7 +35,12 @@ static void check_kv(struct doctor *d, const struct model_config *m)
         return;
     }
     uint64_t context = (uint64_t)config_int(d->c, "max-model-len"), seqs = (uint64_t)config_int(d->c, "max-num-seqs");
-    if (!config_is_set(d->c, "max-model-len") && m->max_position && m->max_position < context) context = m->max_position;
+    if (m->max_position && m->max_position < context) {
+        if (config_is_set(d->c, "max-model-len"))
+            doctor_fix(doctor_add(d, "context", DOCTOR_FAIL, "--max-model-len %llu is more than the %u positions that the model was trained for",
+                                  (unsigned long long)context, m->max_position), "lower --max-model-len");
+        context = m->max_position;
+    }
     uint64_t per_context = (context + l.block_tokens - 1) / l.block_tokens;
     double block = (double)kv_layout_block_bytes(&l), one = block * (double)per_context, all = one * (double)seqs;
     struct doctor_line *line = doctor_add(d, "KV cache", DOCTOR_OK, "%.2f MiB per block of %u tokens; %.0f MiB for one context of %llu, %.0f MiB for %llu of them",
@@ -46,6 +52,19 @@ static void check_kv(struct doctor *d, const struct model_config *m)
         line->result = DOCTOR_WARN;
         doctor_fix(line, "%.0f MiB may be used, so long contexts will wait for each other; lower --max-num-seqs or --max-model-len", (double)left / MIB);
     }
+}
+
+/* Their headers alone. */
+static bool check_weights(struct doctor *d, const char *path)
+{
+    struct weights *w;
+    struct err      err = { 0 };
+    if (weights_open(path, &w, &err) == OK) {
+        weights_close(w);
+        return true;
+    }
+    doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s", err.text), "copy the weights there, or give another folder or file");
+    return false;
 }
 
 void doctor_check_model(struct doctor *d)
@@ -64,7 +83,9 @@ void doctor_check_model(struct doctor *d)
     enum status st = read_config(path.data, &m, &err);
     if (st == OK && !model_row_find(m.arch, &err)) st = ERR_UNSUPPORTED;
     if (st != OK) {
-        doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s: %s", path.data, err.text), "give a checkpoint of a supported architecture");
+        doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s: %s", path.data, err.text),
+                   st == ERR_UNSUPPORTED ? "give a checkpoint of a supported architecture" : "copy the model anew, or give another");
+    } else if (!check_weights(d, path.data)) {
     } else {
         bool file = stat(path.data, &info) == 0 && S_ISREG(info.st_mode);
         struct doctor_line *line = doctor_add(d, "model", DOCTOR_OK, "%s: %s, %u layers, %u of context", path.data, m.arch, m.n_layers, m.max_position);

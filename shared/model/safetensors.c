@@ -233,7 +233,10 @@ static enum status open_indexed(const char *folder, const cJSON *index, struct s
 static enum status open_single(const char *folder, struct safetensors_set *set, struct map *open_files, struct err *err)
 {
     struct safetensors *file;
-    TRY(open_shard(folder, "model.safetensors", set, open_files, &file, err));
+    enum status st = open_shard(folder, "model.safetensors", set, open_files, &file, err);
+    if (st == ERR_NOT_FOUND)
+        return err_set(err, st, "%s holds no weights: neither model.safetensors nor model.safetensors.index.json is there, and no .gguf file", folder);
+    TRY(st);
     set->tensors = MEM_ARRAY(const struct safetensors_tensor *, file->n_tensors);
     for (; set->n_tensors < file->n_tensors; set->n_tensors++) set->tensors[set->n_tensors] = &file->tensors[set->n_tensors];
     return OK;

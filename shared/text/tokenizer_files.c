@@ -64,7 +64,7 @@ static enum status fill(struct tokenizer *t, const struct tokenizer_files *f, st
 enum status tokenizer_from_files(const struct tokenizer_files *files, struct tokenizer **out, struct err *err)
 {
     if (files->json.n > 0) return tokenizer_from_json(files->json, files->config, out, err);
-    if (files->model.n == 0) return err_set(err, ERR_NOT_FOUND, "the model has no tokenizer file");
+    if (files->model.n == 0) return err_set(err, ERR_NOT_FOUND, "the model has no tokenizer: tokenizer.json, tokenizer.model, tekken.json or a file of tiktoken is wanted beside its weights");
     struct tokenizer *t = tokenizer_new();
     enum status st = fill(t, files, err);
     if (st == OK) *out = t;

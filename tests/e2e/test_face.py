@@ -171,6 +171,26 @@ def test_mistakes_are_one_sentence_before_the_model_is_loaded():
                        (['--served-model-name', ','], 'names nothing'),
                        (['--served-model-name', ','.join('abcdefghijklmnopq')], '17 served model names'),
                        (['--prot', '1'], 'did you mean --port?'),
+                       (['--quantization', 'wint3'], 'there is no quantization "wint3"'),
+                       (['--load-format', 'gguf'], 'is safetensors; auto recognises it'),
                        (['--splitwise-role', 'prefill', '--kv-transfer-config', '{"kv_role":"kv_consumer"}'], 'contradict')):
         p = run('serve', '--model', TINY, '--port', '0', *args)
         assert p.returncode == 2 and said in p.stderr and len(p.stderr.strip().splitlines()) == 1, (args, p.stderr)
+    p = run('launch', '--model', TINY, '--prefill', '1', '--decode', '1', '--ports', '31010,31011', '--metrics-ports', '31012,31012')
+    assert p.returncode == 2 and '--metrics-ports gives 31012 twice' in p.stderr, p.stderr
+    for url in 'https://127.0.0.1:1', 'ftp://127.0.0.1:1', 'http://https://127.0.0.1:1':
+        p = run('status', '--url', url, '--api-key', 'a-key')
+        assert p.returncode == 2 and 'is not http://host:port' in p.stderr, p.stderr
+
+
+def test_doctor_and_serve_refuse_the_same_models():
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(os.path.join(TINY, 'config.json'), folder)
+        bare = os.path.join(folder, 'weights-alone')
+        os.mkdir(bare)
+        for name in 'config.json', 'model.safetensors':
+            shutil.copy(os.path.join(TINY, name), bare)
+        for args, command, said in ((['--model', folder], 'doctor', 'holds no weights'), (['--model', bare], 'serve', 'no tokenizer: tokenizer.json'),
+                                    (['--model', TINY, '--max-model-len', '1000000'], 'doctor', '--max-model-len 1000000 is more than')):
+            p = run(command, *args, '--port', '0')
+            assert p.returncode != 0 and said in p.stdout + p.stderr, (args, p.stdout, p.stderr)

@@ -145,7 +145,7 @@ TEST(the_json_report_is_json_and_says_whether_all_is_well)
     buf_clear(&out);
     doctor_print_text(d, false, &out);
     CHECK(strstr(out.data, "-> mend it") != NULL);
-    CHECK(strstr(out.data, "1 ok, 0 warnings, 1 failures") != NULL);
+    CHECK(strstr(out.data, "1 ok, 0 warnings, 1 failure") != NULL);
     buf_release(&out);
     doctor_done(d);
 }

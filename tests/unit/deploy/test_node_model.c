@@ -59,17 +59,19 @@ TEST(what_is_asked_for_is_taken)
     CHECK_EQ_INT(n, 20);
     o.kv_bytes = 1000 * (16 << 10);
     CHECK_OK(node_model_blocks(&m, &o, &n, &err));
-    CHECK_EQ_INT(n, 64); /* all that four contexts can use */
+    CHECK_EQ_INT(n, 1000); /* more than four contexts can use: the rest keeps prefixes */
     o.n_blocks = 100;
     CHECK_OK(node_model_blocks(&m, &o, &n, &err));
     CHECK_EQ_INT(n, 100);
     o.n_blocks = UINT32_MAX; /* 64 TiB */
     CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
     CHECK_EQ_STR(err.field, "num-gpu-blocks-override");
+    CHECK(strstr(err.text, "--num-gpu-blocks-override 4294967295 asks for 65536.0 GiB"));
     o.n_blocks = 0;
     o.kv_bytes = (uint64_t)1 << 50;
     CHECK_STATUS(node_model_blocks(&m, &o, &n, &err), ERR_CONFIG);
     CHECK_EQ_STR(err.field, "kv-cache-memory");
+    CHECK(strstr(err.text, "--kv-cache-memory 1048576.0 is in GiB"));
 }
 
 TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken))
