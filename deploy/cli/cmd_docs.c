@@ -10,14 +10,14 @@ static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPr
 
 static const char CONFIGURATION_HEAD[] =
     "# Configuration\n\n"
-    "Every option of every command. A flag beats its environment variable, which beats the default; at start a node prints the values it\n"
-    "ended up with and where each came from. `_` and `-` are equal in names; a flag of one or two letters has one dash. Lists take commas\n"
+    "Every option of every command. A flag beats its environment variable, which beats the default; at start a node prints the\n"
+    "most important values and where they came from. `_` and `-` are equal in names; a flag of one or two letters has one dash. Lists take commas\n"
     "or repetition. Names are FastDeploy's where it has one; vLLM's and others' are aliases.\n\n"
     "Effect says whether an option does what it says (works), changes no answer and is said once at start (accepted), or stops the start\n"
     "with its reason (refused). This page is printed by `baton docs configuration`; a test holds it against the program.\n\n"
     "Environment variables that have no flag:\n\n"
     "| Variable | What it is |\n|---|---|\n"
-    "| `BATON_CLUSTER_SECRET` | The secret that all nodes share (or --cluster-secret-file). Without one node-to-node ports stay on loopback. |\n"
+    "| `BATON_CLUSTER_SECRET` | The secret that all nodes share (or --cluster-secret-file). Without one node-to-node ports stay on loopback; `launch` makes one for its nodes. |\n"
     "| `BATON_MODELS` | Folders, joined by `:`, in which `--model org/name` is looked for first. |\n"
     "| `HF_HUB_CACHE`, `HF_HOME` | Hugging Face's cache, in which `--model org/name` is looked for; default `~/.cache/huggingface`. |\n"
     "| `MODELSCOPE_CACHE` | ModelScope's cache, in which it is looked for next; default `~/.cache/modelscope`. |\n\n";

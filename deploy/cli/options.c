@@ -153,7 +153,7 @@ const struct option OPTIONS[] = {
     { .name = "peers", .type = OPT_LIST, .group = "Bench", .commands = "bench doctor",
       .help = "host:port of agents on other hosts (`baton doctor --listen`): bench measures from here to each, doctor every pair of hosts, this one included." },
     { .name = "listen", .type = OPT_STRING, .group = "Bench", .commands = "bench doctor",
-      .help = "Be the agent that --peers of another host names: host:port. Needs the cluster secret unless the host is loopback." },
+      .help = "Be the agent that --peers of another host names: host:port. Without the cluster secret it listens on loopback only." },
     { .name = "transport", .type = OPT_LIST, .group = "Bench", .commands = "bench",
       .help = "Transports to measure: ipc, tcp, rdma, ucx, mem. Default: all of this binary that work here." },
     { .name = "piece", .type = OPT_LIST, .def = "4k,64k,1m", .group = "Bench", .commands = "bench",
