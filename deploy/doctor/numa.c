@@ -1,36 +1,30 @@
 /* numa.c - on which NUMA nodes this process may run and take memory. */
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
+#include "kernels/cpu/nodes.h"
 
 enum { LIST_MAX = 4096, NODES_MAX = 1024 };
 
 bool doctor_list_has(const char *list, long n)
 {
-    const char *at = list;
-    char *end;
-    while (*at >= '0' && *at <= '9') {
-        long first = strtol(at, &end, 10), last = *end == '-' ? strtol(end + 1, &end, 10) : first;
-        if (n >= first && n <= last) return true;
-        if (*end != ',') return false;
-        at = end + 1;
-    }
-    return false;
+    cpu_set_t set; /* of nodes, too: the kernel writes both alike */
+    CPU_ZERO(&set);
+    return cpu_list_read(list, &set) && n >= 0 && n < CPU_SETSIZE && CPU_ISSET((size_t)n, &set);
 }
 
 bool doctor_runs_on_node(int node)
 {
-    char path[96], cpus[LIST_MAX];
-    cpu_set_t allowed;
+    char path[96], list[LIST_MAX];
+    cpu_set_t allowed, cpus;
+    CPU_ZERO(&cpus);
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || !doctor_read_line(path, cpus, sizeof cpus)) return false;
-    for (long cpu = 0; cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET((size_t)cpu, &allowed) && doctor_list_has(cpus, cpu)) return true;
-    return false;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || !doctor_read_line(path, list, sizeof list) || !cpu_list_read(list, &cpus)) return false;
+    CPU_AND(&cpus, &cpus, &allowed);
+    return CPU_COUNT(&cpus) > 0;
 }
 
 bool doctor_memory_on_node(int node)

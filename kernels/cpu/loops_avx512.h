@@ -29,6 +29,7 @@ void  avx512_exp_terms(float *p, const float *x, size_t n, float max, float by);
 #define AVX512_LOOPS                                                                                                              \
     .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .quantize = avx512_quantize, .widen_int = avx512_widen_int,  \
     .rms_factor = avx512_rms_factor, .rms_apply = avx512_rms_apply, .add = avx512_add, .silu_mul = avx512_silu_mul,               \
-    .rope = avx512_rope, .axpy = avx512_axpy, .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp, .exp_terms = avx512_exp_terms, ATTENTION_LOOPS(avx512)
+    .rope = avx512_rope, .axpy = avx512_axpy, .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp,                \
+    .exp_terms = avx512_exp_terms, ATTENTION_LOOPS(avx512)
 
 #endif

@@ -94,9 +94,11 @@ void matmul_prepare(struct run *r)
         struct input             *last = r->n_inputs ? &r->inputs[r->n_inputs - 1] : NULL;
         ASSERT(!a->x_ready || (!a->x_rows && !a->norm));
         j->x_stride = row_stride(j->by, a->w->n_in);
-        if (a->x_ready || (j->by == BY_F32 && !a->x_rows && !a->norm)) {
+        if (a->x_ready) {
             j->x = a->x;
-            if (!a->x_ready) j->x_stride = a->x_stride;
+        } else if (j->by == BY_F32 && !a->x_rows && !a->norm) {
+            j->x = a->x;
+            j->x_stride = a->x_stride;
         } else if (last && last->by == j->by && same_input(last->a, a)) {
             j->x = last->to;
         } else {

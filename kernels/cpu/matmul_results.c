@@ -35,15 +35,6 @@ static void finish_panel(const struct block *b, size_t row, size_t p)
     }
 }
 
-static void finish_panels(const struct block *b)
-{
-    for (size_t i = 0; i < b->n_rows; i++) {
-        if (i + ROWS_AHEAD < b->n_rows)
-            for (size_t p = 0; p < b->n_panels; p++) __builtin_prefetch((float *)row_of(b, i + ROWS_AHEAD) + (b->panel0 + p) * PANEL, 1);
-        for (size_t p = 0; p < b->n_panels; p++) finish_panel(b, i, p);
-    }
-}
-
 /* ---- y = silu(gate) * up ---- */
 
 static void add_bias(const struct block *b, size_t row, size_t p)
@@ -97,26 +88,26 @@ static void store_ready_row(const struct cpu_loops *loops, const struct block *b
     }
 }
 
-/* Asks for the places that a row's results go to. */
-static void expect_results(const struct block *b, size_t row)
+/* ---- all of a block ---- */
+
+/* Asks for the lines that a row's results go to. */
+static void expect_row(const struct block *b, size_t row)
 {
     const enum arithmetic by = b->job->y_by;
-    const char *y = (const char *)row_of(b, row) + matmul_row_bytes(by, b->panel0 / 2 * PANEL);
-    for (size_t line = 0; line < matmul_row_bytes(by, b->n_panels / 2 * PANEL); line += CACHE_LINE) __builtin_prefetch(y + line, 1);
-}
-
-static void finish_pairs(const struct cpu_loops *loops, const struct block *b)
-{
-    swiglu(loops, b);
-    for (size_t i = 0; i < b->n_rows; i++) {
-        if (i + ROWS_AHEAD < b->n_rows) expect_results(b, i + ROWS_AHEAD);
-        if (b->job->y_by == BY_F32) store_row(b, i);
-        else store_ready_row(loops, b, i);
-    }
+    const size_t per_panel = b->job->a->then == MATMUL_SILU_MUL ? PANEL / 2 : PANEL, bytes = matmul_row_bytes(by, b->n_panels * per_panel);
+    const char  *y = (const char *)row_of(b, row) + matmul_row_bytes(by, b->panel0 * per_panel);
+    for (size_t line = 0; line < bytes; line += CACHE_LINE) __builtin_prefetch(y + line, 1);
 }
 
 void matmul_finish(const struct cpu_loops *loops, const struct block *b)
 {
-    if (b->job->a->then == MATMUL_SILU_MUL) finish_pairs(loops, b);
-    else finish_panels(b);
+    const bool pairs = b->job->a->then == MATMUL_SILU_MUL, ready = b->job->y_by != BY_F32;
+    if (pairs) swiglu(loops, b);
+    for (size_t i = 0; i < b->n_rows; i++) {
+        if (i + ROWS_AHEAD < b->n_rows) expect_row(b, i + ROWS_AHEAD);
+        if (ready) store_ready_row(loops, b, i);
+        else if (pairs) store_row(b, i);
+        else
+            for (size_t p = 0; p < b->n_panels; p++) finish_panel(b, i, p);
+    }
 }

@@ -7,7 +7,6 @@
 
 #include <sched.h>
 #include <stdbool.h>
-#include <stdbool.h>
 
 enum { CPU_NODES_MAX = 16 };
 
