@@ -106,11 +106,24 @@ static void work_share(struct compute_pool *p, int group, int i_thread)
     }
 }
 
-/* The thread's own group first. */
+static bool same_run(const struct compute_pool *p, int a, int b)
+{
+    return (atomic_load(&p->groups[a].ticket) ^ atomic_load(&p->groups[b].ticket)) >> 32 == 0;
+}
+
+/* The thread's own group first. Shares are published one after the other: another group's is not touched before the own one is there. */
 static void work(struct compute_pool *p, int i_thread)
 {
     int own = group_of(p, i_thread);
-    for (int i = 0; i < p->n_groups; i++) work_share(p, (own + i) % p->n_groups, i_thread);
+    work_share(p, own, i_thread);
+    for (int i = 1; i < p->n_groups; i++) {
+        const int other = (own + i) % p->n_groups;
+        for (bool published = false; !published;) {
+            published = same_run(p, own, other);
+            work_share(p, own, i_thread);
+        }
+        work_share(p, other, i_thread);
+    }
 }
 
 /* True when there is work or the pool stops within SPIN_NS. */
