@@ -1,0 +1,68 @@
+/* simt_async.cc - cp.async: copies that a thread has ordered and that take place when it waits for them, no earlier.
+ *
+ * From the order on the target holds garbage, so that both mistakes show: reading it before the wait, and ordering while others still read
+ * what was there. Source: PTX ISA, cp.async. Thread: simt_block.h. */
+#include <stdint.h>
+#include <string.h>
+
+#include "tests/simt/simt_block.h"
+#include "tests/simt/simt_memory.h"
+#include "tests/simt/simt_sanitize.h"
+
+/* Not under the thread sanitizer: the lock of the tables would order the threads of the block. */
+static void check_memory(const void *shared, const void *global)
+{
+#if !SIMT_TSAN
+    if (simt_memory_is_device(shared)) simt_die("cp.async to %p, which is not shared memory", shared);
+    if (global && !simt_memory_is_visible(global)) simt_die("cp.async from %p, which is no memory of the device", global);
+#else
+    (void)shared, (void)global;
+#endif
+}
+
+void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes)
+{
+    simt_copies &copies = simt_thread_copies();
+    if (bytes != 4 && bytes != 8 && bytes != 16) simt_die("cp.async of %d bytes", bytes);
+    if (src_bytes < 0 || src_bytes > bytes) simt_die("cp.async of %d bytes with %d from the source", bytes, src_bytes);
+    if ((uintptr_t)shared % (unsigned)bytes || (src_bytes && (uintptr_t)global % (unsigned)bytes))
+        simt_die("cp.async of %d bytes from %p to %p: not aligned", bytes, global, shared);
+    check_memory(shared, src_bytes ? global : nullptr);
+    memset(shared, 0xff, (size_t)bytes);
+    copies.queue.push_back({ (char *)shared, (const char *)global, bytes, src_bytes });
+}
+
+void simt_cp_async_commit(void)
+{
+    simt_copies &copies = simt_thread_copies();
+    size_t committed = 0;
+    for (size_t n : copies.groups) committed += n;
+    copies.groups.push_back(copies.queue.size() - committed);
+}
+
+static void perform_oldest(simt_copies &copies, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const simt_copy &c = copies.queue[i];
+        memcpy(c.to, c.from, (size_t)c.source_bytes);
+        memset(c.to + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
+    }
+    copies.queue.erase(copies.queue.begin(), copies.queue.begin() + (ptrdiff_t)n);
+}
+
+void simt_cp_async_wait(int n_groups_left)
+{
+    simt_copies &copies = simt_thread_copies();
+    if (n_groups_left < 0) simt_die("cp.async.wait_group %d", n_groups_left);
+    while (copies.groups.size() > (size_t)n_groups_left) {
+        perform_oldest(copies, copies.groups.front());
+        copies.groups.erase(copies.groups.begin());
+    }
+}
+
+void simt_cp_async_wait_all(void)
+{
+    simt_copies &copies = simt_thread_copies();
+    perform_oldest(copies, copies.queue.size());
+    copies.groups.clear();
+}

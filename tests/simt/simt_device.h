@@ -1,0 +1,10 @@
+/* simt_device.h - what the fake card has. Thread: any. */
+#ifndef BATON_TESTS_SIMT_SIMT_DEVICE_H
+#define BATON_TESTS_SIMT_SIMT_DEVICE_H
+
+#include <stddef.h>
+
+/* BATON_SIMT_MEMORY bytes, 4 GiB without it. */
+size_t simt_memory_total(void);
+
+#endif

@@ -1,0 +1,24 @@
+/* simt_tsan.h - what the thread sanitizer is told about the threads of a block.
+ *
+ * With SIMT_RACES (CMakeLists.txt sets it for a build under that sanitizer, and leaves the files that include this uninstrumented) a switch of
+ * fibers orders nothing, barriers and __syncwarp do: two threads of a block that touch the same memory without one of these in between are a
+ * data race, which is reported. Shuffles, votes and products order no memory, as on a card. Otherwise, nothing. */
+#ifndef BATON_TESTS_SIMT_SIMT_TSAN_H
+#define BATON_TESTS_SIMT_SIMT_TSAN_H
+
+#ifdef SIMT_RACES
+extern "C" {
+void __tsan_acquire(void *sync);
+void __tsan_release(void *sync);
+void __tsan_read16(void *p);
+}
+static inline void simt_tsan_acquire(void *sync) { __tsan_acquire(sync); }
+static inline void simt_tsan_release(void *sync) { __tsan_release(sync); }
+static inline void simt_tsan_read_16(const void *p) { __tsan_read16(const_cast<void *>(p)); }
+#else
+#define simt_tsan_acquire(sync) ((void)(sync))
+#define simt_tsan_release(sync) ((void)(sync))
+#define simt_tsan_read_16(p) ((void)(p))
+#endif
+
+#endif
