@@ -4,15 +4,23 @@
 #include <string.h>
 
 #include "kernels/cpu/device_cpu.h"
+#ifdef BATON_HAVE_CUDA_KERNELS
+#include "kernels/cuda/device_cuda.h"
+#endif
 #include "shared/base/mem.h"
 
-static const struct device_ops *const DEVICES[] = { &device_cpu_ops };
+static const struct device_ops *const DEVICES[] = {
+    &device_cpu_ops,
+#ifdef BATON_HAVE_CUDA_KERNELS
+    &device_cuda_ops,
+#endif
+};
 
 enum status device_open(const char *name, struct device **out, struct err *err)
 {
     for (size_t i = 0; i < COUNT_OF(DEVICES); i++)
         if (strcmp(DEVICES[i]->name, name) == 0) return DEVICES[i]->open(out, err);
-    return err_set(err, ERR_UNSUPPORTED, "this build has no device \"%s\"; it has: cpu", name);
+    return err_set(err, ERR_UNSUPPORTED, "this build has no device \"%s\"; it has: cpu%s", name, COUNT_OF(DEVICES) > 1 ? ", cuda" : "");
 }
 
 void device_close(struct device *d)
@@ -31,3 +39,13 @@ void device_mem_free(struct device *d, struct dev_mem *m)
     d->ops->release(d, m);
     *m = (struct dev_mem){ .fd = -1 };
 }
+
+void device_upload(struct device *d, void *to, const void *from, size_t bytes) { d->ops->upload(d, to, from, bytes); }
+
+void device_download(struct device *d, void *to, const void *from, size_t bytes) { d->ops->download(d, to, from, bytes); }
+
+void device_wait(struct device *d) { d->ops->download(d, NULL, NULL, 0); }
+
+enum status device_fault(struct device *d, struct err *err) { return d->ops->fault(d, err); }
+
+size_t device_available(struct device *d) { return d->ops->available(d); }

@@ -1,4 +1,4 @@
-/* device.h - memory of a device: one ops table per kind (rows: cpu; cuda follows).
+/* device.h - memory of a device: one ops table per kind (rows: cpu, cuda).
  *
  * A device allocates memory, and exports an allocation so that another process (shared memory file descriptor) can write
  * into it: the KV pool is one such allocation. Memory a device returns is zeroed. The owner of a `struct dev_mem` frees it
@@ -6,6 +6,7 @@
 #ifndef BATON_KERNELS_DEVICE_H
 #define BATON_KERNELS_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,16 +38,30 @@ struct device_ops {
     /* ERR_NOMEM says how much was asked for and which option lowers it. */
     enum status (*alloc)(struct device *d, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err);
     void        (*release)(struct device *d, struct dev_mem *m);
+    /* From and to the host. Both are over when they return; a download first waits for all work that was given to the device before. */
+    void        (*upload)(struct device *d, void *to, const void *from, size_t bytes);
+    void        (*download)(struct device *d, void *to, const void *from, size_t bytes);
+    /* OK, or the first thing that went wrong with work that was given to the device, which can do nothing more. */
+    enum status (*fault)(struct device *d, struct err *err);
+    /* Bytes that could be allocated now. */
+    size_t      (*available)(struct device *d);
 };
 
 struct device {
     const struct device_ops *ops; /* first member of every implementation's struct */
+    bool                     is_host; /* its memory is the processor's: the host may read and write it as its own */
 };
 
-/* "cpu" (others are ERR_UNSUPPORTED by name). */
+/* "cpu", or "cuda" where the build has it: ERR_NODEV without a card. */
 enum status device_open(const char *name, struct device **out, struct err *err) MUST_CHECK;
 void        device_close(struct device *d);
 enum status device_mem_alloc(struct device *d, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err) MUST_CHECK;
 void        device_mem_free(struct device *d, struct dev_mem *m);
+void        device_upload(struct device *d, void *to, const void *from, size_t bytes);
+void        device_download(struct device *d, void *to, const void *from, size_t bytes);
+/* All work that was given to the device before is over. */
+void        device_wait(struct device *d);
+enum status device_fault(struct device *d, struct err *err);
+size_t      device_available(struct device *d);
 
 #endif

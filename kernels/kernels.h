@@ -1,5 +1,10 @@
 /* kernels.h - arithmetic on tensors: one ops table, one row per instruction set (ref, avx2, avx512, avx512-vnni, amx; cuda follows).
  *
+ * A context computes on one device, whose memory everything lies in that the slots read and write: activations, weights, norms, biases, the angles
+ * of rope, the KV pool (ctx->device; device.h moves bytes there and back). The processor's rows compute in place; a GPU's only put work in a queue,
+ * in order, and what the host reads of it is fetched with device_download, which waits. What a step's rows are - ids, positions, sequences - is
+ * made on the host and handed over once per step, by `stage`.
+ *
  * The rule every slot obeys: a row of the output depends only on the same row of the input and on the weights, never on
  * the other rows, on n_rows or on the number of threads (bit for bit). Reductions run in a fixed order.
  *
@@ -18,8 +23,8 @@
  *
  * Activations are handed over as f32, but for ready rows (struct matmul_args). Shapes are row-major, the last index contiguous. Pointers are borrowed for the call, outputs
  * do not overlap inputs except where said. Weights are packed once by weight_pack.
- * Thread: engine (the calls fan out over ctx->pool themselves and return when done). No slot but weight_pack allocates; none but
- * weight_pack fails: shapes are checked when a model is bound, which also calls kernel_ctx_reserve. */
+ * Thread: engine (the processor's rows fan out over ctx->pool themselves and return when done). No slot of a step allocates or
+ * fails: shapes are checked when a model is bound, which also calls kernel_ctx_reserve. */
 #ifndef BATON_KERNELS_KERNELS_H
 #define BATON_KERNELS_KERNELS_H
 
@@ -59,8 +64,9 @@ struct weight_src {
 struct weight {
     int    form;             /* enum weight_form of cpu/form.h */
     bool   paired;           /* two matrices of n_out / 2 rows, panel by panel in turn: gate and up of SwiGLU */
+    bool   borrowed;         /* data belongs to somebody else's allocation */
     size_t n_out, n_in;
-    void  *data;
+    void  *data;             /* in the device's memory */
     size_t bytes;
 };
 
@@ -74,7 +80,9 @@ struct weight_pack_args {
     size_t                   n_parts;
     enum weight_join         join;
     enum quantize            quantize;
-    void                    *to;      /* pages to pack into, as many bytes as weight_plan says; the weight's, also of a call that fails. NULL: new ones */
+    /* Device memory to pack into, as many bytes as weight_plan says, or NULL: new memory. The processor's rows take pages, which become the
+     * weight's, also of a call that fails; to others it stays the caller's. */
+    void                    *to;
 };
 
 struct kernel_ctx;
@@ -108,13 +116,29 @@ struct matmul_args {
     enum matmul_then     then;
 };
 
-/* Query rows of one sequence in a step. */
+/* Query rows of one sequence in a step, as the host writes it. */
 struct attn_seq {
     int32_t        q_begin;      /* first row in q and out */
     int32_t        n_q;          /* rows; row i has position pos_begin + i and sees keys 0 .. pos_begin + i */
     int32_t        pos_begin;
     const int32_t *block_table;  /* physical KV block of each logical block, enough for pos_begin + n_q tokens */
     bool           generated;    /* rows of answer tokens: where an architecture has two forms of attention, the decode form is theirs */
+};
+
+/* Sequences that a call of kv_append or attention works on. Their rows lie one after the other in q and out. */
+struct attn_list {
+    const struct attn_seq *seqs;   /* [n_seqs], the host's */
+    int32_t                n_seqs;
+    const void            *staged; /* what `stage` made of them; the row's own */
+};
+
+/* What a step's rows are. */
+struct kernel_step {
+    int32_t           n_rows, n_logits, n_lists;
+    const int32_t    *ids, *pos;   /* [n_rows] */
+    const int32_t    *logit_rows;  /* [n_logits] */
+    struct attn_list *lists;       /* [n_lists] */
+    int32_t           block_tokens; /* of the KV pool that their block tables name */
 };
 
 /* The KV pool of one layer. Heads: [block][kv_head][k|v][block_tokens][head_dim]. Latent (MLA): [block][block_tokens][head_dim], one
@@ -131,16 +155,14 @@ struct kv_layer {
 struct kv_append_args {
     const float           *k, *v; /* [n_rows, n_heads, head_dim]; v NULL when latent */
     struct kv_layer        kv;
-    const struct attn_seq *seqs;
-    int32_t                n_seqs;
+    struct attn_list       on;
 };
 
 struct attn_args {
     const float           *q;     /* [n_rows, n_heads, head_dim] */
     float                 *out;   /* [n_rows, n_heads, v_dim] */
     struct kv_layer        kv;
-    const struct attn_seq *seqs;  /* [n_seqs] */
-    int32_t                n_seqs;
+    struct attn_list       on;
     int32_t                n_heads, v_dim; /* v_dim: head_dim, or kv_lora when latent */
     float                  scale;
     /* Latent pools only: NULL for the absorbed form (q of kv_lora + rope elements, out of kv_lora). Otherwise the naive form: keys and
@@ -175,14 +197,56 @@ struct combine_args {
     bool           add;
 };
 
+/* A SwiGLU that all rows of an experts call go through; gate_up NULL: none. */
+struct shared_expert {
+    const struct weight *gate_up, *down;
+    const float         *gate_up_bias, *down_bias; /* gate's, then up's; NULL: none */
+    float               *act;                      /* [n_rows, I], ready for down: to work in */
+};
+
+/* x[i] += Shared(h[i]); x[i] += sum over j ascending of weights[i][j] * Expert_experts[i][j](h[i]), as combine adds it; each a SwiGLU, silu(gate h) * up h
+ * through down.
+ * Rows are sorted by expert: slot s of that order holds one (row, choice), and every expert is one product over its slots. */
+struct experts_args {
+    const struct weight *gate_up, *down; /* [n_experts] paired [2 I, H], [H, I] */
+    int32_t              n_experts, n_used;
+    size_t               n_rows;
+    const float         *h;              /* [n_rows, H] */
+    const int32_t       *experts;        /* [n_rows, n_used] */
+    const float         *weights;        /* [n_rows, n_used] */
+    struct shared_expert shared;
+    float               *x;              /* [n_rows, H] */
+    /* To work in: */
+    int32_t             *rows, *index;   /* [n_rows n_used]: the row of a slot; the slot of (row, choice) */
+    int32_t             *begin;          /* [n_experts + 1]: slots of each expert */
+    float               *act, *out;      /* [n_rows n_used, I], ready for down; [n_rows n_used, H]; by slot */
+    struct matmul_args  *jobs;           /* [n_experts + 1], the host's */
+};
+
 struct kernel_ops {
     const char *name;      /* "ref", "avx2", "avx512", ..: --cpu-isa, logs, hello between peers */
     const char *forms;     /* rows with equal ones pack the same source to the same bytes */
-    bool (*available)(void); /* does this CPU have what the row needs */
+    bool        absorbed_only; /* MLA's prompt tokens take the absorbed form too: attention is never called with k_up and v_up */
+    bool (*available)(void); /* does this machine have what the row needs */
 
+    /* kernel_ctx_create, kernel_ctx_free and kernel_ctx_reserve go here. */
+    enum status (*create)(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
+    void (*free)(struct kernel_ctx *c);
+    enum status (*reserve)(struct kernel_ctx *c, size_t n_rows, size_t n_in);
+
+    /* What weight_pack would make of the parts, before any packing and without looking at their data: form, shape and bytes, a multiple of what
+     * the row's memory is handed out by; out->data stays NULL. The reasons for which parts cannot be packed are here. */
+    enum status (*weight_plan)(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
     /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on the way when asked to. `err` (may be
      * NULL) says what is wrong with the parts, or how much memory there was not. */
     enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
+    void (*weight_release)(struct kernel_ctx *c, struct weight *w);
+
+    /* Hands a step over: pointers of `s` to ids, positions and rows become the row's own, and `staged` of its lists is filled in; the sequences
+     * themselves stay where they are and are needed until the step is over. Good until the next call. */
+    void (*stage)(struct kernel_ctx *c, struct kernel_step *s);
+    /* x[i] = row ids[i] of the matrix, as f32; x [n_rows, w->n_in]. */
+    void (*embed)(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows);
     /* Independent products in one go. Neighbouring jobs with the same x, x_stride, n_in, x_rows, norm and n_rows share the rounding of x. */
     void (*matmul)(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
     /* y[i] = weight * x[i] / sqrt(mean(x[i]^2) + eps); rows of n floats, strides in floats; y may be x. */
@@ -190,6 +254,8 @@ struct kernel_ops {
                      size_t n, float eps);
     /* x += y, both [n]. */
     void (*add)(struct kernel_ctx *c, float *x, const float *y, size_t n);
+    /* Rows of n floats, strides in floats. */
+    void (*copy_rows)(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
     /* Rotate in place: x [n_rows, n_heads, head_dim] with row stride x_stride floats; cos_sin [max_pos][rot_dim/2][2];
      * pos [n_rows]. Pairs are (i, i + rot_dim/2), or (2i, 2i+1) when interleaved. Dims from rot_dim on are left alone. */
     void (*rope)(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
@@ -198,6 +264,8 @@ struct kernel_ops {
     void (*attention)(struct kernel_ctx *c, const struct attn_args *a);
     void (*route)(struct kernel_ctx *c, const struct route_args *a);
     void (*combine)(struct kernel_ctx *c, const struct combine_args *a);
+    void (*experts)(struct kernel_ctx *c, const struct experts_args *a);
+    /* The last three read the host's memory and are the processor's rows' alone: sampling has a context of them (kernel_host). */
     /* lse[i] = log(sum_j exp(x[i][j])) of x [n_rows, n] with row stride x_stride, in a fixed order. */
     void (*log_sum_exp)(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n);
     /* Index of the largest of x [n], the first of equals; -1 when none is above -inf (NaN never is). */
@@ -209,7 +277,10 @@ struct kernel_ops {
 struct kernel_ctx {
     const struct kernel_ops *ops;
     enum activations         activations;
-    struct compute_pool     *pool;
+    struct device           *device;  /* whose memory the slots read and write; owned by the context */
+    struct compute_pool     *pool;    /* of the host: packing, sampling, and all slots of the processor's rows */
+    struct kernel_ctx       *host;    /* a processor's context with the same pool; NULL: this is one */
+    /* The processor's rows: */
     void                    *scratch; /* per thread, owned by the context */
     size_t                   scratch_bytes_per_thread;
     void                    *acts;    /* the running matmul: its tables and the inputs that it made ready; owned by the context */
@@ -220,20 +291,20 @@ struct kernel_ctx {
 /* The rows, in order of preference, ended by NULL. */
 extern const struct kernel_ops *const KERNEL_ROWS[];
 
-/* `isa`: "auto" takes the first available row; a name takes that row or fails with a sentence listing what this CPU has. */
+/* `isa`: "auto" takes the first available row of the processor; a name takes that row or fails with a sentence listing what this machine has. */
 enum status kernel_ctx_create(const char *isa, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err) MUST_CHECK;
 void        kernel_ctx_free(struct kernel_ctx *c);
 /* Room for the inputs of one matmul call: n_rows rows of at most n_in elements, n_rows summed over its jobs. Only grows.
  * ERR_NOMEM. Loading thread, no call running. */
 enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in) MUST_CHECK;
+/* The context that computes on what the host has, logits that were fetched above all: c itself, or one that it owns. */
+struct kernel_ctx *kernel_host(struct kernel_ctx *c);
+/* Do attention's results of prompt tokens and of generated ones (attn_seq.generated) round differently? */
+bool        kernel_two_forms(const struct kernel_ctx *c, bool latent);
 /* The element type of KV pools under this context's arithmetic. */
 enum dtype  kernel_kv_dtype(const struct kernel_ctx *c);
-void        weight_release(struct weight *w);
-/* What weight_pack would make of the parts, before any packing and without looking at their data: form, shape and bytes (whole pages);
- * out->data stays NULL. The reasons for which parts cannot be packed are here. */
-enum status weight_plan(const struct weight_pack_args *a, struct weight *out, struct err *err) MUST_CHECK;
-/* One row of a packed matrix back to f32 (embedding lookup); dst [n_in]. */
-void        weight_row(const struct weight *w, size_t row, float *dst);
+/* Frees what weight_pack made, if it is the weight's; twice is harmless. */
+void        weight_release(struct kernel_ctx *c, struct weight *w);
 /* Space-separated features of this CPU that matter here, for the start page and `baton version`. */
 void        kernel_cpu_features(char *out, size_t cap);
 

@@ -102,7 +102,7 @@ static void append_seq(void *arg, int index, int thread)
 {
     (void)thread;
     const struct kv_append_args *a = arg;
-    const struct attn_seq       *seq = &a->seqs[index];
+    const struct attn_seq       *seq = &a->on.seqs[index];
     size_t dim = (size_t)a->kv.head_dim;
     for (int32_t i = 0; i < seq->n_q; i++) {
         struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
@@ -118,13 +118,13 @@ void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
 {
     struct kv_append_args args = *a;
     int64_t n = 0;
-    for (int32_t s = 0; s < a->n_seqs; s++) n += a->seqs[s].n_q;
+    for (int32_t s = 0; s < a->on.n_seqs; s++) n += a->on.seqs[s].n_q;
     if (n * a->kv.n_heads * a->kv.head_dim >= APPEND_ALONE_FLOATS) {
-        compute_pool_run(c->pool, a->n_seqs, append_seq, &args);
+        compute_pool_run(c->pool, a->on.n_seqs, append_seq, &args);
         return;
     }
-    for (int32_t s = 0; s < a->n_seqs; s++) expect_rows(&args, &a->seqs[s]);
-    for (int32_t s = 0; s < a->n_seqs; s++) append_seq(&args, s, 0);
+    for (int32_t s = 0; s < a->on.n_seqs; s++) expect_rows(&args, &a->on.seqs[s]);
+    for (int32_t s = 0; s < a->on.n_seqs; s++) append_seq(&args, s, 0);
 }
 
 /* ---- attention ---- */
@@ -373,6 +373,6 @@ void cpu_attention(struct kernel_ctx *c, const struct attn_args *a)
     ASSERT(a->kv.head_dim <= (a->kv.latent ? KERNEL_LATENT_MAX : KERNEL_HEAD_DIM_MAX)); /* config_check.c refuses what is larger */
     ASSERT(!naive || a->k_up->n_out + (size_t)a->kv.head_dim - a->k_up->n_in <= KERNEL_HEAD_DIM_MAX);
     ASSERT(a->v_dim <= (naive ? KERNEL_HEAD_DIM_MAX : a->kv.head_dim));
-    for (int32_t done = 0; done < a->n_seqs; done += SEQS_PER_CALL)
-        attend_seqs(c, a, a->seqs + done, min_i32(SEQS_PER_CALL, a->n_seqs - done));
+    for (int32_t done = 0; done < a->on.n_seqs; done += SEQS_PER_CALL)
+        attend_seqs(c, a, a->on.seqs + done, min_i32(SEQS_PER_CALL, a->on.n_seqs - done));
 }

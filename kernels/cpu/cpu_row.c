@@ -33,6 +33,29 @@ static void rows_of_item(const struct rows_job *job, int index, size_t *begin, s
     *end = min_size(*begin + job->rows_per_item, job->n_rows);
 }
 
+/* The slots compute where the host writes. */
+void cpu_stage(struct kernel_ctx *c, struct kernel_step *s) { (void)c, (void)s; }
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+struct embed_job {
+    const struct weight *w;
+    const int32_t       *ids;
+    float               *x;
+};
+
+static void embed_item(void *arg, int row, int thread)
+{
+    const struct embed_job *job = arg;
+    (void)thread;
+    form_row(job->w, (size_t)job->ids[row], job->x + (size_t)row * job->w->n_in);
+}
+
+void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
+{
+    compute_pool_run(c->pool, (int)n_rows, embed_item, &(struct embed_job){ .w = w, .ids = ids, .x = x });
+}
+
 static void rms_norm_item(void *arg, int index, int thread)
 {
     (void)thread;
@@ -65,6 +88,21 @@ void cpu_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
 {
     struct rows_job job = { .out = x, .y = y, .n_rows = n }; /* a row is one element */
     run_rows(c, &job, 1, add_item);
+}
+
+static void copy_item(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct rows_job *job = arg;
+    size_t begin, end;
+    rows_of_item(job, index, &begin, &end);
+    for (size_t i = begin; i < end; i++) memcpy(job->out + i * job->y_stride, job->x + i * job->x_stride, job->n * sizeof *job->out);
+}
+
+void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+{
+    struct rows_job job = { .out = to, .y_stride = to_stride, .x = from, .x_stride = from_stride, .n_rows = n_rows, .n = n };
+    run_rows(c, &job, n, copy_item);
 }
 
 static void rope_item(void *arg, int index, int thread)

@@ -133,27 +133,35 @@ struct cpu_row {
 extern const struct cpu_row cpu_row_ref, cpu_row_avx2, cpu_row_avx512, cpu_row_avx512_vnni, cpu_row_avx512_bf16, cpu_row_amx;
 
 /* The slots every cpu row fills in the same way. */
+enum status cpu_ctx_create(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
+void cpu_ctx_free(struct kernel_ctx *c);
+enum status cpu_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
+void cpu_stage(struct kernel_ctx *c, struct kernel_step *s);
+void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows);
 void cpu_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
 void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,
                   float eps);
 void cpu_add(struct kernel_ctx *c, float *x, const float *y, size_t n);
+void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
 void cpu_rope(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
               const float *cos_sin, const int32_t *pos, bool interleaved);
 void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a);
 void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
 void cpu_route(struct kernel_ctx *c, const struct route_args *a);
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a);
+void cpu_experts(struct kernel_ctx *c, const struct experts_args *a);
 void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n);
 int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n);
 void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by);
 /* Bytes of ctx->acts for inputs of n_rows rows of n_in elements in all. */
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
-#define CPU_ROW_OPS(name_, available_)                                                                    \
-    { .name = (name_), .forms = "panels of 16", .available = (available_), .weight_pack = form_pack, .matmul = cpu_matmul,   \
-      .rms_norm = cpu_rms_norm, .add = cpu_add, .rope = cpu_rope, .kv_append = cpu_kv_append,             \
-      .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .log_sum_exp = cpu_log_sum_exp,   \
-      .argmax = cpu_argmax, .exp_terms = cpu_exp_terms }
+#define CPU_ROW_OPS(name_, available_)                                                                                                    \
+    { .name = (name_), .forms = "panels of 16", .available = (available_), .create = cpu_ctx_create, .free = cpu_ctx_free,                \
+      .reserve = cpu_ctx_reserve, .weight_plan = form_plan, .weight_pack = form_pack, .weight_release = form_release, .stage = cpu_stage,  \
+      .embed = cpu_embed, .matmul = cpu_matmul, .rms_norm = cpu_rms_norm, .add = cpu_add, .copy_rows = cpu_copy_rows, .rope = cpu_rope,    \
+      .kv_append = cpu_kv_append, .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .experts = cpu_experts,         \
+      .log_sum_exp = cpu_log_sum_exp, .argmax = cpu_argmax, .exp_terms = cpu_exp_terms }
 
 static inline const struct cpu_loops *cpu_loops_of(const struct kernel_ctx *c)
 {

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/pages.h"
 #include "shared/base/mem.h"
 
@@ -18,6 +19,7 @@ static enum status cpu_open(struct device **out, struct err *err)
     struct device *d = mem_try_calloc(1, sizeof *d);
     if (!d) return err_set(err, ERR_NOMEM, "no memory for the cpu device");
     d->ops = &device_cpu_ops;
+    d->is_host = true;
     *out = d;
     return OK;
 }
@@ -67,10 +69,32 @@ static void cpu_release(struct device *d, struct dev_mem *m)
     if (m->fd >= 0) close(m->fd);
 }
 
+static void cpu_copy(struct device *d, void *to, const void *from, size_t bytes)
+{
+    (void)d;
+    if (to != from && bytes > 0) memcpy(to, from, bytes);
+}
+
+static enum status cpu_fault(struct device *d, struct err *err)
+{
+    (void)d, (void)err;
+    return OK;
+}
+
+static size_t cpu_available(struct device *d)
+{
+    (void)d;
+    return (size_t)host_memory_available();
+}
+
 const struct device_ops device_cpu_ops = {
     .name = "cpu",
     .open = cpu_open,
     .close = cpu_close,
     .alloc = cpu_alloc,
     .release = cpu_release,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .fault = cpu_fault,
+    .available = cpu_available,
 };

@@ -1,6 +1,6 @@
 /* form.c - what packed matrices hold: sizes, and reading them back. form_pack.c writes them.
  *
- * Life cycle of a weight: form_pack maps its memory, weight_release unmaps it. Thread: any (packed matrices are only read). */
+ * Life cycle of a weight: form_pack maps its memory, form_release unmaps it. Thread: any (packed matrices are only read). */
 #include "kernels/cpu/form.h"
 
 #include <string.h>
@@ -41,11 +41,10 @@ size_t form_panel_bytes(int form, size_t n_in)
     return form_tail_at(form, n_in) + (tail + LINE - 1) / LINE * LINE; /* so that panels of words begin on cache lines */
 }
 
-void weight_release(struct weight *w)
+void form_release(struct kernel_ctx *c, struct weight *w)
 {
-    if (!w || !w->data) return;
+    (void)c;
     pages_unmap(w->data, w->bytes);
-    *w = (struct weight){ 0 };
 }
 
 /* ---- reading ---- */
@@ -136,7 +135,7 @@ float form_weight(const struct weight *w, size_t i_panel, size_t k, size_t lane)
     return meaning(l.info, stored(&l, words_of(&l, k), k % FORM_BLOCK), d, m);
 }
 
-void weight_row(const struct weight *w, size_t row, float *dst)
+void form_row(const struct weight *w, size_t row, float *dst)
 {
     ASSERT(row < w->n_out);
     size_t half = w->n_out / 2, i_panel = row / PANEL;

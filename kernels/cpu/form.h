@@ -113,7 +113,11 @@ size_t form_panel_bytes(int form, size_t n_in);
 int    form_of(enum dtype t, enum quantize q);
 /* One element as f32: the definition of what a packed matrix holds. */
 float  form_weight(const struct weight *w, size_t i_panel, size_t k, size_t lane);
-/* The weight_pack slot of every cpu row. */
+/* One row of a packed matrix back to f32; dst [n_in]. */
+void   form_row(const struct weight *w, size_t row, float *dst);
+/* The weight slots of every cpu row. */
+enum status form_plan(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
+void        form_release(struct kernel_ctx *c, struct weight *w);
 enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
 
 /* A paired matrix has as many panels for each of its two parts; gate panels are the even ones. */

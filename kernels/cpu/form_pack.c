@@ -257,7 +257,7 @@ enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, st
     struct weight   w;
     struct pack_job job = { .a = a, .out = &w };
     size_t          n_items = 0;
-    TRY(weight_plan(a, &w, err));
+    TRY(form_plan(c, a, &w, err));
     const struct weight_src *first = &a->parts[0];
     job.n_in = first->n_in;
     job.size = dtype_block_bytes(first->dtype);
@@ -270,7 +270,7 @@ enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, st
     size_t scratch_bytes = job.turned_bytes + job.wide_bytes + job.q_bytes;
     job.scratch = scratch_bytes ? mem_try_calloc((size_t)compute_pool_threads(c->pool), scratch_bytes) : NULL;
     if (scratch_bytes && !job.scratch) {
-        weight_release(&w);
+        form_release(c, &w);
         return no_memory(scratch_bytes * (size_t)compute_pool_threads(c->pool), err);
     }
     for (size_t i = 0; i < a->n_parts; i++) n_items += items_of(&job, &a->parts[i]);

@@ -11,7 +11,7 @@
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs)
 {
     *b = (struct batch){ .max_rows = max_rows, .max_parts = max_seqs };
-    b->max_logits = max_seqs > BATCH_LOGITS_MIN ? max_seqs : BATCH_LOGITS_MIN;
+    b->max_logits = engine_max_logits(max_seqs);
     b->ids = MEM_ARRAY(int32_t, max_rows);
     b->pos = MEM_ARRAY(int32_t, max_rows);
     b->seqs = MEM_ARRAY(struct attn_seq, 2 * (size_t)max_seqs);

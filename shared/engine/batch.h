@@ -38,8 +38,6 @@ struct batch {
     bool                preempted;  /* by this build */
 };
 
-enum { BATCH_LOGITS_MIN = 256 };
-
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs);
 void batch_release(struct batch *b);
 /* Fill e->batch. It may come out empty. */

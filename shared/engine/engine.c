@@ -18,6 +18,7 @@ static void *engine_main(void *arg)
 {
     struct engine *e = arg;
     struct command c;
+    struct err     err;
     thread_become(THREAD_ENGINE, "engine");
     compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
@@ -26,6 +27,10 @@ static void *engine_main(void *arg)
         atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
         bool worked = engine_step(e);
         atomic_store_explicit(&e->load.stepping, worked, memory_order_relaxed);
+        if (device_fault(e->device, &err) != OK) {
+            e->opt.on_fault(e->opt.arg, &err);
+            break;
+        }
         if (worked) continue;
         engine_publish(e);
         mailbox_wait(e->commands, -1);
@@ -37,7 +42,7 @@ static void *engine_main(void *arg)
 
 static enum status check_options(const struct engine_options *o, struct err *err)
 {
-    ASSERT(o->model && o->device && o->metrics && o->on_event);
+    ASSERT(o->model && o->metrics && o->on_event);
     if (o->block_tokens < 1 || o->block_tokens > KERNEL_BLOCK_TOKENS_MAX)
         return err_field(err, ERR_CONFIG, "block-size", "block-size is %u; it must be between 1 and %d tokens.", o->block_tokens,
                          KERNEL_BLOCK_TOKENS_MAX);
@@ -69,7 +74,7 @@ static enum status alloc_kv(struct engine *e, struct err *err)
 {
     model_kv_layout(e->opt.model, e->opt.block_tokens, e->opt.n_blocks, &e->layout);
     TRY(kv_layout_check(&e->layout, err));
-    return device_mem_alloc(e->opt.device, kv_layout_pool_bytes(&e->layout), DEVICE_MEM_SHARED, &e->kv, err);
+    return device_mem_alloc(e->device, kv_layout_pool_bytes(&e->layout), DEVICE_MEM_SHARED, &e->kv, err);
 }
 
 static void release(struct engine *e)
@@ -90,7 +95,7 @@ static void release(struct engine *e)
     batch_release(&e->batch);
     mem_free(e->logits);
     mem_free(e->lse);
-    if (e->kv.ptr) device_mem_free(e->opt.device, &e->kv);
+    if (e->kv.ptr) device_mem_free(e->device, &e->kv);
     mem_free(e);
 }
 
@@ -99,6 +104,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     TRY(check_options(o, err));
     struct engine *e = MEM_NEW(struct engine);
     e->opt = *o;
+    e->device = o->model->kernels->device;
     list_init(&e->waiting);
     list_init(&e->running);
     batch_init(&e->batch, o->max_batched_tokens, o->max_seqs);
@@ -108,7 +114,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     if (st != OK) goto err_engine;
     set_limits(e);
     e->pool = kv_pool_create(o->n_blocks, o->block_tokens, o->prefix_cache);
-    st = sampler_batch_create(e->limits.n_vocab, o->model->kernels, &e->sampler, err);
+    st = sampler_batch_create(e->limits.n_vocab, kernel_host(o->model->kernels), &e->sampler, err);
     if (st != OK) goto err_engine;
     e->rows = MEM_ARRAY(struct sampler_row, e->batch.max_logits);
     e->logits = MEM_ARRAY(float, (size_t)e->batch.max_logits * e->limits.n_vocab);

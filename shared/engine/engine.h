@@ -30,7 +30,6 @@ struct engine_event;
 
 struct engine_options {
     struct model  *model;             /* taken: freed by engine_free */
-    struct device *device;            /* borrowed */
     uint32_t       block_tokens;
     uint32_t       n_blocks;
     uint32_t       max_seqs;          /* sequences in one step */
@@ -43,6 +42,8 @@ struct engine_options {
      * sequence's block table, valid during the call; blocks stay held until the sequence is released. Per layer the ranges
      * follow each other from 0 to n_tokens; what the prefix cache had comes first, right after STARTED. May be NULL. */
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
+    /* The device failed and computes nothing more: the engine has stopped. engine thread. May be NULL on the processor, which does not fail. */
+    void (*on_fault)(void *arg, const struct err *err);
     void          *arg;
 };
 
@@ -84,6 +85,10 @@ struct engine_event {
                                                              * with engine_activate and prefill_ns is 0 */
     uint32_t               n_recomputed; /* FINISHED: prompt positions computed here although they had been transferred */
 };
+
+enum { ENGINE_LOGITS_MIN = 256 };
+/* Rows of a step whose logits can be wanted at most: model_options.max_logits. */
+static inline uint32_t engine_max_logits(uint32_t max_seqs) { return max_seqs > ENGINE_LOGITS_MIN ? max_seqs : ENGINE_LOGITS_MIN; }
 
 /* `out` runs at once. On failure the model stays the caller's. */
 enum status engine_create(const struct engine_options *o, struct engine **out, struct err *err) MUST_CHECK;

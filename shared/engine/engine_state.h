@@ -49,6 +49,7 @@ struct engine_meters {
 
 struct engine {
     struct engine_options opt;
+    struct device        *device; /* the model's kernels' */
     struct kv_layout      layout;
     struct dev_mem        kv;
     struct seq_limits     limits;

@@ -135,6 +135,13 @@ static void on_layer(void *arg, uint32_t layer)
     }
 }
 
+static bool has_prefill_only(const struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n_parts; i++)
+        if (b->parts[i].seq->prefill_only) return true;
+    return false;
+}
+
 static void forward(struct engine *e)
 {
     struct batch *b = &e->batch;
@@ -152,6 +159,7 @@ static void forward(struct engine *e)
         .n_blocks = e->layout.n_blocks,
         .on_layer = on_layer,
         .on_layer_arg = e,
+        .on_layer_reads = e->opt.on_kv_ready && has_prefill_only(b),
     };
     model_forward(e->opt.model, &mb);
 }
@@ -179,14 +187,14 @@ static void count_computed(struct engine *e)
 /* log-sum-exp of the rows for which somebody wants logprobs. */
 static void normalise(struct engine *e)
 {
-    const struct kernel_ctx *c = e->opt.model->kernels;
+    struct kernel_ctx *host = kernel_host(e->opt.model->kernels);
     size_t n_vocab = e->limits.n_vocab;
     bool wanted = false;
     for (uint32_t i = 0; i < e->batch.n_logits; i++) {
         const struct batch_logit *l = &e->batch.logits[i];
         wanted |= !l->sample || l->seq->sampling.n_logprobs >= 0;
     }
-    if (wanted) c->ops->log_sum_exp(e->opt.model->kernels, e->lse, e->logits, n_vocab, e->batch.n_logits, n_vocab);
+    if (wanted) host->ops->log_sum_exp(host, e->lse, e->logits, n_vocab, e->batch.n_logits, n_vocab);
 }
 
 /* Sequences that have no token to ask for (echo with max_tokens 0) end with their last position. The others' parts are cleared
@@ -217,12 +225,16 @@ static void use_logits(struct engine *e)
     }
 }
 
+/* A step of a device that failed has no results. */
+static bool has_results(const struct engine *e) { return device_fault(e->device, NULL) == OK; }
+
 bool engine_step(struct engine *e)
 {
     uint64_t begin_ns = clock_ns();
     batch_build(e);
     if (e->batch.n_rows == 0) return e->batch.preempted; /* what was freed may let somebody start */
     forward(e);
+    if (!has_results(e)) return false;
     count_computed(e);
     normalise(e);
     keep_silent_parts(e);

@@ -70,12 +70,10 @@ void attention_gqa_bind_work(struct binder *b, struct attention_gqa_work *w)
     bind_reserve(b, rows, q_width(c));
 }
 
-void attention_gqa_release(struct attention_gqa *a)
+void attention_gqa_release(struct kernel_ctx *k, struct attention_gqa *a)
 {
     struct weight *weights[] = { &a->q, &a->k, &a->v, &a->o };
-    float         *vectors[] = { a->q_bias, a->k_bias, a->v_bias, a->o_bias, a->q_norm, a->k_norm };
-    for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(weights[i]);
-    for (size_t i = 0; i < COUNT_OF(vectors); i++) mem_free(vectors[i]);
+    for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(k, weights[i]);
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -93,23 +91,22 @@ static void queries_and_keys(const struct step *s, const struct attention_gqa *a
     k->ops->matmul(k, jobs, COUNT_OF(jobs));
     if (a->q_norm) k->ops->rms_norm(k, w->q, dim, w->q, dim, a->q_norm, rows * c->n_heads, dim, c->rms_eps);
     if (a->k_norm) k->ops->rms_norm(k, w->k, dim, w->k, dim, a->k_norm, rows * c->n_kv_heads, dim, c->rms_eps);
-    k->ops->rope(k, w->q, q, rows, c->n_heads, dim, dim, s->angles, s->b->pos, c->rope_interleaved);
-    k->ops->rope(k, w->k, kv, rows, c->n_kv_heads, dim, dim, s->angles, s->b->pos, c->rope_interleaved);
+    k->ops->rope(k, w->q, q, rows, c->n_heads, dim, dim, s->angles, s->pos, c->rope_interleaved);
+    k->ops->rope(k, w->k, kv, rows, c->n_kv_heads, dim, dim, s->angles, s->pos, c->rope_interleaved);
 }
 
 void attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm, uint32_t i_layer)
 {
     const struct model_config *c = &s->m->config;
-    const struct model_batch  *b = s->b;
     struct kernel_ctx         *k = s->m->kernels;
     const struct kv_layer      kv = block_kv_layer(s, i_layer);
     queries_and_keys(s, a, w, norm);
 
-    const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs };
+    const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = kv, .on = s->all };
     k->ops->kv_append(k, &append);
-    if (b->on_layer) b->on_layer(b->on_layer_arg, i_layer);
+    block_kv_done(s, i_layer);
 
-    const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs, .n_heads = (int32_t)c->n_heads,
+    const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .on = s->all, .n_heads = (int32_t)c->n_heads,
                                       .v_dim = (int32_t)c->head_dim, .scale = (float)(1.0 / sqrt((double)c->head_dim)) };
     k->ops->attention(k, &attend);                                                                                     /* [R, Q] */
     const struct matmul_args out = { .w = &a->o, .bias = a->o_bias, .x = w->out, .x_stride = q_width(c), .n_rows = s->n_rows, .y = s->x,

@@ -164,35 +164,29 @@ void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
     const struct model_config *c = &b->m->config;
     const struct widths        n = widths_of(c);
     const size_t               rows = b->m->max_rows, some = absorbed_rows(b->m);
-    void *prompts = NULL, *generated = NULL, *jobs = NULL;
     bind_floats(b, rows, c->mla.q_lora, &w->q_a);
     bind_floats(b, rows, n.q, &w->q);
     bind_floats(b, rows, n.latent, &w->latent);
     bind_floats(b, rows, n.out, &w->out);
     bind_floats(b, some, n.q_absorbed, &w->q_absorbed);
     bind_floats(b, some, n.out_absorbed, &w->out_absorbed);
-    bind_buffer(b, 1, rows, sizeof *w->prompts, &prompts);
-    bind_buffer(b, 1, some, sizeof *w->generated, &generated);
-    bind_buffer(b, 1, c->n_heads, sizeof *w->jobs, &jobs);
-    w->prompts = prompts;
-    w->generated = generated;
-    w->jobs = jobs;
+    w->seqs = bind_host(b, 2 * rows + 1, sizeof *w->seqs);
+    w->runs = bind_host(b, rows, sizeof *w->runs);
+    w->jobs = bind_host(b, c->n_heads, sizeof *w->jobs);
     bind_reserve(b, 2 * rows, c->hidden);
     bind_reserve(b, rows, c->mla.q_lora);
     bind_reserve(b, rows, n.out);
     bind_reserve(b, some * c->n_heads, c->mla.kv_lora > c->mla.nope ? c->mla.kv_lora : c->mla.nope);
 }
 
-void attention_mla_release(struct attention_mla *a)
+void attention_mla_release(struct kernel_ctx *k, struct attention_mla *a)
 {
     struct weight *weights[] = { &a->q, &a->q_a, &a->q_b, &a->kv_a, &a->o }, *per_head[] = { a->k_up, a->v_up, a->k_up_transposed };
-    for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(weights[i]);
+    for (size_t i = 0; i < COUNT_OF(weights); i++) weight_release(k, weights[i]);
     for (size_t i = 0; i < COUNT_OF(per_head); i++) {
-        for (uint32_t h = 0; per_head[i] && h < a->n_heads; h++) weight_release(&per_head[i][h]);
+        for (uint32_t h = 0; per_head[i] && h < a->n_heads; h++) weight_release(k, &per_head[i][h]);
         mem_free(per_head[i]);
     }
-    mem_free(a->q_a_norm);
-    mem_free(a->kv_a_norm);
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
@@ -214,8 +208,8 @@ static void queries_and_latents(const struct step *s, const struct attention_mla
         k->ops->matmul(k, &q, 1);                                                                        /* [R, n_heads (nope + rope)] */
     }
     k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows, kv_lora, c->rms_eps);
-    k->ops->rope(k, w->q + c->mla.nope, n.q, rows, c->n_heads, n.key, c->mla.rope, s->angles, s->b->pos, c->rope_interleaved);
-    k->ops->rope(k, w->latent + kv_lora, n.latent, rows, 1, c->mla.rope, c->mla.rope, s->angles, s->b->pos, c->rope_interleaved);
+    k->ops->rope(k, w->q + c->mla.nope, n.q, rows, c->n_heads, n.key, c->mla.rope, s->angles, s->pos, c->rope_interleaved);
+    k->ops->rope(k, w->latent + kv_lora, n.latent, rows, 1, c->mla.rope, c->mla.rope, s->angles, s->pos, c->rope_interleaved);
 }
 
 static float score_scale(const struct model_config *c)
@@ -224,95 +218,97 @@ static float score_scale(const struct model_config *c)
     return (float)(c->rope.score_factor > 0 ? scale * c->rope.score_factor : scale);
 }
 
+/* ---- which rows take which form ---- */
+
+static bool is_absorbed(const struct model *m, const struct attn_seq *s) { return s->generated || m->kernels->ops->absorbed_only; }
+
+static void add_run(struct attention_mla_work *w, struct attn_list *lists, size_t begin, const struct attn_seq *seqs)
+{
+    lists[1 + w->n_runs] = (struct attn_list){ .seqs = seqs };
+    w->runs[w->n_runs++] = (struct mla_run){ .begin = begin };
+}
+
+/* Generated rows in runs that lie one after the other, at most ABSORBED_ROWS each; a long sequence is cut. */
+static void list_generated(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists, struct attn_seq *to)
+{
+    const size_t limit = absorbed_rows(m);
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        const struct attn_seq *from = &b->seqs[i];
+        for (int32_t done = 0, part; is_absorbed(m, from) && done < from->n_q; done += part) {
+            const size_t    at = (size_t)(from->q_begin + done);
+            struct mla_run *run = w->n_runs ? &w->runs[w->n_runs - 1] : NULL;
+            if (!run || run->n == limit || at != run->begin + run->n) {
+                add_run(w, lists, at, to);
+                run = &w->runs[w->n_runs - 1];
+            }
+            const int32_t room = (int32_t)(limit - run->n);
+            part = from->n_q - done < room ? from->n_q - done : room;
+            *to++ = (struct attn_seq){ .q_begin = (int32_t)run->n, .n_q = part, .pos_begin = from->pos_begin + done, .block_table = from->block_table,
+                                       .generated = true };
+            lists[w->n_runs].n_seqs++;
+            run->n += (size_t)part;
+        }
+    }
+}
+
+int32_t attention_mla_lists(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists)
+{
+    int32_t n = 0;
+    for (int32_t i = 0; i < b->n_seqs; i++)
+        if (!is_absorbed(m, &b->seqs[i])) w->seqs[n++] = b->seqs[i];
+    lists[0] = (struct attn_list){ .seqs = w->seqs, .n_seqs = n };
+    w->n_runs = 0;
+    list_generated(m, b, w, lists, w->seqs + n);
+    w->lists = lists;
+    return 1 + w->n_runs;
+}
+
+/* ---- the two forms ---- */
+
 static void attend_naive(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv)
 {
     const struct model_config *c = &s->m->config;
-    int32_t n = 0;
-    for (int32_t i = 0; i < s->b->n_seqs; i++)
-        if (!s->b->seqs[i].generated) w->prompts[n++] = s->b->seqs[i];
-    if (n == 0) return;
-    const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .seqs = w->prompts, .n_seqs = n, .n_heads = (int32_t)c->n_heads,
+    if (w->lists[0].n_seqs == 0) return;
+    const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .on = w->lists[0], .n_heads = (int32_t)c->n_heads,
                                       .v_dim = (int32_t)c->mla.v, .scale = score_scale(c), .k_up = a->k_up, .v_up = a->v_up };
     s->m->kernels->ops->attention(s->m->kernels, &attend); /* [R, n_heads v] */
 }
 
-struct rope_parts {
-    const float *q;
-    float       *q_absorbed;
-    size_t       n_heads, key, nope, rope, latent;
-};
-
-/* The rotated part of a row's queries goes behind the absorbed part. */
-static void copy_rope_parts(void *arg, int row, int thread)
-{
-    const struct rope_parts *p = arg;
-    (void)thread;
-    for (size_t h = 0; h < p->n_heads; h++) {
-        size_t i = (size_t)row * p->n_heads + h;
-        memcpy(p->q_absorbed + i * p->latent + (p->latent - p->rope), p->q + i * p->key + p->nope, p->rope * sizeof(float));
-    }
-}
-
-/* Rows [begin, begin + n) of the step, those of w->generated. */
+/* n rows. */
 static void attend_absorbed(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv,
-                            size_t begin, size_t n, int32_t n_seqs)
+                            const struct mla_run *run, struct attn_list on)
 {
     const struct model_config *c = &s->m->config;
     const struct widths        wide = widths_of(c);
     struct kernel_ctx         *k = s->m->kernels;
-    const float               *q = w->q + begin * wide.q;
-    float                     *out = w->out + begin * wide.out;
-    for (size_t h = 0; h < a->n_heads; h++)
+    const size_t               n = run->n, heads = a->n_heads, rope = c->mla.rope;
+    const float               *q = w->q + run->begin * wide.q;
+    float                     *out = w->out + run->begin * wide.out;
+    for (size_t h = 0; h < heads; h++)
         w->jobs[h] = (struct matmul_args){ .w = &a->k_up_transposed[h], .x = q + h * wide.key, .x_stride = wide.q, .n_rows = n,
                                            .y = w->q_absorbed + h * wide.latent, .y_stride = wide.q_absorbed };
-    k->ops->matmul(k, w->jobs, a->n_heads);
-    struct rope_parts parts = { .q = q, .q_absorbed = w->q_absorbed, .n_heads = a->n_heads, .key = wide.key, .nope = c->mla.nope, .rope = c->mla.rope,
-                                .latent = wide.latent };
-    compute_pool_run(k->pool, (int)n, copy_rope_parts, &parts);                              /* [n, n_heads (kv_lora + rope)] */
-    const struct attn_args attend = { .q = w->q_absorbed, .out = w->out_absorbed, .kv = kv, .seqs = w->generated, .n_seqs = n_seqs,
-                                      .n_heads = (int32_t)c->n_heads, .v_dim = (int32_t)c->mla.kv_lora, .scale = score_scale(c) };
+    k->ops->matmul(k, w->jobs, heads);
+    /* The rotated part of a row's queries goes behind the absorbed part. */
+    k->ops->copy_rows(k, w->q_absorbed + c->mla.kv_lora, wide.latent, q + c->mla.nope, wide.key, n * heads, rope); /* [n, n_heads (kv_lora + rope)] */
+    const struct attn_args attend = { .q = w->q_absorbed, .out = w->out_absorbed, .kv = kv, .on = on, .n_heads = (int32_t)heads,
+                                      .v_dim = (int32_t)c->mla.kv_lora, .scale = score_scale(c) };
     k->ops->attention(k, &attend);                                                           /* [n, n_heads kv_lora] */
-    for (size_t h = 0; h < a->n_heads; h++)
+    for (size_t h = 0; h < heads; h++)
         w->jobs[h] = (struct matmul_args){ .w = &a->v_up[h], .x = w->out_absorbed + h * c->mla.kv_lora, .x_stride = wide.out_absorbed, .n_rows = n,
                                            .y = out + h * c->mla.v, .y_stride = wide.out };
-    k->ops->matmul(k, w->jobs, a->n_heads);                                                  /* [n, n_heads v] */
-}
-
-/* Generated rows in runs that lie one after the other, at most ABSORBED_ROWS at a time; a long sequence is cut. */
-static void attend_generated(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv)
-{
-    const size_t limit = absorbed_rows(s->m);
-    size_t       begin = 0, n = 0;
-    int32_t      n_seqs = 0;
-    for (int32_t i = 0; i < s->b->n_seqs; i++) {
-        const struct attn_seq *from = &s->b->seqs[i];
-        for (int32_t done = 0, part; from->generated && done < from->n_q; done += part) {
-            if (n == limit || (n > 0 && (size_t)(from->q_begin + done) != begin + n)) {
-                attend_absorbed(s, a, w, kv, begin, n, n_seqs);
-                n = 0;
-                n_seqs = 0;
-            }
-            if (n == 0) begin = (size_t)(from->q_begin + done);
-            part = from->n_q - done < (int32_t)(limit - n) ? from->n_q - done : (int32_t)(limit - n);
-            w->generated[n_seqs++] = (struct attn_seq){ .q_begin = (int32_t)n, .n_q = part, .pos_begin = from->pos_begin + done,
-                                                        .block_table = from->block_table, .generated = true };
-            n += (size_t)part;
-        }
-    }
-    if (n > 0) attend_absorbed(s, a, w, kv, begin, n, n_seqs);
+    k->ops->matmul(k, w->jobs, heads);                                                       /* [n, n_heads v] */
 }
 
 void attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm, uint32_t i_layer)
 {
-    const struct model_batch *b = s->b;
-    struct kernel_ctx        *k = s->m->kernels;
-    const struct kv_layer     kv = block_kv_layer(s, i_layer);
+    struct kernel_ctx    *k = s->m->kernels;
+    const struct kv_layer kv = block_kv_layer(s, i_layer);
     queries_and_latents(s, a, w, norm);
-    const struct kv_append_args append = { .k = w->latent, .kv = kv, .seqs = b->seqs, .n_seqs = b->n_seqs };
+    const struct kv_append_args append = { .k = w->latent, .kv = kv, .on = s->all };
     k->ops->kv_append(k, &append);
-    if (b->on_layer) b->on_layer(b->on_layer_arg, i_layer);
+    block_kv_done(s, i_layer);
     attend_naive(s, a, w, kv);
-    attend_generated(s, a, w, kv);
+    for (int32_t i = 0; i < w->n_runs; i++) attend_absorbed(s, a, w, kv, &w->runs[i], w->lists[1 + i]);
     const struct matmul_args out = { .w = &a->o, .x = w->out, .x_stride = widths_of(&s->m->config).out, .n_rows = s->n_rows, .y = s->x,
                                      .y_stride = s->m->config.hidden, .then = MATMUL_ADD };
     k->ops->matmul(k, &out, 1); /* [R, H] */

@@ -101,7 +101,7 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a, con
 static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what, struct weight *to)
 {
     struct weight plan;
-    enum status   st = weight_plan(a, &plan, b->err);
+    enum status   st = b->m->kernels->ops->weight_plan(b->m->kernels, a, &plan, b->err);
     if (st == OK && b->packing) st = take_or_pack(b, *a, &plan, to);
     if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
     b->weight_bytes += plan.bytes;
@@ -171,16 +171,37 @@ enum status bind_source(struct binder *b, const struct weight_src *src, const ch
     return pack_as(b, &copy, 1, JOIN_STACKED, BIND_AS_STORED, what, to);
 }
 
+/* The next `bytes` of an area; in the first pass they are only counted. */
+static void *take(struct bind_area *area, size_t bytes)
+{
+    char *at = area->at ? area->at + area->bytes : NULL;
+    area->bytes += (bytes + LINE - 1) / LINE * LINE;
+    return at;
+}
+
+static enum status bind_vectors(struct binder *b, const char *prefix, const char *const *names, size_t n_names, size_t n, float **to)
+{
+    float *all = take(&b->vectors, n_names * n * sizeof **to);
+    for (size_t i = 0; i < n_names; i++) {
+        char   full[NAME_BYTES_MAX];
+        float *v;
+        snprintf(full, sizeof full, "%s%s", prefix, names[i]);
+        TRY(weights_vector(b->m->weights, full, n, &v, b->err));
+        if (b->packing) device_upload(b->m->kernels->device, all + i * n, v, n * sizeof *v);
+        mem_free(v);
+    }
+    if (b->packing) *to = all;
+    return OK;
+}
+
 enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
 {
-    char   full[NAME_BYTES_MAX];
-    float *v;
-    snprintf(full, sizeof full, "%s%s", prefix, name);
-    TRY(weights_vector(b->m->weights, full, n, &v, b->err));
-    b->weight_bytes += n * sizeof *v;
-    if (b->packing) *to = v;
-    else mem_free(v);
-    return OK;
+    return bind_vectors(b, prefix, &name, 1, n, to);
+}
+
+enum status bind_vector_pair(struct binder *b, const char *prefix, const char *first, const char *second, size_t n, float **to)
+{
+    return bind_vectors(b, prefix, (const char *const[]){ first, second }, 2, n, to);
 }
 
 enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
@@ -192,18 +213,19 @@ enum status bind_vector_if_present(struct binder *b, const char *prefix, const c
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
-void bind_buffer(struct binder *b, size_t n_rows, size_t width, size_t element, void **to)
-{
-    if (b->packing) *to = b->buffers + b->buffer_bytes;
-    b->buffer_bytes += (n_rows * width * element + LINE - 1) / LINE * LINE;
-}
-
 void bind_floats(struct binder *b, size_t n_rows, size_t width, float **to)
 {
-    void *p = NULL;
-    bind_buffer(b, n_rows, width, sizeof **to, &p);
+    float *p = take(&b->buffers, n_rows * width * sizeof *p);
     if (b->packing) *to = p;
 }
+
+void bind_ints(struct binder *b, size_t n_rows, size_t width, int32_t **to)
+{
+    int32_t *p = take(&b->buffers, n_rows * width * sizeof *p);
+    if (b->packing) *to = p;
+}
+
+void *bind_host(struct binder *b, size_t n, size_t element) { return take(&b->host, n * element); }
 
 void bind_reserve(struct binder *b, size_t n_rows, size_t n_in)
 {

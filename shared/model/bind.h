@@ -18,6 +18,12 @@ enum bind_as {
     BIND_F32        /* converted: routers */
 };
 
+/* Memory that is handed out piece by piece: the first pass adds up, the second gives from `at`. */
+struct bind_area {
+    char  *at;
+    size_t bytes; /* so far */
+};
+
 struct binder {
     struct model *m;
     struct err   *err;
@@ -26,12 +32,12 @@ struct binder {
     struct weight *plan;        /* first pass: [n_plan] what each weight will be, in the order of packing; the caller's (mem_free) */
     size_t        n_plan;
     struct packed *packed;      /* second pass: the copy on disk; NULL: none */
-    char         *room;         /* second pass: pages for the weights still to come, side by side so that huge ones fit; NULL: each has its own */
+    char         *room;         /* second pass: memory for the weights still to come, side by side so that huge pages fit; NULL: each has its own */
     size_t        room_bytes;   /* left of them */
     size_t        weight_bytes; /* packed sizes this pass came by */
     size_t        weight_total; /* second pass: what the first came by */
-    size_t        buffer_bytes; /* the same of activation buffers */
-    char         *buffers;      /* second pass: memory for them */
+    struct bind_area vectors, buffers; /* norms and biases; activations of a step: both in the device's memory */
+    struct bind_area host;      /* what the host alone reads and writes */
     size_t        rounded_rows, rounded_in; /* the largest input of a matmul call (kernel_ctx_reserve): rows times width */
     void (*progress)(void *arg, double done); /* may be NULL */
     void         *progress_arg;
@@ -42,13 +48,17 @@ enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum b
 enum status bind_pair(struct binder *b, const struct matrix_want *gate, const struct matrix_want *up, enum bind_as as, struct weight *to) MUST_CHECK;
 /* A matrix that the caller took itself (weights_matrix) and perhaps cut into pieces. */
 enum status bind_source(struct binder *b, const struct weight_src *src, const char *what, struct weight *to) MUST_CHECK;
-/* "<prefix><name>", [n] f32. */
+/* "<prefix><name>", [n] f32, in the device's memory, which the decoder owns. */
 enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n, float **to) MUST_CHECK;
+/* Two of them, side by side: [2 n]. */
+enum status bind_vector_pair(struct binder *b, const char *prefix, const char *first, const char *second, size_t n, float **to) MUST_CHECK;
 /* Left alone (NULL) when the file has none. */
 enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n, float **to) MUST_CHECK;
-/* Room for n rows of `width` elements, aligned to a cache line; zeroed; belongs to the binder's memory. */
-void        bind_buffer(struct binder *b, size_t n_rows, size_t width, size_t element, void **to);
+/* Room for n rows of `width` elements in the device's memory, aligned to a cache line; zeroed; the decoder's. */
 void        bind_floats(struct binder *b, size_t n_rows, size_t width, float **to);
+void        bind_ints(struct binder *b, size_t n_rows, size_t width, int32_t **to);
+/* Room for n elements in the host's; likewise. */
+void       *bind_host(struct binder *b, size_t n, size_t element);
 /* A matmul call of the step will have this much input: kernel_ctx_reserve's arguments. */
 void        bind_reserve(struct binder *b, size_t n_rows, size_t n_in);
 

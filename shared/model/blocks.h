@@ -15,6 +15,8 @@
 struct step {
     const struct model       *m;
     const struct model_batch *b;
+    const int32_t            *pos;    /* [R], staged */
+    struct attn_list          all;    /* the step's sequences, staged */
     const float              *angles; /* rope_table */
     float                    *x;      /* [R, H] */
     size_t                    n_rows; /* R */
@@ -34,7 +36,7 @@ enum status attention_gqa_bind(struct binder *b, const char *layer, struct atten
 void        attention_gqa_bind_work(struct binder *b, struct attention_gqa_work *w);
 void        attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm,
                                   uint32_t i_layer);
-void        attention_gqa_release(struct attention_gqa *a);
+void        attention_gqa_release(struct kernel_ctx *k, struct attention_gqa *a);
 
 /* ---- latent attention ---- */
 
@@ -49,17 +51,26 @@ struct attention_mla {
     struct weight  o;
     uint32_t       n_heads;
 };
+/* Rows [begin, begin + n) of the step, all of them generated. */
+struct mla_run {
+    size_t begin, n;
+};
 struct attention_mla_work {
     float              *q_a, *q, *latent, *out;     /* [R, q_lora], [R, n_heads (nope + rope)], [R, kv_lora + rope], [R, n_heads v] */
-    float              *q_absorbed, *out_absorbed;  /* of some rows: [.., n_heads (kv_lora + rope)], [.., n_heads kv_lora] */
-    struct attn_seq    *prompts, *generated;        /* the step's sequences by form */
+    float              *q_absorbed, *out_absorbed;  /* of a run: [.., n_heads (kv_lora + rope)], [.., n_heads kv_lora] */
+    struct attn_seq    *seqs;                       /* the step's sequences by form: prompts, then runs, whose rows count from the run's first */
+    struct mla_run     *runs;                       /* [n_runs] */
+    struct attn_list   *lists;                      /* [1 + n_runs], staged: prompts, then each run */
     struct matmul_args *jobs;                       /* [n_heads] */
+    int32_t             n_runs;
 };
 enum status attention_mla_bind(struct binder *b, const char *layer, struct attention_mla *a) MUST_CHECK;
 void        attention_mla_bind_work(struct binder *b, struct attention_mla_work *w);
+/* Sorts a step's sequences by form; `lists` has room for one more than the step has rows. Returns how many it wrote, which `stage` must see. */
+int32_t     attention_mla_lists(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists);
 void        attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm,
                                   uint32_t i_layer);
-void        attention_mla_release(struct attention_mla *a);
+void        attention_mla_release(struct kernel_ctx *k, struct attention_mla *a);
 
 /* ---- dense feed-forward ---- */
 
@@ -74,7 +85,7 @@ struct ffn_work {
 enum status ffn_bind(struct binder *b, const char *prefix, size_t intermediate, struct ffn *f) MUST_CHECK;
 void        ffn_bind_work(struct binder *b, struct ffn_work *w);
 void        ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w, const float *norm);
-void        ffn_release(struct ffn *f);
+void        ffn_release(struct kernel_ctx *k, struct ffn *f);
 
 /* ---- mixture of experts ---- */
 
@@ -100,11 +111,13 @@ struct moe_work {
 enum status moe_bind(struct binder *b, const char *layer, struct moe *e) MUST_CHECK;
 void        moe_bind_work(struct binder *b, struct moe_work *w);
 void        moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w, const float *norm);
-void        moe_release(struct moe *e);
+void        moe_release(struct kernel_ctx *k, struct moe *e);
 
 /* ---- shared by the attention kinds ---- */
 
 /* The pool of a layer in this step's batch. */
 struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer);
+/* K and V of all rows of the layer are on their way into the pool: tells the batch's owner. */
+void            block_kv_done(const struct step *s, uint32_t i_layer);
 
 #endif

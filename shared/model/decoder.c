@@ -18,6 +18,11 @@ struct layer {
     struct moe           moe;
 };
 
+/* Bytes that the first pass counted. */
+struct totals {
+    size_t weights, vectors, buffers, host;
+};
+
 struct decoder {
     struct weight embed;      /* [V, H] */
     struct weight head;       /* [V, H]; no data when the embedding serves */
@@ -30,8 +35,12 @@ struct decoder {
     struct attention_mla_work mla;
     struct ffn_work           ffn;
     struct moe_work           moe;
-    void                     *buffers; /* what all of these point into */
-    size_t                    buffers_bytes;
+    struct attn_list         *lists;   /* of the step: all its sequences, then attention_mla_lists */
+    float                    *logits;  /* [max_logits, V]; NULL where the host's memory serves */
+    /* What all of these, norms, biases and angles point into; room: weights, where the kernels leave that memory ours. */
+    struct dev_mem            buffers, vectors, angle_table, room;
+    void                     *host;
+    struct totals             totals;
     struct weight            *plan;    /* [n_plan] of all weights, between plan and pack */
     size_t                    n_plan;
 };
@@ -79,6 +88,8 @@ static void bind_work(struct binder *b, struct decoder *d)
         dense = dense || !model_layer_is_sparse(c, i);
     }
     bind_floats(b, b->m->max_rows, c->hidden, &d->x);
+    if (!b->m->kernels->device->is_host) bind_floats(b, b->m->max_logits, c->n_vocab, &d->logits);
+    d->lists = bind_host(b, b->m->max_rows + 2, sizeof *d->lists);
     bind_reserve(b, b->m->max_rows, c->hidden); /* the head */
     if (model_is_latent(c)) attention_mla_bind_work(b, &d->mla);
     else attention_gqa_bind_work(b, &d->gqa);
@@ -124,10 +135,28 @@ enum status decoder_plan(struct model *m, struct err *err)
     TRY(read_rope_factors(m, &factors, err));
     mem_free(factors);
     TRY(weights_check_all_used(m->weights, m->ops, &m->config, err));
-    m->weight_bytes = b.weight_bytes;
-    m->buffer_bytes = b.buffer_bytes + b.rounded_rows * b.rounded_in * sizeof(float);
+    m->weight_bytes = b.weight_bytes + b.vectors.bytes;
+    m->buffer_bytes = b.buffers.bytes + b.host.bytes + b.rounded_rows * b.rounded_in * sizeof(float);
     m->rope_bytes = rope_table_bytes(&m->config, m->max_len);
-    m->decoder->buffers_bytes = pages_round(b.buffer_bytes);
+    m->decoder->totals = (struct totals){ .weights = b.weight_bytes, .vectors = b.vectors.bytes, .buffers = b.buffers.bytes, .host = b.host.bytes };
+    return OK;
+}
+
+/* ---- pack -------------------------------------------------------------------------------------------------------- */
+
+/* One piece for all weights. The processor's become the weights' own, page by page, and each can have pages of its own; a device's are ours. */
+static enum status make_room(struct binder *b)
+{
+    struct decoder *d = b->m->decoder;
+    const size_t    bytes = d->totals.weights;
+    if (!b->converting || bytes == 0) return OK;
+    if (b->m->kernels->device->is_host) {
+        b->room = pages_map(bytes);
+    } else {
+        TRY(device_mem_alloc(b->m->kernels->device, bytes, DEVICE_MEM_PRIVATE, &d->room, b->err));
+        b->room = d->room.ptr;
+    }
+    b->room_bytes = b->room ? bytes : 0;
     return OK;
 }
 
@@ -138,56 +167,78 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     const char                 *base = strrchr(o->path, '/');
     const struct packed_options p = { .folder = o->packed_folder, .name = base ? base + 1 : o->path, .key = *key, .plan = d->plan, .n = d->n_plan,
                                       .pool = b->m->kernels->pool, .progress = o->progress, .progress_arg = o->progress_arg };
-    b->packed = o->packed_folder ? packed_open(&p) : NULL;
+    b->packed = o->packed_folder && b->m->kernels->device->is_host ? packed_open(&p) : NULL;
     b->converting = !b->packed || !packed_is_ready(b->packed);
     if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
-    const size_t room = pages_round(b->weight_total); /* some of which is that of vectors, which do not lie in it */
-    if (b->converting && room > 0 && (b->room = pages_map(room))) b->room_bytes = room;
-    enum status st = bind_all(b);
-    pages_unmap(b->room, b->room_bytes); /* what nothing was packed into */
+    enum status st = make_room(b);
+    if (st == OK) st = bind_all(b);
+    if (!d->room.ptr) pages_unmap(b->room, b->room_bytes); /* what nothing was packed into */
     if (st == OK && b->packed) packed_finish(b->packed);
     b->m->weights_mapped = b->packed && packed_is_ready(b->packed);
     packed_close(b->packed);
     return st;
 }
 
-enum status decoder_pack(struct model *m, const struct model_options *o, const struct packed_key *key, struct err *err)
+/* Rows that no step has are never touched, and cost nothing on the processor. */
+static enum status make_areas(struct binder *b)
+{
+    struct decoder *d = b->m->decoder;
+    struct device  *device = b->m->kernels->device;
+    if (device_mem_alloc(device, d->totals.buffers, DEVICE_MEM_PRIVATE, &d->buffers, NULL) != OK || !(d->host = mem_try_calloc(1, d->totals.host)))
+        return err_set(b->err, ERR_NOMEM, "no memory for %zu bytes of activations; lower --max-num-batched-tokens", d->totals.buffers + d->totals.host);
+    TRY(device_mem_alloc(device, d->totals.vectors, DEVICE_MEM_PRIVATE, &d->vectors, b->err));
+    b->buffers.at = d->buffers.ptr;
+    b->vectors.at = d->vectors.ptr;
+    b->host.at = d->host;
+    return OK;
+}
+
+static enum status make_angles(struct model *m, struct err *err)
 {
     struct decoder *d = m->decoder;
-    struct binder   b = { .m = m, .err = err, .packing = true, .weight_total = m->weight_bytes, .progress = o->progress, .progress_arg = o->progress_arg };
-    float          *factors;
-    b.buffers = d->buffers = pages_map(d->buffers_bytes); /* zeroed on first touch: rows that no step has cost nothing */
-    if (!d->buffers) return err_set(err, ERR_NOMEM, "no memory for %zu bytes of activations; lower --max-num-batched-tokens", d->buffers_bytes);
-    TRY(pack_weights(&b, o, key));
-    ASSERT(b.weight_bytes == m->weight_bytes && b.buffer_bytes <= d->buffers_bytes); /* both passes saw the same */
-    if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)
-        return err_set(err, ERR_NOMEM, "no memory for inputs of %zu x %zu elements; lower --max-num-batched-tokens", b.rounded_rows, b.rounded_in);
+    struct device  *device = m->kernels->device;
+    float          *factors, *table = NULL;
+    TRY(device_mem_alloc(device, m->rope_bytes, DEVICE_MEM_PRIVATE, &d->angle_table, err));
     TRY(read_rope_factors(m, &factors, err));
-    d->angles = rope_table(&m->config, factors, m->max_len, m->kernels->pool);
+    d->angles = d->angle_table.ptr;
+    if (!device->is_host) table = mem_aligned(64, m->rope_bytes);
+    rope_table(&m->config, factors, m->max_len, m->kernels->pool, table ? table : d->angle_table.ptr);
+    if (table) device_upload(device, d->angle_table.ptr, table, m->rope_bytes);
+    mem_free(table);
     mem_free(factors);
     return OK;
 }
 
-static void release_layer(struct layer *l)
+enum status decoder_pack(struct model *m, const struct model_options *o, const struct packed_key *key, struct err *err)
 {
-    attention_gqa_release(&l->gqa);
-    attention_mla_release(&l->mla);
-    ffn_release(&l->ffn);
-    moe_release(&l->moe);
-    mem_free(l->attn_norm);
-    mem_free(l->ffn_norm);
+    const struct totals *t = &m->decoder->totals;
+    struct binder b = { .m = m, .err = err, .packing = true, .weight_total = t->weights, .progress = o->progress, .progress_arg = o->progress_arg };
+    TRY(make_areas(&b));
+    TRY(pack_weights(&b, o, key));
+    ASSERT(b.weight_bytes == t->weights && b.vectors.bytes == t->vectors && b.buffers.bytes == t->buffers && b.host.bytes == t->host); /* both passes saw the same */
+    if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)
+        return err_set(err, ERR_NOMEM, "no memory for inputs of %zu x %zu elements; lower --max-num-batched-tokens", b.rounded_rows, b.rounded_in);
+    return make_angles(m, err);
+}
+
+static void release_layer(struct kernel_ctx *k, struct layer *l)
+{
+    attention_gqa_release(k, &l->gqa);
+    attention_mla_release(k, &l->mla);
+    ffn_release(k, &l->ffn);
+    moe_release(k, &l->moe);
 }
 
 void decoder_free(struct model *m)
 {
     struct decoder *d = m->decoder;
     if (!d) return;
-    for (uint32_t i = 0; i < m->config.n_layers; i++) release_layer(&d->layers[i]);
-    weight_release(&d->embed);
-    weight_release(&d->head);
-    pages_unmap(d->buffers, d->buffers_bytes);
-    mem_free(d->final_norm);
-    mem_free(d->angles);
+    for (uint32_t i = 0; i < m->config.n_layers; i++) release_layer(m->kernels, &d->layers[i]);
+    weight_release(m->kernels, &d->embed);
+    weight_release(m->kernels, &d->head);
+    struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->angle_table, &d->room };
+    for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(m->kernels->device, all[i]);
+    mem_free(d->host);
     mem_free(d->layers);
     mem_free(d->plan);
     mem_free(d);
@@ -195,19 +246,6 @@ void decoder_free(struct model *m)
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
-
-struct embed_job {
-    const struct weight *embed;
-    const int32_t       *ids;
-    float               *x;
-};
-
-static void embed_row(void *arg, int row, int thread)
-{
-    const struct embed_job *j = arg;
-    (void)thread;
-    weight_row(j->embed, (size_t)j->ids[row], j->x + (size_t)row * j->embed->n_in);
-}
 
 static void layer_forward(const struct step *s, struct decoder *d, uint32_t i)
 {
@@ -219,24 +257,32 @@ static void layer_forward(const struct step *s, struct decoder *d, uint32_t i)
 }
 
 /* Only the rows that are sampled from go through the head: for a prompt chunk that is at most its last. */
-static void head_forward(const struct step *s, struct decoder *d)
+static void head_forward(const struct step *s, struct decoder *d, const int32_t *logit_rows)
 {
     const struct model_config *c = &s->m->config;
     const struct model_batch  *b = s->b;
-    const struct matmul_args head = { .w = d->head.data ? &d->head : &d->embed, .x = d->x, .x_stride = c->hidden, .x_rows = b->logit_rows,
-                                      .norm = d->final_norm, .norm_eps = c->rms_eps, .n_rows = (size_t)b->n_logits, .y = b->logits,
+    struct kernel_ctx         *k = s->m->kernels;
+    float                     *logits = d->logits ? d->logits : b->logits;
+    const struct matmul_args head = { .w = d->head.data ? &d->head : &d->embed, .x = d->x, .x_stride = c->hidden, .x_rows = logit_rows,
+                                      .norm = d->final_norm, .norm_eps = c->rms_eps, .n_rows = (size_t)b->n_logits, .y = logits,
                                       .y_stride = c->n_vocab };
-    s->m->kernels->ops->matmul(s->m->kernels, &head, 1); /* [n_logits, V] */
+    k->ops->matmul(k, &head, 1); /* [n_logits, V] */
+    device_download(k->device, b->logits, logits, (size_t)b->n_logits * c->n_vocab * sizeof *logits);
 }
 
 void decoder_forward(struct model *m, const struct model_batch *b)
 {
-    struct decoder   *d = m->decoder;
-    struct embed_job  embed = { .embed = &d->embed, .ids = b->ids, .x = d->x };
-    const struct step s = { .m = m, .b = b, .angles = d->angles, .x = d->x, .n_rows = (size_t)b->n_rows };
-    compute_pool_run(m->kernels->pool, b->n_rows, embed_row, &embed);                    /* [R, H] */
+    struct decoder    *d = m->decoder;
+    struct kernel_ctx *k = m->kernels;
+    struct kernel_step staged = { .n_rows = b->n_rows, .n_logits = b->n_logits, .ids = b->ids, .pos = b->pos, .logit_rows = b->logit_rows, .lists = d->lists,
+                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens };
+    d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
+    if (model_is_latent(&m->config)) staged.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
+    k->ops->stage(k, &staged);
+    const struct step s = { .m = m, .b = b, .pos = staged.pos, .all = d->lists[0], .angles = d->angles, .x = d->x, .n_rows = (size_t)b->n_rows };
+    k->ops->embed(k, d->x, &d->embed, staged.ids, s.n_rows);                              /* [R, H] */
     for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
-    if (b->n_logits > 0) head_forward(&s, d);
+    if (b->n_logits > 0) head_forward(&s, d, staged.logit_rows);
 }
 
 struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer)
@@ -246,4 +292,10 @@ struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer)
     return (struct kv_layer){ .data = (char *)s->b->kv + kv_layout_offset(&l, i_layer, 0), .dtype = (enum dtype)l.dtype,
                               .latent = model_is_latent(&s->m->config), .n_heads = (int32_t)l.n_kv_heads, .head_dim = (int32_t)l.head_dim,
                               .block_tokens = (int32_t)l.block_tokens };
+}
+
+void block_kv_done(const struct step *s, uint32_t i_layer)
+{
+    if (s->b->on_layer_reads) device_wait(s->m->kernels->device);
+    if (s->b->on_layer) s->b->on_layer(s->b->on_layer_arg, i_layer);
 }

@@ -1,26 +1,6 @@
 /* ffn.c - the dense feed-forward block: x += Wdown (silu(Wgate h) * Wup h), h = norm(x). Shared experts are one, too. */
-#include <stdio.h>
-#include <string.h>
-
 #include "kernels/cpu/sizes.h"
-#include "shared/base/mem.h"
 #include "shared/model/blocks.h"
-
-/* gate's, then up's */
-static enum status bind_gate_up_bias(struct binder *b, const char *prefix, size_t n, struct ffn *f)
-{
-    float *gate = NULL, *up = NULL;
-    TRY(bind_vector(b, prefix, "gate_proj.bias", n, &gate));
-    enum status st = bind_vector(b, prefix, "up_proj.bias", n, &up);
-    if (st == OK && b->packing) {
-        f->gate_up_bias = mem_aligned(64, 2 * n * sizeof *gate);
-        memcpy(f->gate_up_bias, gate, n * sizeof *gate);
-        memcpy(f->gate_up_bias + n, up, n * sizeof *up);
-    }
-    mem_free(gate);
-    mem_free(up);
-    return st;
-}
 
 enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn *f)
 {
@@ -31,7 +11,7 @@ enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn 
     TRY(bind_pair(b, &gate, &up, BIND_QUANTIZED, &f->gate_up));
     TRY(bind_matrix(b, &down, BIND_QUANTIZED, &f->down));
     if (!b->m->config.mlp_bias) return OK;
-    TRY(bind_gate_up_bias(b, prefix, n, f));
+    TRY(bind_vector_pair(b, prefix, "gate_proj.bias", "up_proj.bias", n, &f->gate_up_bias));
     return bind_vector(b, prefix, "down_proj.bias", hidden, &f->down_bias);
 }
 
@@ -42,12 +22,10 @@ void ffn_bind_work(struct binder *b, struct ffn_work *w)
     bind_reserve(b, b->m->max_rows, c->hidden);
 }
 
-void ffn_release(struct ffn *f)
+void ffn_release(struct kernel_ctx *k, struct ffn *f)
 {
-    weight_release(&f->gate_up);
-    weight_release(&f->down);
-    mem_free(f->gate_up_bias);
-    mem_free(f->down_bias);
+    weight_release(k, &f->gate_up);
+    weight_release(k, &f->down);
 }
 
 void ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w, const float *norm)

@@ -12,7 +12,6 @@
 #include "shared/model/config_gguf.h"
 #include "shared/model/config_hf.h"
 #include "shared/model/decoder.h"
-#include "shared/model/host_memory.h"
 #include "shared/model/model_files.h"
 #include "shared/model/model_rows.h"
 #include "shared/model/packed.h"
@@ -50,7 +49,7 @@ static double gib(uint64_t bytes) { return mib(bytes) / 1024.0; }
 /* What the plan came to. The KV pool is not in the sum: its owner knows what it asks for. */
 static enum status check_memory(const struct model *m, struct err *err)
 {
-    uint64_t need = (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes, have = host_memory_available();
+    uint64_t need = (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes, have = device_available(m->kernels->device);
     struct kv_layout kv;
     model_kv_layout(m, 1, 1, &kv);
     log_info("model memory", "need_mib=%.1f weights_mib=%.1f activations_mib=%.1f rows_per_step=%" PRIu32 " angles_mib=%.1f positions=%" PRIu32
@@ -113,7 +112,7 @@ static enum status load(struct model *m, const struct model_options *o, const ch
     m->ops = model_row_find(m->config.arch, err);
     if (!m->ops) return err->code;
     m->weights->names.aliases = m->ops->aliases;
-    m->two_forms = model_is_latent(&m->config);
+    m->two_forms = kernel_two_forms(m->kernels, model_is_latent(&m->config));
     TRY(choose_length(m, o->max_model_len, o->usual_len, err));
     enum status st = decoder_plan(m, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
@@ -138,6 +137,7 @@ enum status model_load(const struct model_options *o, struct model **out, struct
     struct model *m = MEM_NEW(struct model);
     m->kernels = o->kernels;
     m->max_rows = o->max_rows;
+    m->max_logits = o->max_logits ? o->max_logits : o->max_rows;
     m->quantize = o->quantize;
     enum status st = load(m, o, path.data, err);
     buf_release(&path);
@@ -177,7 +177,7 @@ static void check_batch(const struct model *m, const struct model_batch *b)
 {
     ASSERT(b->n_rows >= 1 && (uint32_t)b->n_rows <= m->max_rows);
     ASSERT(b->block_tokens >= 1 && b->block_tokens <= KERNEL_BLOCK_TOKENS_MAX);
-    ASSERT(b->n_logits >= 0 && b->n_logits <= b->n_rows);
+    ASSERT(b->n_logits >= 0 && b->n_logits <= b->n_rows && (uint32_t)b->n_logits <= m->max_logits);
     for (int32_t i = 0; i < b->n_rows; i++) {
         ASSERT(b->ids[i] >= 0 && (uint32_t)b->ids[i] < m->config.n_vocab);
         ASSERT(b->pos[i] >= 0 && (uint32_t)b->pos[i] < m->max_len);

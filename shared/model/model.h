@@ -92,11 +92,13 @@ struct model_batch {
     /* Called on this thread after each layer's K and V of all rows are in the pool; may be NULL. */
     void (*on_layer)(void *arg, uint32_t layer);
     void                  *on_layer_arg;
+    bool                   on_layer_reads; /* it hands the bytes on: a device that computes later is waited for */
 };
 
 struct model_options {
     const char        *path;          /* folder or .gguf file */
     uint32_t           max_rows;      /* rows per step, sizes the activation buffers */
+    uint32_t           max_logits;    /* of them such whose logits are wanted; 0: max_rows */
     uint32_t           max_model_len; /* 0: usual_len, or what the model has if that is less */
     uint32_t           usual_len;     /* 0: all that the model has */
     enum quantize      quantize;      /* of the plain matrices of attention, feed-forward blocks and experts */
@@ -118,7 +120,7 @@ struct model {
     struct weights         *weights;   /* open files and name → tensor (weights.h); closed after bind */
     struct decoder         *decoder;
     uint64_t                fingerprint;
-    uint32_t                max_rows, max_len;
+    uint32_t                max_rows, max_logits, max_len;
     enum quantize           quantize;
     bool                    two_forms; /* attention of prompt tokens and of generated tokens rounds differently (attn_seq.generated) */
     size_t                  weight_bytes, buffer_bytes, rope_bytes; /* packed weights; activations of a step; angles */

@@ -4,12 +4,8 @@
  *     e_1 .. e_k, w_1 .. w_k = route(z)                    struct route_args; the configuration has each family's values
  *     x += sum_j w_j Expert_{e_j}(h) + Shared(h)           each a SwiGLU as in ffn.c
  *
- * Rows are sorted by expert first (a counting sort on the engine thread: a step has few thousand of them), so that an expert is one
- * product over all rows that chose it, and all experts are one call. Slot i of that order holds one (row, choice); `rows` and `index`
- * map between the two. A row's result depends on nothing but the row: the order changes where it is computed, not how.
  * Long steps are routed in pieces, which bounds the buffers; weights are then read once per piece. */
 #include <stdio.h>
-#include <string.h>
 
 #include "kernels/cpu/sizes.h"
 #include "shared/base/mem.h"
@@ -66,18 +62,12 @@ void moe_bind_work(struct binder *b, struct moe_work *w)
 {
     const struct model_config *c = &b->m->config;
     const size_t rows = rows_at_a_time(b->m), experts = c->moe.n_experts, used = c->moe.n_used;
-    void *experts_of = NULL, *row_of = NULL, *index = NULL, *begin = NULL, *jobs = NULL;
-    bind_buffer(b, rows, used, sizeof *w->experts, &experts_of);
-    bind_buffer(b, rows, used, sizeof *w->rows, &row_of);
-    bind_buffer(b, rows, used, sizeof *w->index, &index);
-    bind_buffer(b, 1, experts + 1, sizeof *w->begin, &begin);
-    bind_buffer(b, 1, experts + 1, sizeof *w->jobs, &jobs);
     w->max_rows = (uint32_t)rows;
-    w->experts = experts_of;
-    w->rows = row_of;
-    w->index = index;
-    w->begin = begin;
-    w->jobs = jobs;
+    w->jobs = bind_host(b, experts + 1, sizeof *w->jobs);
+    bind_ints(b, rows, used, &w->experts);
+    bind_ints(b, rows, used, &w->rows);
+    bind_ints(b, rows, used, &w->index);
+    bind_ints(b, 1, experts + 1, &w->begin);
     bind_floats(b, rows, experts, &w->logits);
     bind_floats(b, rows, used, &w->weights);
     bind_floats(b, rows, c->hidden, &w->h);
@@ -87,13 +77,12 @@ void moe_bind_work(struct binder *b, struct moe_work *w)
     bind_reserve(b, rows * (used + 1), c->hidden);
 }
 
-void moe_release(struct moe *e)
+void moe_release(struct kernel_ctx *k, struct moe *e)
 {
-    weight_release(&e->router);
-    for (uint32_t i = 0; e->gate_up && i < e->n_experts; i++) weight_release(&e->gate_up[i]);
-    for (uint32_t i = 0; e->down && i < e->n_experts; i++) weight_release(&e->down[i]);
-    ffn_release(&e->shared);
-    mem_free(e->selection_bias);
+    weight_release(k, &e->router);
+    for (uint32_t i = 0; e->gate_up && i < e->n_experts; i++) weight_release(k, &e->gate_up[i]);
+    for (uint32_t i = 0; e->down && i < e->n_experts; i++) weight_release(k, &e->down[i]);
+    ffn_release(k, &e->shared);
     mem_free(e->gate_up);
     mem_free(e->down);
 }
@@ -115,65 +104,26 @@ static void route(const struct step *s, const struct moe *e, const struct moe_wo
     k->ops->route(k, &a);
 }
 
-/* Slots in order of expert, and inside an expert in order of row. */
-static void sort_by_expert(const struct moe *e, const struct moe_work *w, size_t n, size_t used)
-{
-    int32_t *begin = w->begin; /* while slots are given out, begin[i] is the next one of expert i */
-    memset(begin, 0, (e->n_experts + 1) * sizeof *begin);
-    for (size_t i = 0; i < n; i++) begin[w->experts[i] + 1]++;
-    for (uint32_t i = 0; i < e->n_experts; i++) begin[i + 1] += begin[i];
-    for (size_t i = 0; i < n; i++) {
-        int32_t slot = begin[w->experts[i]]++;
-        w->index[i] = slot;
-        w->rows[slot] = (int32_t)(i / used);
-    }
-    memmove(begin + 1, begin, e->n_experts * sizeof *begin);
-    begin[0] = 0;
-}
-
-/* gate and up of all experts and the shared one in one call, then down of all. The shared one adds to x, the others are kept by slot. */
 static void run_experts(const struct step *s, const struct moe *e, const struct moe_work *w, float *x, size_t rows)
 {
-    struct kernel_ctx *k = s->m->kernels;
-    const size_t hidden = s->m->config.hidden, inner = round_up(s->m->config.moe.intermediate, MATMUL_READY_STEP);
-    const bool   shared = s->m->config.moe.shared_intermediate > 0;
-    size_t n = 0;
-    for (uint32_t i = 0; i < e->n_experts; i++) {
-        size_t at = (size_t)w->begin[i], here = (size_t)w->begin[i + 1] - at;
-        if (here == 0) continue;
-        w->jobs[n++] = (struct matmul_args){ .w = &e->gate_up[i], .x = w->h, .x_stride = hidden, .x_rows = w->rows + at, .n_rows = here,
-                                             .y = w->act + at * inner, .y_for = &e->down[i], .then = MATMUL_SILU_MUL };
-    }
-    if (shared)
-        w->jobs[n++] = (struct matmul_args){ .w = &e->shared.gate_up, .bias = e->shared.gate_up_bias, .x = w->h, .x_stride = hidden, .n_rows = rows,
-                                             .y = w->shared_act, .y_for = &e->shared.down, .then = MATMUL_SILU_MUL };
-    k->ops->matmul(k, w->jobs, n); /* [rows used, I], [rows, shared I] */
-    n = 0;
-    for (uint32_t i = 0; i < e->n_experts; i++) {
-        size_t at = (size_t)w->begin[i], here = (size_t)w->begin[i + 1] - at;
-        if (here == 0) continue;
-        w->jobs[n++] = (struct matmul_args){ .w = &e->down[i], .x = w->act + at * inner, .x_ready = true, .n_rows = here,
-                                             .y = w->out + at * hidden, .y_stride = hidden };
-    }
-    if (shared)
-        w->jobs[n++] = (struct matmul_args){ .w = &e->shared.down, .bias = e->shared.down_bias, .x = w->shared_act, .x_ready = true,
-                                             .n_rows = rows, .y = x, .y_stride = hidden, .then = MATMUL_ADD };
-    k->ops->matmul(k, w->jobs, n); /* [rows used, H], [rows, H] */
+    struct experts_args a = { .gate_up = e->gate_up, .down = e->down, .n_experts = (int32_t)e->n_experts, .n_used = (int32_t)s->m->config.moe.n_used,
+                              .n_rows = rows, .h = w->h, .experts = w->experts, .weights = w->weights, .x = x, .rows = w->rows, .index = w->index,
+                              .begin = w->begin, .act = w->act, .out = w->out, .jobs = w->jobs };
+    if (s->m->config.moe.shared_intermediate > 0)
+        a.shared = (struct shared_expert){ .gate_up = &e->shared.gate_up, .down = &e->shared.down, .gate_up_bias = e->shared.gate_up_bias,
+                                           .down_bias = e->shared.down_bias, .act = w->shared_act };
+    s->m->kernels->ops->experts(s->m->kernels, &a); /* [rows, H] */
 }
 
 void moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w, const float *norm)
 {
-    const size_t       hidden = s->m->config.hidden, used = s->m->config.moe.n_used;
+    const size_t       hidden = s->m->config.hidden;
     struct kernel_ctx *k = s->m->kernels;
     for (size_t at = 0, rows; at < s->n_rows; at += rows) {
         rows = s->n_rows - at < w->max_rows ? s->n_rows - at : w->max_rows;
         float *x = s->x + at * hidden;
         k->ops->rms_norm(k, w->h, hidden, x, hidden, norm, rows, hidden, s->m->config.rms_eps); /* [rows, H] */
         route(s, e, w, rows);
-        sort_by_expert(e, w, rows * used, used);
         run_experts(s, e, w, x, rows);
-        const struct combine_args c = { .y = x, .rows = w->out, .index = w->index, .weights = w->weights, .n_rows = rows, .n_used = used,
-                                        .n = hidden, .add = true };
-        k->ops->combine(k, &c); /* [rows, H] */
     }
 }

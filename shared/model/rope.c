@@ -74,13 +74,12 @@ static void angles_of_position(void *arg, int pos, int thread)
     }
 }
 
-float *rope_table(const struct model_config *c, const float *factors, uint32_t n_positions, struct compute_pool *pool)
+void rope_table(const struct model_config *c, const float *factors, uint32_t n_positions, struct compute_pool *pool, float *to)
 {
     double       *inv = MEM_ARRAY(double, rope_dim(c) / 2);
     struct angles a = { .inv = inv, .half = rope_dim(c) / 2, .factor = c->rope.cos_sin_factor > 0 ? c->rope.cos_sin_factor : 1,
-                        .table = mem_aligned(64, rope_table_bytes(c, n_positions)) };
+                        .table = to };
     rope_inv_freq(c, factors, inv);
     compute_pool_run(pool, (int)n_positions, angles_of_position, &a);
     mem_free(inv);
-    return a.table;
 }

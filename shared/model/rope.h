@@ -20,8 +20,8 @@ void     rope_inv_freq(const struct model_config *c, const float *factors, doubl
 /* YaRN's factor of cos and sin, and, squared, DeepSeek's of the scores: 0.1 m ln(factor) + 1 (Peng et al. 2023, equation 22). */
 double   rope_mscale(double factor, double m);
 size_t   rope_table_bytes(const struct model_config *c, uint32_t n_positions);
-/* cos and sin of every position: [n_positions][rope_dim / 2][2], freed with mem_free. Angles are computed in double from
- * integer positions: with large theta and positions anything less is wrong in the last digits of f32. */
-float   *rope_table(const struct model_config *c, const float *factors, uint32_t n_positions, struct compute_pool *pool);
+/* cos and sin of every position, to [n_positions][rope_dim / 2][2]. Angles are computed in double from integer positions: with large theta
+ * and positions anything less is wrong in the last digits of f32. */
+void     rope_table(const struct model_config *c, const float *factors, uint32_t n_positions, struct compute_pool *pool, float *to);
 
 #endif

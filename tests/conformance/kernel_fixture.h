@@ -30,12 +30,20 @@ static inline float *random_floats(size_t n, float range)
 }
 
 /* Every row of KERNEL_ROWS, for tests that each row has of its own: EVERY_ROW(T) is T(name, isa) of each, EVERY_ROW_CASES(C) the C(name). A
- * row that this CPU cannot run is skipped under its name; test_kernels holds the list against the table. */
-#define EVERY_ROW(T) \
+ * row that this machine cannot run is skipped under its name; test_kernels holds the list against the table. EVERY_HOST_ROW: those that
+ * compute on the processor, where all of them give the same bits. */
+#define EVERY_HOST_ROW(T) \
     T(ref, "ref") T(avx2, "avx2") T(avx512, "avx512") T(avx512_vnni, "avx512-vnni") T(avx512_bf16, "avx512-bf16") T(amx, "amx")
-#define EVERY_ROW_CASES(C) C(ref), C(avx2), C(avx512), C(avx512_vnni), C(avx512_bf16), C(amx)
+#define EVERY_HOST_ROW_CASES(C) C(ref), C(avx2), C(avx512), C(avx512_vnni), C(avx512_bf16), C(amx)
+#ifdef BATON_HAVE_CUDA_KERNELS
+#define EVERY_ROW(T)       EVERY_HOST_ROW(T) T(cuda, "cuda")
+#define EVERY_ROW_CASES(C) EVERY_HOST_ROW_CASES(C), C(cuda)
+#else
+#define EVERY_ROW          EVERY_HOST_ROW
+#define EVERY_ROW_CASES    EVERY_HOST_ROW_CASES
+#endif
 
-/* Skips the running test by name when this CPU cannot run the row. */
+/* Skips the running test by name when this machine cannot run the row. */
 static inline struct kernel_ctx *open_row(const char *isa, enum activations activations, int n_threads)
 {
     struct err         err;
@@ -43,7 +51,7 @@ static inline struct kernel_ctx *open_row(const char *isa, enum activations acti
     for (const struct kernel_ops *const *row = KERNEL_ROWS; *row; row++) {
         static char why[64];
         if (strcmp((*row)->name, isa) != 0 || (*row)->available()) continue;
-        snprintf(why, sizeof why, "this CPU cannot run the %s row", isa);
+        snprintf(why, sizeof why, "this machine cannot run the %s row", isa);
         SKIP(why);
     }
     CHECK_OK(kernel_ctx_create(isa, activations, n_threads, &c, &err));
@@ -122,8 +130,9 @@ static inline struct weight pack_one(struct kernel_ctx *c, const struct matrix *
     CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
     float *row = MEM_ARRAY(float, m->src.n_in);
     for (size_t i = 0; i < m->src.n_out; i++) {
-        weight_row(&w, i, row);
-        check_bits(row, m->wide + i * m->src.n_in, m->src.n_in, "weight_row", i, m->src.n_in);
+        const int32_t id = (int32_t)i;
+        c->ops->embed(c, row, &w, &id, 1);
+        check_bits(row, m->wide + i * m->src.n_in, m->src.n_in, "embed", i, m->src.n_in);
     }
     mem_free(row);
     return w;

@@ -39,7 +39,7 @@ TEST(integers_have_the_bits_of_ref)
             check_bits(got, want, ROWS[i] * 70, dtype_name(TYPES[t]), ROWS[i], 512);
             mem_free(got);
         }
-        weight_release(&w);
+        weight_release(c, &w);
         free_matrix(&m);
         mem_free(x), mem_free(want);
     }
@@ -79,7 +79,7 @@ TEST(bf16_rows_do_not_depend_on_their_neighbours)
                 check_bits(got, want + (100 - ROWS[i]) * w.n_out, ROWS[i] * w.n_out, dtype_name(TYPES[t]), ROWS[i], w.n_in);
                 mem_free(got);
             }
-            weight_release(&w);
+            weight_release(c, &w);
             free_matrix(&m);
             mem_free(x), mem_free(want);
         }

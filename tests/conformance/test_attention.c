@@ -101,9 +101,9 @@ static struct packed pack(struct kernel_ctx *c, const struct world *w)
     return p;
 }
 
-static void unpack(struct packed *p, size_t n)
+static void unpack(struct kernel_ctx *c, struct packed *p, size_t n)
 {
-    for (size_t h = 0; h < n && p->k_up; h++) weight_release(&p->k_up[h]), weight_release(&p->v_up[h]);
+    for (size_t h = 0; h < n && p->k_up; h++) weight_release(c, &p->k_up[h]), weight_release(c, &p->v_up[h]);
     mem_free(p->k_up), mem_free(p->v_up);
 }
 
@@ -129,8 +129,8 @@ static float *step(struct kernel_ctx *c, struct world *w, const struct packed *u
         memcpy(v + row * kv_row, w->v[s] + begin[s] * kv_row, count[s] * kv_row * sizeof *v);
     }
     for (size_t i = 0; i < n_rows * out_row; i++) out[i] = NAN;
-    struct kv_append_args append = { .k = k, .v = w->s.form == HEADS ? v : NULL, .kv = layer_of(w), .seqs = seqs, .n_seqs = (int32_t)w->n_seqs };
-    struct attn_args attn = { .q = q, .out = out, .kv = layer_of(w), .seqs = seqs, .n_seqs = (int32_t)w->n_seqs, .n_heads = (int32_t)w->s.n_heads,
+    struct kv_append_args append = { .k = k, .v = w->s.form == HEADS ? v : NULL, .kv = layer_of(w), .on = { seqs, (int32_t)w->n_seqs } };
+    struct attn_args attn = { .q = q, .out = out, .kv = layer_of(w), .on = { seqs, (int32_t)w->n_seqs }, .n_heads = (int32_t)w->s.n_heads,
                               .v_dim = (int32_t)w->v_dim, .scale = w->scale, .k_up = up->k_up, .v_up = up->v_up };
     c->ops->kv_append(c, &append);
     c->ops->attention(c, &attn);
@@ -158,7 +158,7 @@ static void run_world(struct kernel_ctx *c, struct world *w, size_t chunk, float
         }
         mem_free(rows);
     }
-    unpack(&up, w->s.n_heads);
+    unpack(c, &up, w->s.n_heads);
 }
 
 static void check_run(struct kernel_ctx *c, struct world *w, size_t chunk, const char *what)
@@ -474,7 +474,7 @@ static void append_stores(const char *isa)
     int32_t            table[] = { 2, 0 };
     struct attn_seq    seq = { .n_q = ROWS, .pos_begin = 1, .block_table = table };
     struct kv_append_args a = { .k = k, .v = v, .kv = { .data = pool, .dtype = DTYPE_BF16, .n_heads = HEADS_N, .head_dim = DIM, .block_tokens = BLOCK },
-                                .seqs = &seq, .n_seqs = 1 };
+                                .on = { &seq, 1 } };
     for (size_t i = 0; i < COUNT_OF(k); i++) k[i] = odd[i % COUNT_OF(odd)], v[i] = (float)i;
     memset(pool, 0x11, sizeof pool);
     c->ops->kv_append(c, &a);
@@ -506,8 +506,8 @@ static void many_sequences(const char *isa)
         seqs[i] = (struct attn_seq){ .q_begin = i, .n_q = i % 10 == 3 ? 0 : 1, .pos_begin = 0, .block_table = &blocks[i] };
     }
     struct kv_layer       kv = { .data = pool, .dtype = DTYPE_F32, .n_heads = 1, .head_dim = DIM, .block_tokens = 1 };
-    struct kv_append_args append = { .k = q, .v = v, .kv = kv, .seqs = seqs, .n_seqs = N };
-    struct attn_args      attn = { .q = q, .out = out, .kv = kv, .seqs = seqs, .n_seqs = N, .n_heads = 1, .v_dim = DIM, .scale = 1 };
+    struct kv_append_args append = { .k = q, .v = v, .kv = kv, .on = { seqs, N } };
+    struct attn_args      attn = { .q = q, .out = out, .kv = kv, .on = { seqs, N }, .n_heads = 1, .v_dim = DIM, .scale = 1 };
     c->ops->kv_append(c, &append);
     c->ops->attention(c, &attn);
     for (size_t i = 0; i < N; i++) /* one key: its weight is 1 */
@@ -534,6 +534,6 @@ static void many_sequences(const char *isa)
     CASE_T(name##_rows, 240), CASE(name##_block_sizes), CASE_T(name##_segments, 240), CASE_T(name##_fast, 240),  \
         CASE(name##_forms_agree), CASE(name##_later_positions), CASE(name##_append), CASE(name##_many_sequences)
 
-EVERY_ROW(ROW_TESTS)
+EVERY_HOST_ROW(ROW_TESTS)
 
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES))
+TEST_MAIN(EVERY_HOST_ROW_CASES(ROW_CASES))

@@ -9,6 +9,12 @@
 
 enum { PARTS_MAX = 3 };
 
+static void release(struct weight *w)
+{
+    struct kernel_ctx c = { .ops = KERNEL_ROWS[0] }; /* all rows of the processor release in one way */
+    weight_release(&c, w);
+}
+
 /* ---- sources ---- */
 
 struct shape {
@@ -155,7 +161,7 @@ static void check_values(const struct weight *w, const struct source *src, const
     float *row = MEM_ARRAY(float, w->n_in);
     for (size_t i = 0; i < src->n_out; i++) {
         size_t lane, panel = panel_of_row(w, i, &lane);
-        weight_row(w, i, row);
+        form_row(w, i, row);
         for (size_t k = 0; k < w->n_in; k++) {
             check_same(form_weight(w, panel, k, lane), src->wide[i * w->n_in + k], s, "form_weight", i, k);
             check_same(row[k], src->wide[i * w->n_in + k], s, "weight_row", i, k);
@@ -183,12 +189,12 @@ static void check_shape(const struct shape *s)
     CHECK_EQ_INT(one.n_in, s->n_in);
     CHECK_EQ_INT(one.paired, s->join == JOIN_PAIRED);
     CHECK(one.bytes == many.bytes && memcmp(one.data, many.data, one.bytes) == 0);
-    CHECK_OK(weight_plan(&src.args, &plan, NULL));
+    CHECK_OK(form_plan(NULL, &src.args, &plan, NULL));
     CHECK(!plan.data && plan.form == one.form && plan.paired == one.paired && plan.n_out == one.n_out && plan.n_in == one.n_in && plan.bytes == one.bytes);
     check_values(&one, &src, s);
-    weight_release(&one);
-    weight_release(&one); /* twice is harmless */
-    weight_release(&many);
+    release(&one);
+    release(&one); /* twice is harmless */
+    release(&many);
     for (int i = 0; i < 2; i++) compute_pool_free(pools[i]);
     free_source(&src);
 }
@@ -283,7 +289,7 @@ TEST(infinities_and_nans_stay_visible)
         CHECK(!isfinite(form_weight(&w, 0, 7, 0)));
         CHECK(isnan(form_weight(&w, 0, 9, 2)));
         if (HOW[i] != QUANTIZE_BLOCK_FP8) CHECK(isfinite(form_weight(&w, 0, 7, 1)));
-        weight_release(&w);
+        release(&w);
         compute_pool_free(pool);
         free_source(&src);
     }
@@ -310,7 +316,7 @@ static struct packed packed_of(enum dtype t, enum quantize q, size_t n_out, size
 
 static void release_one(struct packed *p)
 {
-    weight_release(&p->w);
+    release(&p->w);
     compute_pool_free(p->pool);
     free_source(&p->src);
 }
@@ -428,7 +434,7 @@ static enum status pack_status(const struct weight_src *parts, size_t n_parts, e
     why = (struct err){ 0 };
     const struct weight_pack_args a = { .parts = parts, .n_parts = n_parts, .join = join };
     enum status st = form_pack(&(struct kernel_ctx){ .pool = pool_of_refusals }, &a, &w, &why);
-    if (st == OK) weight_release(&w);
+    if (st == OK) release(&w);
     else CHECK_EQ_INT(w.form, 77); /* outputs are written only on success */
     CHECK(st == why.code && (st == OK) == !why.text[0]); /* every refusal has its sentence */
     return st;

@@ -3,7 +3,7 @@
  * The bound is zero: each row gives the bits of ref, for any number of rows and threads. ref itself is held to formulas
  * written out here, in f64 where rounding is not part of the definition. Buffers have exactly the size a call may touch,
  * so that a sanitizer build sees every stray access. A row that this CPU cannot run is skipped by name. */
-#include "tests/conformance/kernel_fixture.h"
+#include "tests/conformance/kernel_on.h"
 
 static const size_t LENGTHS[] = { 1, 2, 5, 8, 9, 15, 16, 17, 24, 31, 33, 96, 576, 1000, 4099 };
 
@@ -14,22 +14,22 @@ static void norm_cases(const char *isa)
         size_t n = LENGTHS[l], n_rows = 41;
         float *x = random_floats(n_rows * n, 4), *w = random_floats(n, 2);
         float *y = MEM_ARRAY(float, n_rows * n), *want = MEM_ARRAY(float, n_rows * n), *alone = MEM_ARRAY(float, n);
-        c->ops->rms_norm(c, y, n, x, n, w, n_rows, n, 1e-5f);
+        on_rms_norm(c, y, n, x, n, w, n_rows, n, 1e-5f);
         ref->ops->rms_norm(ref, want, n, x, n, w, n_rows, n, 1e-5f);
-        check_bits(y, want, n_rows * n, "rms_norm", n, n_rows);
+        check_row(c, y, want, n_rows * n, 1e-6, "rms_norm", n, n_rows);
         for (size_t i = 0; i < n_rows; i++) {
             double squares = 0;
             for (size_t j = 0; j < n; j++) squares += (double)x[i * n + j] * (double)x[i * n + j];
             double r = 1 / sqrt(squares / (double)n + (double)1e-5f);
             for (size_t j = 0; j < n; j++) CHECK_NEAR(want[i * n + j], (double)w[j] * (double)x[i * n + j] * r, 1e-5);
-            c->ops->rms_norm(c, alone, n, x + i * n, n, w, 1, n, 1e-5f);
-            check_bits(alone, want + i * n, n, "rms_norm of one row", n, i);
+            on_rms_norm(c, alone, n, x + i * n, n, w, 1, n, 1e-5f);
+            check_bits(alone, y + i * n, n, "rms_norm of one row", n, i);
         }
         float *wide = random_floats(n_rows * (n + 5) - 5, 4), *kept = mem_dup(wide, (n_rows * (n + 5) - 5) * sizeof *wide);
         for (size_t i = 0; i < n_rows; i++) memcpy(wide + i * (n + 5), x + i * n, n * sizeof *x);
-        c->ops->rms_norm(c, wide, n + 5, wide, n + 5, w, n_rows, n, 1e-5f);
+        on_rms_norm(c, wide, n + 5, wide, n + 5, w, n_rows, n, 1e-5f);
         for (size_t i = 0; i < n_rows; i++) {
-            check_bits(wide + i * (n + 5), want + i * n, n, "rms_norm in place, rows apart", n, i);
+            check_bits(wide + i * (n + 5), y + i * n, n, "rms_norm in place, rows apart", n, i);
             if (i + 1 < n_rows) check_bits(wide + i * (n + 5) + n, kept + i * (n + 5) + n, 5, "between the rows", n, i);
         }
         mem_free(wide), mem_free(kept);
@@ -46,9 +46,25 @@ static void add_cases(const char *isa)
         size_t n = l < COUNT_OF(LENGTHS) ? LENGTHS[l] : 100003;
         float *x = random_floats(n, 4), *y = random_floats(n, 4), *want = MEM_ARRAY(float, n);
         for (size_t i = 0; i < n; i++) want[i] = x[i] + y[i];
-        c->ops->add(c, x, y, n);
+        on_add(c, x, y, n);
         check_bits(x, want, n, "add", n, 0);
         mem_free(x), mem_free(y), mem_free(want);
+    }
+    kernel_ctx_free(c);
+}
+
+static void copy_cases(const char *isa)
+{
+    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2);
+    for (size_t l = 0; l < COUNT_OF(LENGTHS); l++) {
+        enum { ROWS = 37 };
+        size_t n = LENGTHS[l], to_stride = n + 3, from_stride = n + 1;
+        float *to = random_floats(ROWS * to_stride - 3, 1), *from = random_floats(ROWS * from_stride - 1, 1), *want = mem_dup(to, (ROWS * to_stride - 3) * sizeof *to);
+        for (size_t i = 0; i < ROWS; i++) memcpy(want + i * to_stride, from + i * from_stride, n * sizeof *to);
+        on_copy_rows(c, to, to_stride, from, from_stride, ROWS, n);
+        check_bits(to, want, ROWS * to_stride - 3, "copy_rows", n, 0);
+        on_copy_rows(c, to, to_stride, from, from_stride, 0, n);
+        mem_free(to), mem_free(from), mem_free(want);
     }
     kernel_ctx_free(c);
 }
@@ -61,9 +77,9 @@ static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_
     float  *before = mem_dup(x, n * sizeof *x);
     int32_t pos[N_ROWS];
     for (int i = 0; i < N_ROWS; i++) pos[i] = (int32_t)(random_u32() % N_POS);
-    c->ops->rope(c, x, stride, N_ROWS, n_heads, head_dim, rot_dim, table, pos, interleaved);
+    on_rope(c, x, stride, N_ROWS, n_heads, head_dim, rot_dim, table, N_POS, pos, interleaved);
     ref->ops->rope(ref, want, stride, N_ROWS, n_heads, head_dim, rot_dim, table, pos, interleaved);
-    check_bits(x, want, n, interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
+    check_row(c, x, want, n, 1e-6, interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
     for (size_t i = 0; i < N_ROWS; i++)
         for (size_t d = 0; d < n_heads * head_dim; d++) {
             size_t in_head = d % head_dim, half = rot_dim / 2, pair = interleaved ? in_head / 2 : in_head % (half ? half : 1);
@@ -160,8 +176,8 @@ static void combine_cases(const char *isa)
                     for (size_t j = 0; j < USED; j++) sum = fmaf(weights[i * USED + j], rows[(size_t)index[i * USED + j] * n + d], sum);
                     want[i * n + d] = sum;
                 }
-            c->ops->combine(c, &(struct combine_args){ .y = got, .rows = rows, .index = index, .weights = weights, .n_rows = ROWS, .n_used = USED, .n = n,
-                                                       .add = add != 0 });
+            on_combine(c, (struct combine_args){ .y = got, .rows = rows, .index = index, .weights = weights, .n_rows = ROWS, .n_used = USED, .n = n,
+                                                       .add = add != 0 }, SOURCE);
             check_bits(got, want, ROWS * n, "combine", n, (size_t)add);
             mem_free(got), mem_free(want);
         }
@@ -188,7 +204,7 @@ TEST(every_row_has_its_tests)
 
 /* ---- the context ---- */
 
-TEST(context_names_what_this_cpu_has)
+TEST(context_names_what_this_machine_has)
 {
     struct err         err = { 0 };
     struct kernel_ctx *c = NULL;
@@ -213,12 +229,18 @@ TEST(context_names_what_this_cpu_has)
 #define ROW_TESTS(name, isa)                       \
     TEST(name##_rms_norm) { norm_cases(isa); }     \
     TEST(name##_add) { add_cases(isa); }           \
+    TEST(name##_copy_rows) { copy_cases(isa); }    \
     TEST(name##_rope) { rope_cases(isa); }         \
+    TEST(name##_combine) { combine_cases(isa); }
+#define ROW_CASES(name) CASE(name##_rms_norm), CASE(name##_add), CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
+
+/* What sampling takes from the processor. */
+#define HOST_ROW_TESTS(name, isa)                      \
     TEST(name##_vocabulary) { vocabulary_cases(isa); } \
-    TEST(name##_combine) { combine_cases(isa); }   \
     TEST(name##_log_sum_exp) { lse_cases(isa); }
-#define ROW_CASES(name) CASE(name##_rms_norm), CASE(name##_add), CASE(name##_rope), CASE(name##_vocabulary), CASE(name##_combine), CASE(name##_log_sum_exp)
+#define HOST_ROW_CASES(name) CASE(name##_vocabulary), CASE(name##_log_sum_exp)
 
 EVERY_ROW(ROW_TESTS)
+EVERY_HOST_ROW(HOST_ROW_TESTS)
 
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES), CASE(every_row_has_its_tests), CASE(context_names_what_this_cpu_has))
+TEST_MAIN(EVERY_ROW_CASES(ROW_CASES), EVERY_HOST_ROW_CASES(HOST_ROW_CASES), CASE(every_row_has_its_tests), CASE(context_names_what_this_machine_has))

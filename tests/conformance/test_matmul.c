@@ -84,8 +84,8 @@ static void check_product(struct kernel_ctx *c, const struct product *p, size_t 
         run(c, (struct matmul_args){ .w = &w, .bias = p->bias, .x = p->x, .x_stride = n_in, .n_rows = n }, y, name);
         check_bits(y, p->biased, n * n_out, name, n, n_in);
     }
-    weight_release(&w);
-    weight_release(&w); /* twice is harmless */
+    weight_release(c, &w);
+    weight_release(c, &w); /* twice is harmless */
     mem_free(y);
 }
 
@@ -169,7 +169,7 @@ static void check_fast_on(struct kernel_ctx *c, const struct matrix *m, const fl
         run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n }, y, name);
         check_bits(y, want, n * n_out, name, n, n_in);
     }
-    weight_release(&w);
+    weight_release(c, &w);
     mem_free(y);
 }
 
@@ -183,7 +183,7 @@ static void check_fast(const struct contexts *on, struct kernel_ctx *ref, enum d
     run(ref, (struct matmul_args){ .w = &w, .x = x, .x_stride = n_in, .n_rows = n_rows_max }, want, dtype_name(t));
     check_near(&m, x, want, n_rows_max < 5 ? n_rows_max : 5, is_integer(t));
     for (size_t i = 0; i < COUNT_OF(on->c); i++) check_fast_on(on->c[i], &m, x, want, n_rows_max, step);
-    weight_release(&w);
+    weight_release(ref, &w);
     mem_free(x), mem_free(want);
     free_matrix(&m);
 }
@@ -224,7 +224,7 @@ static void odd_inputs(const char *isa)
         for (size_t k = 0; k < 96; k++) x[k] = 1e-38f * (float)(k % 3);
         run(c, (struct matmul_args){ .w = &w, .x = x, .x_stride = 96, .n_rows = 1 }, y, "tiny");
         for (size_t j = 0; j < 33; j++) CHECK(isfinite(y[j]));
-        weight_release(&w);
+        weight_release(c, &w);
         mem_free(x), mem_free(plain), mem_free(y);
         free_matrix(&m);
     }
@@ -262,7 +262,7 @@ static void after_cases(const char *isa, enum activations activations, enum dtyp
         check_bits(sum, was, n * N, "added", n, 0);
         mem_free(y), mem_free(sum), mem_free(was);
     }
-    weight_release(&wg), weight_release(&wu), weight_release(&paired);
+    weight_release(c, &wg), weight_release(c, &wu), weight_release(c, &paired);
     mem_free(x), mem_free(bias), mem_free(g), mem_free(u);
     free_matrix(&gate), free_matrix(&up);
     kernel_ctx_free(c);
@@ -305,7 +305,7 @@ static void many_jobs(const char *isa, enum activations activations)
     }
     c->ops->matmul(c, jobs, 0);
     for (int i = 0; i < TYPES; i++) {
-        weight_release(&w[i]);
+        weight_release(c, &w[i]);
         free_matrix(&m[i]);
     }
     mem_free(jobs), mem_free(x), mem_free(one), mem_free(rows);
@@ -331,6 +331,6 @@ static void together(const char *isa)
 #define ROW_CASES(name) \
     CASE_T(name##_f32, 300), CASE_T(name##_fast, 300), CASE(name##_inputs_without_a_scale), CASE_T(name##_jobs_and_epilogues, 120)
 
-EVERY_ROW(ROW_TESTS)
+EVERY_HOST_ROW(ROW_TESTS)
 
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES))
+TEST_MAIN(EVERY_HOST_ROW_CASES(ROW_CASES))

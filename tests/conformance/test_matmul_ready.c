@@ -26,9 +26,9 @@ static struct block make_block(struct kernel_ctx *c, enum dtype first, enum dtyp
     return b;
 }
 
-static void free_block(struct block *b)
+static void free_block(struct kernel_ctx *c, struct block *b)
 {
-    weight_release(&b->pair), weight_release(&b->last);
+    weight_release(c, &b->pair), weight_release(c, &b->last);
     free_matrix(&b->gate), free_matrix(&b->up), free_matrix(&b->down);
 }
 
@@ -97,7 +97,7 @@ static void check_types(struct kernel_ctx *c, enum dtype first, enum dtype then,
         check_pair(c, &a, &b, &plain, &gathered);
     }
     mem_free(bias);
-    free_block(&a), free_block(&b);
+    free_block(c, &a), free_block(c, &b);
 }
 
 /* Products that may share one rounding of x, and such that look alike but have another norm: each gives what it gives alone. */
@@ -123,7 +123,7 @@ static void check_sharing(struct kernel_ctx *c, const float *x, const float *nor
             mem_free(together);
         }
         mem_free(alone);
-        weight_release(&w);
+        weight_release(c, &w);
         free_matrix(&m);
     }
 }
@@ -144,7 +144,7 @@ static void check_odd_rows(struct kernel_ctx *c, enum dtype first, enum dtype th
     check_bits(y + (ODD + 1) * OUT, want + (ODD + 1) * OUT, (ROWS - ODD - 1) * OUT, "rows after", (size_t)first, (size_t)then);
     for (size_t i = ODD * OUT; i < (ODD + 1) * OUT; i++) CHECK(isnan(y[i]));
     mem_free(broken), mem_free(act), mem_free(y), mem_free(want);
-    free_block(&b);
+    free_block(c, &b);
 }
 
 static void ready_cases(const char *isa, enum activations activations)
@@ -172,6 +172,6 @@ static void ready_cases(const char *isa, enum activations activations)
     TEST(name##_fast) { ready_cases(isa, ACTIVATIONS_FAST); }
 #define ROW_CASES(name) CASE_T(name##_f32, 120), CASE_T(name##_fast, 120)
 
-EVERY_ROW(ROW_TESTS)
+EVERY_HOST_ROW(ROW_TESTS)
 
-TEST_MAIN(EVERY_ROW_CASES(ROW_CASES))
+TEST_MAIN(EVERY_HOST_ROW_CASES(ROW_CASES))

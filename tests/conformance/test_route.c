@@ -1,7 +1,7 @@
 /* test_route.c - which experts a token goes to, against the formulas of each architecture written out here in f64.
  *
  * Numbers are drawn so that no two candidates are closer than what f32 can tell apart; ties and NaN have tests of their own. */
-#include "tests/conformance/kernel_fixture.h"
+#include "tests/conformance/kernel_on.h"
 
 enum { E = 64, K_MAX = 8, ROWS = 33 };
 
@@ -65,7 +65,7 @@ static void check_route(struct kernel_ctx *c, struct route_args a)
     a.experts = experts;
     a.weights = weights;
     a.n_rows = ROWS;
-    c->ops->route(c, &a);
+    on_route(c, a);
     for (size_t i = 0; i < ROWS; i++) {
         struct choice want = route_by_formula(&a, logits + i * (size_t)a.n_experts);
         struct route_args row = a;
@@ -73,7 +73,7 @@ static void check_route(struct kernel_ctx *c, struct route_args a)
         row.n_rows = 1;
         row.experts = alone;
         row.weights = one;
-        c->ops->route(c, &row);
+        on_route(c, row);
         for (int j = 0; j < a.n_used; j++) {
             CHECK(experts[i * (size_t)a.n_used + (size_t)j] == want.experts[j] && alone[j] == want.experts[j]);
             CHECK_NEAR(weights[i * (size_t)a.n_used + (size_t)j], want.weights[j], 1e-5 * fabs(want.weights[j]));
@@ -117,7 +117,7 @@ TEST(ties_go_to_the_lower_index_and_nan_harms_only_its_row)
     int32_t experts[9];
     struct route_args a = { .logits = logits, .n_rows = 3, .n_experts = 8, .n_used = 3, .n_groups = 1, .topk_groups = 1, .norm = NORM_SUM, .scale = 1,
                             .experts = experts, .weights = weights };
-    c->ops->route(c, &a);
+    on_route(c, a);
     CHECK(experts[0] == 1 && experts[1] == 2 && experts[2] == 4);
     for (int j = 3; j < 6; j++) CHECK(experts[j] >= 0 && experts[j] < 8 && isnan(weights[j]));
     CHECK(experts[6] == 0 && experts[7] == 1 && experts[8] == 2);
@@ -136,11 +136,11 @@ TEST(a_large_common_bias_keeps_the_order)
     size_t  same = 0;
     struct route_args a = { .logits = logits, .n_rows = ROWS, .n_experts = E, .n_used = 6, .n_groups = 1, .topk_groups = 1, .norm = NORM_MAX, .norm_min = 1e-12f,
                             .scale = 1, .bias = bias, .experts = e0, .weights = w0 };
-    c->ops->route(c, &a);
+    on_route(c, a);
     a.bias = large;
     a.experts = e1;
     a.weights = w1;
-    c->ops->route(c, &a);
+    on_route(c, a);
     for (size_t i = 0; i < COUNT_OF(e0); i++) same += e0[i] == e1[i];
     CHECK(same >= COUNT_OF(e0) - 4); /* near-ties may fall the other way */
     mem_free(logits);

@@ -62,7 +62,7 @@ static void bench(struct kernel_ctx *c, const struct shape *s, const struct pool
     fill(q, q_floats);
     for (int32_t i = 0; i < n_seqs; i++)
         seqs[i] = (struct attn_seq){ .q_begin = i * n_q, .n_q = n_q, .pos_begin = n_keys - n_q, .block_table = table + i * blocks };
-    struct attn_args a = { .q = q, .out = out, .kv = kv, .seqs = seqs, .n_seqs = n_seqs, .n_heads = s->n_heads, .v_dim = s->v_dim, .scale = 0.125f };
+    struct attn_args a = { .q = q, .out = out, .kv = kv, .on = { seqs, n_seqs }, .n_heads = s->n_heads, .v_dim = s->v_dim, .scale = 0.125f };
     double best = 1e30;
     for (int r = 0; r < REPEATS; r++) {
         for (int32_t i = 0; i < blocks * n_seqs; i++, next = (next + 1) % in_pool) table[i] = next;

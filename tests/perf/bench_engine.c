@@ -23,7 +23,6 @@ enum { BLOCK_TOKENS = 64, STREAMS_MAX = 16, TOKENS_MAX = 4096 };
 struct rig {
     struct kernel_ctx *kernels;
     struct model      *model;
-    struct device     *device;
     struct dev_mem     kv;
     uint32_t           n_blocks, rows_max;
     int32_t           *ids, *pos;
@@ -113,11 +112,10 @@ static enum status rig_open(struct rig *r, const char *path, const char *isa, in
     if (st != OK) return st;
     struct model_options o = { .path = path, .max_rows = r->rows_max, .max_model_len = TOKENS_MAX, .packed_folder = packed, .kernels = r->kernels };
     st = model_load(&o, &r->model, err);
-    if (st == OK) st = device_open("cpu", &r->device, err);
     if (st != OK) return st;
     r->n_blocks = STREAMS_MAX * (TOKENS_MAX / BLOCK_TOKENS);
     model_kv_layout(r->model, BLOCK_TOKENS, r->n_blocks, &layout);
-    st = device_mem_alloc(r->device, kv_layout_pool_bytes(&layout), DEVICE_MEM_SHARED, &r->kv, err); /* pages come when they are written */
+    st = device_mem_alloc(r->kernels->device, kv_layout_pool_bytes(&layout), DEVICE_MEM_SHARED, &r->kv, err); /* pages come when they are written */
     if (st != OK) return st;
     r->ids = MEM_ARRAY(int32_t, r->rows_max);
     r->pos = MEM_ARRAY(int32_t, r->rows_max);
@@ -131,8 +129,7 @@ static void rig_close(struct rig *r)
 {
     if (r->read.device) read_limit_close(&r->read);
     mem_free(r->ids), mem_free(r->pos), mem_free(r->logits), mem_free(r->table);
-    device_mem_free(r->device, &r->kv);
-    device_close(r->device);
+    device_mem_free(r->kernels->device, &r->kv);
     model_free(r->model);
     kernel_ctx_free(r->kernels);
 }

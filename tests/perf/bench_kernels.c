@@ -106,7 +106,7 @@ static void bench_product(struct kernel_ctx *c, const struct kind *k, size_t n_o
 {
     struct weight w = make_weight(c, k, n_out, n_in);
     for (size_t i = 0; i < n; i++) print_product(c, k->name, &w, rows[i], time_product(c, &w, rows[i]), l);
-    weight_release(&w);
+    weight_release(c, &w);
 }
 
 static void bench_gemv(struct kernel_ctx *c, const struct limits *l)
@@ -151,7 +151,7 @@ static void bench_experts(struct kernel_ctx *c, const struct kind *k, size_t n_e
     double operations = 2.0 * N_OUT * N_IN * (double)n_rows;
     printf("%-6s %3zu experts of %d x %d, %d rows each  %8.1f Gop/s (%.2f of peak); one matrix, %zu rows %8.1f Gop/s; experts / one %.2f\n", k->name,
            n_experts, N_OUT, N_IN, EXPERT_ROWS, operations / all, operations / all / peak_of(c, &w[0], l), n_rows, operations / one, one / all);
-    for (size_t e = 0; e < n_experts; e++) weight_release(&w[e]);
+    for (size_t e = 0; e < n_experts; e++) weight_release(c, &w[e]);
     mem_free(w), mem_free(jobs), mem_free(rows), mem_free(x), mem_free(y);
 }
 
@@ -173,7 +173,7 @@ static void bench_attention(struct kernel_ctx *c, int n_q, int n_keys, int n_seq
         seqs[s] = (struct attn_seq){ .q_begin = s * n_q, .n_q = n_q, .pos_begin = n_keys - n_q, .block_table = table + s * blocks };
     for (size_t i = 0; i < kv_bytes; i++) kv[i] = (uint8_t)((i * 2654435761u >> 13) % 0x3f); /* small f32 or bf16, as in make_weight */
     fill(q, q_floats);
-    struct attn_args a = { .q = q, .out = out, .seqs = seqs, .n_seqs = n_seqs, .n_heads = HEADS, .v_dim = DIM, .scale = 0.125f,
+    struct attn_args a = { .q = q, .out = out, .on = { seqs, n_seqs }, .n_heads = HEADS, .v_dim = DIM, .scale = 0.125f,
                            .kv = { .data = kv, .dtype = t, .n_heads = KV_HEADS, .head_dim = DIM, .block_tokens = BLOCK_TOKENS } };
     double best = 1e30;
     for (uint64_t end = clock_ns() + MEASURE_NS; best == 1e30 || clock_ns() < end;) {

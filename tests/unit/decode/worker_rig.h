@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "decode/decode.h"
-#include "kernels/device.h"
 #include "prefill/prefill.h"
 #include "shared/base/list.h"
 #include "shared/base/mailbox.h"
@@ -35,7 +34,6 @@ struct worker_options {
 
 struct worker_node {
     struct peer_node      *peer;
-    struct device         *device;
     struct kernel_ctx     *kernels;
     struct metrics        *metrics;
     struct engine         *engine;
@@ -112,10 +110,9 @@ static void worker_open_engine(struct worker_node *n, const struct worker_option
     struct model *model;
     struct model_options mo = { .path = test_data("goldens/llama/model"), .max_model_len = PROMPT_MAX };
     if (stat(mo.path, &sb) != 0) SKIP("tests/data/goldens/llama is not there");
-    CHECK_OK(device_open("cpu", &n->device, &err));
     CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_FAST, 1, &n->kernels, &err));
     struct engine_options eo = {
-        .device = n->device, .block_tokens = o->block_tokens ? o->block_tokens : 16, .n_blocks = o->n_blocks ? o->n_blocks : 128,
+        .block_tokens = o->block_tokens ? o->block_tokens : 16, .n_blocks = o->n_blocks ? o->n_blocks : 128,
         .max_seqs = o->max_seqs ? o->max_seqs : 32, .max_batched_tokens = o->step_tokens ? o->step_tokens : 64, .max_waiting = 256,
         .prefix_cache = true, .metrics = n->metrics, .on_event = worker_on_engine, .on_kv_ready = worker_on_kv_ready, .arg = n,
     };
@@ -171,7 +168,6 @@ static void worker_close(struct worker_node *n)
     decode_free(n->decode);
     mailbox_free(n->events);
     kernel_ctx_free(n->kernels);
-    device_close(n->device);
     metrics_free(n->metrics);
     mem_free(n);
 }

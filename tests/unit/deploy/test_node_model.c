@@ -3,16 +3,22 @@
 
 #include <string.h>
 
-#include "shared/model/host_memory.h"
+#include "kernels/cpu/host_memory.h"
 #include "tests/harness/test.h"
 
 static struct kernel_ctx kernels = { .activations = ACTIVATIONS_F32 };
 static struct model      m = { .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 1, .head_dim = 16 }, .kernels = &kernels };
 static struct err        err;
 
+static void open_device(void)
+{
+    if (!kernels.device) CHECK_OK(device_open("cpu", &kernels.device, &err)); /* until the program ends */
+}
+
 /* Page cache is available memory: what the host has read since it started does not shrink the pool. */
 TEST(default_is_a_share_of_available_memory)
 {
+    open_device();
     struct node_options o = { .max_model_len = 1 << 14, .block_tokens = 64, .max_seqs = 4096 };
     struct kv_layout    l;
     uint32_t            n = 0;
@@ -28,6 +34,7 @@ TEST(default_is_a_share_of_available_memory)
 /* ... but not weights that are mapped from a copy: the kernel would give them up for the pool and read them again at every step. */
 TEST(mapped_weights_are_not_available)
 {
+    open_device();
     struct node_options o = { .max_model_len = 64, .block_tokens = 64, .max_seqs = 1 << 30 };
     struct model        mapped = m;
     uint32_t            n = 0, n_mapped = 0;
@@ -47,6 +54,7 @@ TEST(mapped_weights_are_not_available)
 
 TEST(what_is_asked_for_is_taken)
 {
+    open_device();
     struct node_options o = { .max_model_len = 1024, .block_tokens = 64, .max_seqs = 4, .kv_bytes = 32 << 10 };
     struct kv_layout    l;
     uint32_t            n = 0;

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernels/device.h"
 #include "shared/base/mailbox.h"
 #include "shared/base/mem.h"
 #include "shared/base/rng.h"
@@ -25,7 +24,6 @@ struct rig_event {
 };
 
 struct rig {
-    struct device     *device;
     struct kernel_ctx *kernels;
     struct metrics    *metrics;
     struct engine     *engine;
@@ -69,10 +67,8 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
     struct model_options mo = { .path = test_data(path), .max_model_len = RIG_TOKENS_MAX };
     if (stat(mo.path, &sb) != 0) SKIP("the golden's folder under tests/data is not there");
     *r = (struct rig){ .metrics = metrics_create(), .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL) };
-    CHECK_OK(device_open("cpu", &r->device, &err));
     CHECK_OK(kernel_ctx_create("auto", o.activations, 2, &r->kernels, &err));
     struct engine_options eo = {
-        .device = r->device,
         .block_tokens = RIG_BLOCK_TOKENS,
         .n_blocks = o.n_blocks ? o.n_blocks : RIG_BLOCKS_MAX,
         .max_seqs = o.max_seqs ? o.max_seqs : 64,
@@ -95,7 +91,6 @@ __attribute__((unused)) static void rig_close(struct rig *r)
 {
     engine_free(r->engine);
     kernel_ctx_free(r->kernels);
-    device_close(r->device);
     metrics_free(r->metrics);
     mailbox_free(r->events);
 }

@@ -115,7 +115,8 @@ TEST(table_is_exact_at_far_positions)
     struct compute_pool *pool;
     struct err           err;
     CHECK_OK(compute_pool_create(2, &pool, &err));
-    float *t = rope_table(&c, NULL, 131072, pool);
+    float *t = mem_aligned(64, rope_table_bytes(&c, 131072));
+    rope_table(&c, NULL, 131072, pool, t);
     CHECK_EQ_INT(rope_table_bytes(&c, 131072), 131072u * 8 * 2 * 4);
     rope_inv_freq(&c, NULL, inv);
     for (size_t pos = 131000; pos < 131072; pos++)
@@ -124,9 +125,8 @@ TEST(table_is_exact_at_far_positions)
             CHECK(t[(pos * 8 + i) * 2 + 1] == (float)sin((double)pos * inv[i]));
         }
     CHECK(t[0] == 1.0f && t[1] == 0.0f);
-    mem_free(t);
     c.rope.cos_sin_factor = 1.25;
-    t = rope_table(&c, NULL, 4, pool);
+    rope_table(&c, NULL, 4, pool, t);
     CHECK(t[0] == 1.25f && t[3 * 16] == (float)(cos(3.0) * 1.25));
     mem_free(t);
     compute_pool_free(pool);

@@ -1,5 +1,5 @@
 /* host_memory.c - /proc/meminfo and the memory control group (version 2, then version 1). Thread: any. */
-#include "shared/model/host_memory.h"
+#include "kernels/cpu/host_memory.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

@@ -1,0 +1,81 @@
+/* cpu_experts.c - the experts slot of the cpu rows: rows sorted by expert, so that an expert is one product over all rows that chose it, and all
+ * experts are one matmul call.
+ *
+ * The sort is a counting sort on the calling thread: a step has few thousand rows. A row's result depends on nothing but the row: the order
+ * changes where it is computed, not how. Thread: engine. */
+#include <string.h>
+
+#include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/sizes.h"
+
+/* Slots in order of expert, and inside an expert in order of row. */
+static void sort_by_expert(const struct experts_args *a)
+{
+    const size_t n = a->n_rows * (size_t)a->n_used;
+    int32_t     *begin = a->begin; /* while slots are given out, begin[i] is the next one of expert i */
+    memset(begin, 0, ((size_t)a->n_experts + 1) * sizeof *begin);
+    for (size_t i = 0; i < n; i++) begin[a->experts[i] + 1]++;
+    for (int32_t i = 0; i < a->n_experts; i++) begin[i + 1] += begin[i];
+    for (size_t i = 0; i < n; i++) {
+        int32_t slot = begin[a->experts[i]]++;
+        a->index[i] = slot;
+        a->rows[slot] = (int32_t)(i / (size_t)a->n_used);
+    }
+    memmove(begin + 1, begin, (size_t)a->n_experts * sizeof *begin);
+    begin[0] = 0;
+}
+
+struct slots {
+    size_t at, n;
+};
+
+static struct slots slots_of(const struct experts_args *a, int32_t expert)
+{
+    size_t at = (size_t)a->begin[expert];
+    return (struct slots){ at, (size_t)a->begin[expert + 1] - at };
+}
+
+/* gate and up of all experts and of the shared one. */
+static void gate_up(struct kernel_ctx *c, const struct experts_args *a, size_t hidden, size_t inner)
+{
+    const struct shared_expert *shared = &a->shared;
+    size_t n = 0;
+    for (int32_t i = 0; i < a->n_experts; i++) {
+        const struct slots s = slots_of(a, i);
+        if (s.n == 0) continue;
+        a->jobs[n++] = (struct matmul_args){ .w = &a->gate_up[i], .x = a->h, .x_stride = hidden, .x_rows = a->rows + s.at, .n_rows = s.n,
+                                             .y = a->act + s.at * inner, .y_for = &a->down[i], .then = MATMUL_SILU_MUL };
+    }
+    if (shared->gate_up)
+        a->jobs[n++] = (struct matmul_args){ .w = shared->gate_up, .bias = shared->gate_up_bias, .x = a->h, .x_stride = hidden, .n_rows = a->n_rows,
+                                             .y = shared->act, .y_for = shared->down, .then = MATMUL_SILU_MUL };
+    c->ops->matmul(c, a->jobs, n); /* [rows used, I], [rows, shared I] */
+}
+
+/* The shared one adds to x, the others are kept by slot. */
+static void down(struct kernel_ctx *c, const struct experts_args *a, size_t hidden, size_t inner)
+{
+    const struct shared_expert *shared = &a->shared;
+    size_t n = 0;
+    for (int32_t i = 0; i < a->n_experts; i++) {
+        const struct slots s = slots_of(a, i);
+        if (s.n == 0) continue;
+        a->jobs[n++] = (struct matmul_args){ .w = &a->down[i], .x = a->act + s.at * inner, .x_ready = true, .n_rows = s.n, .y = a->out + s.at * hidden,
+                                             .y_stride = hidden };
+    }
+    if (shared->gate_up)
+        a->jobs[n++] = (struct matmul_args){ .w = shared->down, .bias = shared->down_bias, .x = shared->act, .x_ready = true, .n_rows = a->n_rows,
+                                             .y = a->x, .y_stride = hidden, .then = MATMUL_ADD };
+    c->ops->matmul(c, a->jobs, n); /* [rows used, H], [rows, H] */
+}
+
+void cpu_experts(struct kernel_ctx *c, const struct experts_args *a)
+{
+    const size_t hidden = a->gate_up[0].n_in, inner = round_up(a->down[0].n_in, MATMUL_READY_STEP);
+    sort_by_expert(a);
+    gate_up(c, a, hidden, inner);
+    down(c, a, hidden, inner);
+    const struct combine_args all = { .y = a->x, .rows = a->out, .index = a->index, .weights = a->weights, .n_rows = a->n_rows,
+                                      .n_used = (size_t)a->n_used, .n = hidden, .add = true };
+    c->ops->combine(c, &all); /* [rows, H] */
+}

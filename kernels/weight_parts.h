@@ -1,0 +1,17 @@
+/* weight_parts.h - what every row that packs weights needs of their sources: the checks, and rows as f32. Thread: any. */
+#ifndef BATON_KERNELS_WEIGHT_PARTS_H
+#define BATON_KERNELS_WEIGHT_PARTS_H
+
+#include "kernels/kernels.h"
+
+enum {
+    WEIGHT_PART_STEP = 16,       /* rows that a stacked part with another behind it is a multiple of */
+    WEIGHT_BLOCK_ROWS = F8_BLOCK /* rows read at a time: they share their scales */
+};
+
+/* Can these parts be packed as one matrix? Fills paired, n_out and n_in of *out; nothing is looked at but shapes. */
+enum status weight_parts_check(const struct weight_pack_args *a, struct weight *out, struct err *err) MUST_CHECK;
+/* Rows row0 (a multiple of WEIGHT_BLOCK_ROWS) .. row0 + n_rows (at most as many) of a checked source, scales applied: to [n_rows, n_in]. */
+void        weight_block_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to);
+
+#endif
