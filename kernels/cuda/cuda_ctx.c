@@ -1,0 +1,49 @@
+/* cuda_ctx.c - the context of a card: its device, a processor's context for what the host computes, memory to work in. */
+#include "kernels/cuda/cuda_row.h"
+
+#include "kernels/cpu/sizes.h"
+#include "kernels/cuda/gemm.h"
+#include "shared/base/mem.h"
+
+enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
+{
+    struct kernel_ctx *host;
+    TRY(kernel_ctx_create("auto", activations, n_threads, &host, err));
+    struct cuda_ctx *c = MEM_NEW(struct cuda_ctx);
+    c->base.ops = row;
+    c->base.activations = activations;
+    c->base.host = host;
+    c->base.pool = host->pool;
+    enum status st = device_open("cuda", &c->base.device, err);
+    if (st == OK) c->device = cuda_device_of(c->base.device);
+    if (st == OK && !cuda_check(c->device, cudaEventCreateWithFlags(&c->staging.copied, cudaEventDisableTiming), "making an event"))
+        st = device_fault(c->base.device, err);
+    if (st == OK) *out = &c->base;
+    else cuda_ctx_free(&c->base);
+    return st;
+}
+
+void cuda_ctx_free(struct kernel_ctx *base)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    if (base->device) {
+        cuda_staging_release(c);
+        device_mem_free(base->device, &c->inputs);
+        device_mem_free(base->device, &c->attention);
+        device_close(base->device);
+    }
+    kernel_ctx_free(base->host);
+    mem_free(c);
+}
+
+enum status cuda_ctx_reserve(struct kernel_ctx *base, size_t n_rows, size_t n_in)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    const size_t     bytes = n_rows * round_up(n_in, GEMM_STEP) * sizeof(float);
+    struct dev_mem   more;
+    if (bytes <= c->inputs.bytes) return OK;
+    TRY(device_mem_alloc(base->device, bytes, DEVICE_MEM_PRIVATE, &more, NULL));
+    device_mem_free(base->device, &c->inputs);
+    c->inputs = more;
+    return OK;
+}

@@ -1,0 +1,29 @@
+/* device_cuda.h - a card as a device: memory, one stream on which all work of a context runs in order, and the first fault.
+ *
+ * A call that fails on the card leaves its context broken for good (CUDA calls such errors sticky). So the first failure is kept with what was
+ * being done, later ones are ignored, and device_fault tells the engine, which ends the rank. Life cycle: struct device.
+ * Thread: loading thread, then engine; memory is used by any. */
+#ifndef BATON_KERNELS_CUDA_DEVICE_CUDA_H
+#define BATON_KERNELS_CUDA_DEVICE_CUDA_H
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/device.h"
+
+struct cuda_device {
+    struct device base;
+    cudaStream_t  stream;
+    struct err    fault;   /* the first; code OK: none */
+    int           n_multiprocessors;
+};
+
+extern const struct device_ops device_cuda_ops;
+
+/* How many cards this process may use; 0 also without a driver. */
+int  cuda_device_count(void);
+/* Keeps the first error, with what was being done ("attention"). True: there was none. */
+bool cuda_check(struct cuda_device *d, cudaError_t e, const char *what);
+
+static inline struct cuda_device *cuda_device_of(struct device *d) { return (struct cuda_device *)d; }
+
+#endif

@@ -1,0 +1,68 @@
+/* gemm.cu - products on the card: sizes of the forms, and which kernel a call takes. Thread: engine. */
+#include "kernels/cuda/gemm_call.cuh"
+
+enum { MATRIX_STEP = 256 }; /* what sizes and places of parts are multiples of */
+
+static size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
+
+size_t gemm_row_bytes(enum gemm_form form, size_t n_in)
+{
+    static const unsigned char bits[GEMM_FORMS] = { 32, 16, 8, 4, 8 };
+    return round_up(n_in, GEMM_STEP) * bits[form] / 8;
+}
+
+size_t gemm_scales_at(enum gemm_form form, size_t n_out, size_t n_in) { return round_up(n_out * gemm_row_bytes(form, n_in), MATRIX_STEP); }
+
+static size_t n_scales(enum gemm_form form, bool paired, size_t n_out, size_t n_in)
+{
+    if (form == GEMM_W8 || form == GEMM_W4) return n_out;
+    if (form != GEMM_F8) return 0;
+    const size_t n_blocks = paired ? 2 * blocks_for(n_out / 2, GEMM_F8_BLOCK) : blocks_for(n_out, GEMM_F8_BLOCK);
+    return n_blocks * blocks_for(n_in, GEMM_F8_BLOCK);
+}
+
+size_t gemm_matrix_bytes(enum gemm_form form, bool paired, size_t n_out, size_t n_in)
+{
+    return gemm_scales_at(form, n_out, n_in) + round_up(n_scales(form, paired, n_out, n_in) * sizeof(float), MATRIX_STEP);
+}
+
+static gemm_call call_of(const struct gemm *g)
+{
+    gemm_call c = {};
+    c.w = (const unsigned char *)g->w, c.w_stride = g->w_stride;
+    c.row_bytes = gemm_row_bytes(g->form, g->n_in);
+    c.scales_at = gemm_scales_at(g->form, g->n_out, g->n_in);
+    c.begin = g->begin, c.n_groups = g->begin ? g->n_groups : 1;
+    c.n_rows = (int32_t)g->n_rows, c.rows_above = 0, c.rows_at_most = INT32_MAX;
+    c.n_out = (int32_t)g->n_out, c.n_in = (int32_t)g->n_in;
+    c.n_in_filled = (int32_t)round_up(g->n_in, GEMM_STEP);
+    c.n_columns = g->then == GEMM_SILU_BF16 ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP)) : c.n_out;
+    c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows;
+    c.bias = g->bias;
+    c.y = g->y, c.y_stride = g->y_stride;
+    c.then = g->then, c.paired = g->paired;
+    return c;
+}
+
+/* How many rows a group has is known on the device alone: both kernels are launched, and each leaves the other's groups alone. */
+static cudaError_t run_both(cudaStream_t stream, enum gemm_form form, gemm_call c)
+{
+    c.rows_at_most = GEMM_FEW_ROWS;
+    const cudaError_t e = gemm_few(stream, form, &c);
+    if (e != cudaSuccess) return e;
+    c.rows_above = GEMM_FEW_ROWS, c.rows_at_most = INT32_MAX;
+    return gemm_tiles(stream, form, &c);
+}
+
+cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
+{
+    if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
+    const bool silu = g->then == GEMM_SILU || g->then == GEMM_SILU_BF16;
+    if ((unsigned)g->form >= GEMM_FORMS || g->n_rows > INT32_MAX || g->n_out > INT32_MAX || g->n_in > INT32_MAX || (silu && !g->paired))
+        return cudaErrorInvalidValue;
+    const gemm_call c = call_of(g);
+    if (g->form == GEMM_F32) return gemm_f32(stream, &c);
+    if (g->fixed) return gemm_tiles(stream, g->form, &c);
+    if (g->n_rows <= GEMM_FEW_ROWS) return gemm_few(stream, g->form, &c);
+    return g->begin ? run_both(stream, g->form, c) : gemm_tiles(stream, g->form, &c);
+}

@@ -1,0 +1,71 @@
+/* gemm.h - products on the card: y = W x for one matrix or a group of them (experts), in every form that weights lie in there.
+ *
+ * W is [n_out][n_in] by rows, each row filled up with zeros to a multiple of GEMM_STEP elements, then the form's scales. A paired matrix has
+ * gate and up in turn: row 2i is gate's row i, row 2i + 1 up's. What a stored element means:
+ *   F32   itself
+ *   BF16  itself
+ *   W8    int8 * scale[row]                                     scale [n_out] f32, one a row as they lie
+ *   W4    (nibble - 8) * scale[row]; element k of a row is in the low (k even) or high (k odd) half of byte k / 2
+ *   F8    e4m3 * scale[block of the row][k / 128]               scale [blocks][ceil(n_in / 128)] f32, blocks of 128 rows; a paired matrix
+ *                                                               has gate's blocks, then up's
+ * F32 takes x in f32 and adds up in f32; all others take x in bf16, the weight in bf16 (W8, W4 and F8: the stored number, which bf16 holds
+ * exactly; the scale multiplies sums) and add up in f32. F32 adds up in one chain over k ascending.
+ * A row of y depends on its row of x alone, never on what the other rows hold. There are two ways of adding up, each with an order of its own:
+ * one for few rows of a group, which reads W as fast as memory goes, and one on tiles for many. The number of the group's rows decides, unless
+ * `fixed`: then all calls take the second, and a row of y has the same bits however many rows it comes with. F32 always has.
+ * Calls put work on the stream and return; they do not wait and do not allocate. Thread: engine. */
+#ifndef BATON_KERNELS_CUDA_GEMM_H
+#define BATON_KERNELS_CUDA_GEMM_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { GEMM_STEP = 64 }; /* elements that rows of W and of bf16 x are filled up to */
+
+enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_W8, GEMM_W4, GEMM_F8, GEMM_FORMS };
+
+enum gemm_then {
+    GEMM_STORE,     /* y  = W x + bias */
+    GEMM_ADD,       /* y += W x + bias */
+    GEMM_SILU,      /* of a paired matrix: y[i] = silu(gate) * up, n_out / 2 of them, f32 */
+    GEMM_SILU_BF16  /* the same in bf16, rows filled up with zeros to a multiple of GEMM_STEP */
+};
+
+/* All pointers but w are to device memory. */
+struct gemm {
+    enum gemm_form   form;
+    bool             paired;
+    size_t           n_out, n_in;
+    const void      *w;         /* the matrix of group 0 */
+    size_t           w_stride;  /* bytes to the next group's */
+    int32_t          n_groups;  /* 1 at least */
+    const int32_t   *begin;     /* [n_groups + 1]: group g has rows begin[g] .. begin[g + 1] of x and y; NULL: one group has them all */
+    size_t           n_rows;    /* of y; with `begin` an upper bound of begin[n_groups] - begin[0] */
+    const void      *x;         /* f32 (F32), otherwise bf16 */
+    size_t           x_stride;  /* elements between rows: of bf16 a multiple of GEMM_STEP, x aligned to 16 bytes */
+    const int32_t   *x_rows;    /* [n_rows]: which row of x; NULL: the same as of y */
+    const float     *bias;      /* [n_out] or NULL; of a paired matrix gate's, then up's */
+    void            *y;         /* f32, or bf16 */
+    size_t           y_stride;  /* elements between rows */
+    enum gemm_then   then;      /* y of a paired matrix that is not of SILU: its rows as they lie, gate and up in turn */
+    bool             fixed;     /* one way of adding up whatever n_rows is: for --deterministic */
+};
+
+/* Bytes of a matrix in a form, a multiple of 256. */
+size_t      gemm_matrix_bytes(enum gemm_form form, bool paired, size_t n_out, size_t n_in);
+/* Where its scales begin. */
+size_t      gemm_scales_at(enum gemm_form form, size_t n_out, size_t n_in);
+/* Bytes of one row of W. */
+size_t      gemm_row_bytes(enum gemm_form form, size_t n_in);
+cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,166 @@
+/* gemm_few.cu - products with few rows of x (a decode step): W goes by once, 16 bytes a load, for all rows of a group.
+ *
+ * Bound by reading W from memory. A block has 16 rows of W; k goes to its 8 warps in spans of 128, warp i taking spans i, i + 8, ... whatever
+ * the number of rows is. The tensor cores multiply because plain fma would be the bound from 4 rows on: W's rows are their M, x's rows their N
+ * of 8, so that one row costs as much as 8 and has the same bits. A thread's 16 bytes of a row are consecutive elements; they serve as the
+ * k's of its fragment in both operands, and no element moves between lanes. Two buffers in registers: eight loads of W are under way while
+ * the eight before are multiplied, 64 KiB per SM with two blocks of 128 registers on it (4.8 TB/s and 1 us ask for some 36). x comes from the
+ * caches.
+ * Sums of a warp are one chain over its spans, ascending; the warps' are added in ascending order. F8: a span has one scale.
+ * Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_few: engine. */
+#include "kernels/cuda/gemm_widen.cuh"
+
+enum { FEW_W_ROWS = 16, FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = 128, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
+static_assert((int)FEW_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
+
+/* Per form: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
+template <enum gemm_form F> struct few_shape {
+    enum {
+        ELEMENTS = stored<F>::PER_16_BYTES, LOADS = FEW_SPAN / (4 * ELEMENTS), SPANS = FEW_LOADS / (2 * LOADS), SPAN_BYTES = LOADS * 64
+    };
+};
+
+/* What a thread works on: rows `lane / 4` and 8 on of W, row `lane / 4` (and 8 on) of x, the k's of `lane % 4`. Where there is no such row it
+ * works on one that there is, in the same instruction as the lane that needs it, and its sums are left out at the end. */
+template <int N_TILES> struct few_place {
+    const unsigned char *w[2];       /* where its 16 bytes of the row's first 64 are */
+    const uint16_t      *x[N_TILES]; /* and the same elements of x */
+    int32_t              n_in;       /* elements of a row from there on */
+};
+
+struct few_weights {
+    uint4 v[FEW_LOADS];
+};
+
+/* First element of the thread's load i of a span, counted from those of its first one. */
+template <enum gemm_form F> static __device__ __forceinline__ int32_t few_k(int32_t span, int i)
+{
+    return span * FEW_SPAN + i * 4 * few_shape<F>::ELEMENTS;
+}
+
+/* Spans `span`, span + FEW_WARPS, ... */
+template <enum gemm_form F, int N_TILES>
+static __device__ __forceinline__ void few_load(few_weights *to, const few_place<N_TILES> &p, int32_t span)
+{
+    typedef few_shape<F> shape;
+#pragma unroll
+    for (int i = 0; i < FEW_LOADS; i++) {
+        const int s = i / (2 * shape::LOADS), load = i / 2 % shape::LOADS, row = i % 2;
+        to->v[i] = make_uint4(0, 0, 0, 0);
+        if (few_k<F>(span + s * FEW_WARPS, load) < p.n_in)
+            to->v[i] = __ldcs((const uint4 *)(p.w[row] + (size_t)span * shape::SPAN_BYTES + s * FEW_WARPS * shape::SPAN_BYTES + load * 64));
+    }
+}
+
+/* One load's worth of k: both rows of W by the rows of x. */
+template <enum gemm_form F, int N_TILES>
+static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], const few_place<N_TILES> &p, const uint4 w[2], int32_t k)
+{
+    const unsigned low[4] = { w[0].x, w[0].y, w[0].z, w[0].w }, high[4] = { w[1].x, w[1].y, w[1].z, w[1].w };
+#pragma unroll
+    for (int e = 0; e < few_shape<F>::ELEMENTS / 8; e++) {
+        unsigned a[2][4];
+        widen_8<F>(a[0], low + e * stored<F>::WORDS_PER_8);
+        widen_8<F>(a[1], high + e * stored<F>::WORDS_PER_8);
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+            uint4 x = make_uint4(0, 0, 0, 0);
+            if (k < p.n_in) x = __ldg((const uint4 *)(p.x[n] + k + 8 * e));
+            const unsigned first[4] = { a[0][0], a[1][0], a[0][1], a[1][1] }, second[4] = { a[0][2], a[1][2], a[0][3], a[1][3] };
+            const unsigned b_first[2] = { x.x, x.y }, b_second[2] = { x.z, x.w };
+            mma_bf16(sums[n], first, b_first);
+            mma_bf16(sums[n], second, b_second);
+        }
+    }
+}
+
+template <enum gemm_form F, int N_TILES>
+static __device__ __forceinline__ void few_spans(float sums[N_TILES][4], const few_place<N_TILES> &p, const few_weights &w, int32_t span,
+                                                 int32_t n_spans, const float *f8_scale)
+{
+    typedef few_shape<F> shape;
+#pragma unroll
+    for (int s = 0; s < shape::SPANS; s++) {
+        const int32_t at = span + s * FEW_WARPS;
+        float of_span[N_TILES][4] = {};
+        if (at >= n_spans) return;
+#pragma unroll
+        for (int load = 0; load < shape::LOADS; load++)
+            few_multiply<F, N_TILES>(F == GEMM_F8 ? of_span : sums, p, &w.v[(s * shape::LOADS + load) * 2], few_k<F>(at, load));
+        if (F != GEMM_F8) continue;
+        const float scale = __ldg(f8_scale + at);
+        for (int n = 0; n < N_TILES; n++)
+            for (int i = 0; i < 4; i++) sums[n][i] = __fmaf_rn(of_span[n][i], scale, sums[n][i]);
+    }
+}
+
+/* The warp's spans, one chain. */
+template <enum gemm_form F, int N_TILES>
+static __device__ __forceinline__ void few_sum(float sums[N_TILES][4], const few_place<N_TILES> &p, int32_t n_spans, const float *f8_scale)
+{
+    const int32_t step = FEW_WARPS * few_shape<F>::SPANS;
+    few_weights now, next;
+    int32_t span = (int32_t)(threadIdx.x / WARP);
+    few_load<F>(&now, p, span);
+    for (; span < n_spans; span += step) {
+        few_load<F>(&next, p, span + step);
+        few_spans<F, N_TILES>(sums, p, now, span, n_spans, f8_scale);
+        now = next;
+    }
+}
+
+/* Adds the warps' sums and hands pairs of columns on. */
+template <enum gemm_form F, int N_TILES>
+static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &rows, int32_t first_column, const float sums[N_TILES][4])
+{
+    __shared__ float part[FEW_WARPS][FEW_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    for (int n = 0; n < N_TILES; n++)
+        for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][n * 8 + lane % 4 * 2 + i % 2] = sums[n][i];
+    __syncthreads();
+    const int pair = (int)threadIdx.x % (FEW_W_ROWS / 2), row = (int)threadIdx.x / (FEW_W_ROWS / 2);
+    const int32_t column = first_column + 2 * pair;
+    if (row >= rows.n || column >= c.n_columns) return;
+    float first = 0, second = 0;
+    for (int i = 0; i < FEW_WARPS; i++) {
+        first += part[i][2 * pair][row];
+        second += part[i][2 * pair + 1][row];
+    }
+    put_pair(c, rows.begin + row, column, first * column_scale<F>(c, rows.group, column), second * column_scale<F>(c, rows.group, column + 1));
+}
+
+template <enum gemm_form F, int N_TILES>
+static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows)
+{
+    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = (int32_t)blockIdx.x * FEW_W_ROWS;
+    few_place<N_TILES> p;
+    p.n_in = c.n_in_filled - quarter * few_shape<F>::ELEMENTS;
+    for (int i = 0; i < 2; i++) {
+        const int32_t row = min(first_column + lane / 4 + 8 * i, c.n_out - 1);
+        p.w[i] = c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + quarter * 16;
+    }
+    for (int n = 0; n < N_TILES; n++) {
+        p.x[n] = (const uint16_t *)c.x + x_row(c, rows.begin + min(lane / 4 + 8 * n, rows.n - 1)) + quarter * few_shape<F>::ELEMENTS;
+    }
+    /* Both rows of W are of one block of scales: 8 apart, from a multiple of 16 on, and both of gate or of up. */
+    const float *f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1)) : nullptr;
+    float sums[N_TILES][4] = {};
+    few_sum<F, N_TILES>(sums, p, (c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, f8_scale);
+    few_finish<F, N_TILES>(c, rows, first_column, sums);
+}
+
+template <enum gemm_form F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
+{
+    const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
+    if (rows.n == 0) return;
+    if (rows.n <= 8) few_rows<F, 1>(c, rows);
+    else few_rows<F, 2>(c, rows);
+}
+
+cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c)
+{
+    static void (*const kernels[GEMM_FORMS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16>, few_kernel<GEMM_W8>, few_kernel<GEMM_W4>,
+                                                                  few_kernel<GEMM_F8> };
+    const unsigned n_groups = (unsigned)(c->n_rows < c->n_groups ? c->n_rows : c->n_groups); /* that can have rows at all */
+    return launch(stream, kernels[form], dim3(blocks_for((size_t)c->n_columns, FEW_W_ROWS), n_groups), dim3(FEW_THREADS), 0, *c);
+}

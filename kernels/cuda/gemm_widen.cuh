@@ -1,0 +1,67 @@
+/* gemm_widen.cuh - weights as they are stored, to pairs of bf16 in registers. Every stored number has an exact bf16.
+ *
+ * The tricks put a number's bits where bf16 has its last ones: 0x43uu is 128 + u for u < 128, and 256 for u = 128. One fma takes the 128 away.
+ * Elements keep their order: the lower one of k is in the low half. Thread: device. */
+#ifndef BATON_KERNELS_CUDA_GEMM_WIDEN_CUH
+#define BATON_KERNELS_CUDA_GEMM_WIDEN_CUH
+
+#include "kernels/cuda/gemm_call.cuh"
+
+/* Elements in 16 bytes of a row. */
+template <enum gemm_form F> struct stored {
+    enum { PER_16_BYTES = F == GEMM_BF16 ? 8 : F == GEMM_W4 ? 32 : 16, WORDS_PER_8 = F == GEMM_BF16 ? 4 : F == GEMM_W4 ? 1 : 2 };
+};
+
+enum : unsigned { BF16_ONES = 0x3f803f80u, BF16_MINUS_ONES = 0xbf80bf80u };
+
+/* Bytes a and b of v's four to the halves' low bytes, 0x43 above them. */
+template <int A, int B> static __device__ __forceinline__ unsigned spread_bytes(unsigned v) { return __byte_perm(v, 0x43434343u, 0x4040u | A | B << 8); }
+
+/* -128 .. 127: the low seven bits count from 128, the sign takes away 128 or 256. */
+static __device__ __forceinline__ void widen_int8(unsigned out[4], const unsigned in[2])
+{
+    for (int i = 0; i < 4; i++) {
+        const unsigned v = in[i / 2], s = i % 2 ? spread_bytes<2, 3>(v) : spread_bytes<0, 1>(v);
+        out[i] = fma_bf16x2(s & 0xff80ff80u, BF16_MINUS_ONES, s & 0xff7fff7fu);
+    }
+}
+
+/* Nibbles in k's order; 136 = 128 + 8 off. */
+static __device__ __forceinline__ void widen_int4(unsigned out[4], unsigned in)
+{
+    const unsigned above = in >> 4; /* the odd ones, where the even ones were */
+    const unsigned both[4] = { __byte_perm(in, above, 0x0400), __byte_perm(in, above, 0x0501), __byte_perm(in, above, 0x0602),
+                               __byte_perm(in, above, 0x0703) };
+    for (int i = 0; i < 4; i++) out[i] = fma_bf16x2((both[i] & 0x000f000fu) | 0x43004300u, BF16_ONES, 0xc308c308u);
+}
+
+/* e4m3's exponent and mantissa lie four bits lower in bf16, 120 short in the exponent; subnormal ones come right by the product. */
+static __device__ __forceinline__ void widen_e4m3(unsigned out[4], const unsigned in[2])
+{
+    for (int i = 0; i < 4; i++) {
+        const unsigned v = in[i / 2], s = __byte_perm(v, 0, i % 2 ? 0x3424 : 0x1404);
+        out[i] = fma_bf16x2((s & 0x80008000u) | (s >> 4 & 0x07f007f0u), 0x7b807b80u, 0x80008000u);
+    }
+    const unsigned nan[2] = { ((in[0] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u, ((in[1] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u };
+    if (nan[0] | nan[1]) /* the one pattern of NaN, which a checkpoint should not have */
+        for (int i = 0; i < 4; i++) {
+            const unsigned of = i % 2 ? nan[i / 2] >> 16 : nan[i / 2];
+            out[i] |= (of & 0x80u ? 0x00007fffu : 0) | (of & 0x8000u ? 0x7fff0000u : 0);
+        }
+}
+
+/* Eight elements from stored<F>::WORDS_PER_8 words. */
+template <enum gemm_form F> static __device__ __forceinline__ void widen_8(unsigned out[4], const unsigned *in)
+{
+    if (F == GEMM_BF16) {
+        for (int i = 0; i < 4; i++) out[i] = in[i];
+    } else if (F == GEMM_W8) {
+        widen_int8(out, in);
+    } else if (F == GEMM_W4) {
+        widen_int4(out, in[0]);
+    } else {
+        widen_e4m3(out, in);
+    }
+}
+
+#endif

@@ -1,0 +1,106 @@
+/* launch.cuh - how kernels are launched, and the instructions that CUDA C has no name for.
+ *
+ * nvcc compiles the kernels for cards. Where __CUDACC__ is not defined the same files are C++ for the processor, and tests/simt runs them
+ * thread by thread: that build is for tests alone. Everything that differs between the two is in this file. Thread: host, one stream each. */
+#ifndef BATON_KERNELS_CUDA_LAUNCH_CUH
+#define BATON_KERNELS_CUDA_LAUNCH_CUH
+
+#include <cuda_runtime.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef __CUDACC__
+#include <simt.h>
+#endif
+
+enum { WARP = 32 };
+enum { SHARED_USUAL = 48 * 1024 }; /* more dynamic shared memory has to be asked for */
+
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")
+#define UNROLL_TEXT(text) _Pragma(#text)
+#define UNROLL_BY(n) UNROLL_TEXT(unroll n)
+template <class... P, class... A>
+cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
+{
+    if (shared > SHARED_USUAL) {
+        cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+        if (e != cudaSuccess) return e;
+    }
+    kernel<<<grid, block, shared, stream>>>(static_cast<P>(args)...);
+    return cudaGetLastError();
+}
+
+/* The block's dynamic shared memory. */
+static __device__ __forceinline__ unsigned char *shared_memory()
+{
+    extern __shared__ __align__(1024) unsigned char shared_dynamic[];
+    return shared_dynamic;
+}
+
+static __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+/* cp.async: 16 bytes to shared memory, those from n_valid (0 to 16) on zero; nothing is read when it is 0. */
+static __device__ __forceinline__ void copy_async_16(void *shared, const void *global, int n_valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(n_valid) : "memory");
+}
+static __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* All of the thread's groups but the N latest have landed. */
+template <int N> static __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+/* Four 8x8 matrices of 16-bit elements: lane 8i + r names row r of matrix i; simt.h draws which lane gets what. */
+static __device__ __forceinline__ void load_matrix_x4(unsigned r[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+static __device__ __forceinline__ void load_matrix_x4_transposed(unsigned r[4], const void *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+
+/* d += a b of bf16, m16n8k16; a [16][16] by rows, b [16][8] by columns. */
+static __device__ __forceinline__ void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/* a b + c of two bf16 in a register each, every one rounded once. */
+static __device__ __forceinline__ unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c)
+{
+    unsigned d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+#else
+#define UNROLL
+#define UNROLL_BY(n)
+template <class... P, class... A>
+cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
+{
+    return simt_launch(stream, kernel, grid, block, shared, args...);
+}
+static inline unsigned char *shared_memory() { return static_cast<unsigned char *>(simt_dynamic_shared()); }
+static inline void copy_async_16(void *shared, const void *global, int n_valid) { simt_cp_async(shared, global, 16, n_valid); }
+static inline void copy_async_commit() { simt_cp_async_commit(); }
+template <int N> static inline void copy_async_wait() { simt_cp_async_wait(N); }
+static inline void load_matrix_x4(unsigned r[4], const void *row) { simt_ldmatrix_x4(r, row); }
+static inline void load_matrix_x4_transposed(unsigned r[4], const void *row) { simt_ldmatrix_x4_trans(r, row); }
+static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { simt_mma_bf16_m16n8k16(d, a, b, d); }
+static inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c)
+{
+    unsigned d = 0;
+    for (int at = 0; at < 32; at += 16) {
+        float x = simt_bf16_to_float((uint16_t)(a >> at)), y = simt_bf16_to_float((uint16_t)(b >> at)), z = simt_bf16_to_float((uint16_t)(c >> at));
+        d |= (unsigned)simt_float_to_bf16(fmaf(x, y, z)) << at;
+    }
+    return d;
+}
+#endif
+
+static inline unsigned blocks_for(size_t n, size_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }
+
+#endif

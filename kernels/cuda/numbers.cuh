@@ -1,0 +1,70 @@
+/* numbers.cuh - small numbers in device memory, and sums over a warp and a block. bf16 and e4m3 travel as their bits. Thread: device. */
+#ifndef BATON_KERNELS_CUDA_NUMBERS_CUH
+#define BATON_KERNELS_CUDA_NUMBERS_CUH
+
+#include "kernels/cuda/launch.cuh"
+
+static __device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float((unsigned)bits << 16); }
+
+/* To nearest even; a NaN stays one. */
+static __device__ __forceinline__ uint16_t float_to_bf16(float x)
+{
+    unsigned bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+/* Two of them in a register, the first in the low half. */
+static __device__ __forceinline__ unsigned pack_bf16(float low, float high) { return float_to_bf16(low) | (unsigned)float_to_bf16(high) << 16; }
+static __device__ __forceinline__ float bf16_low(unsigned pair) { return __uint_as_float(pair << 16); }
+static __device__ __forceinline__ float bf16_high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+/* e4m3 "fn": 0x7f and 0xff are NaN. */
+static __device__ __forceinline__ float e4m3_to_float(uint8_t bits)
+{
+    const unsigned sign = (unsigned)(bits & 0x80) << 24, exponent = bits >> 3 & 15, mantissa = bits & 7;
+    if ((bits & 0x7f) == 0x7f) return __uint_as_float(0x7fc00000u | sign);
+    if (exponent == 0) return __uint_as_float(sign | __float_as_uint((float)mantissa * 0x1p-9f));
+    return __uint_as_float(sign | (exponent + 120) << 23 | mantissa << 20);
+}
+
+static __device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+
+/* Over a warp, in a fixed order; every lane gets it. */
+static __device__ __forceinline__ float warp_sum(float x)
+{
+    for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+static __device__ __forceinline__ float warp_max(float x)
+{
+    for (int step = WARP / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+/* Over a block of whole warps (blockDim.x threads), in a fixed order; every thread gets it. `room`: a float per warp in shared memory, which
+ * the next call may use again. */
+static __device__ __forceinline__ float block_sum(float x, float *room)
+{
+    const unsigned n_warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
+    x = warp_sum(x);
+    if (threadIdx.x % WARP == 0) room[warp] = x;
+    __syncthreads();
+    float all = 0;
+    for (unsigned i = 0; i < n_warps; i++) all += room[i];
+    __syncthreads();
+    return all;
+}
+static __device__ __forceinline__ float block_max(float x, float *room)
+{
+    const unsigned n_warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
+    x = warp_max(x);
+    if (threadIdx.x % WARP == 0) room[warp] = x;
+    __syncthreads();
+    float all = room[0];
+    for (unsigned i = 1; i < n_warps; i++) all = fmaxf(all, room[i]);
+    __syncthreads();
+    return all;
+}
+
+#endif

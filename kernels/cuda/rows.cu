@@ -1,0 +1,134 @@
+/* rows.cu - norms, rotation, copies, sums of rows and embedding. All are bound by memory: each element is read and written once, neighbouring
+ * threads take neighbouring elements. Thread: device. */
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/rows.h"
+
+enum { THREADS = 256 };
+
+/* ---- norm -------------------------------------------------------------------------------------------------------- */
+
+struct norm_rows {
+    float       *y;
+    const float *x, *weight;
+    size_t       y_stride, x_stride, n;
+    float        eps;
+};
+
+static __global__ void __launch_bounds__(THREADS) norm_kernel(norm_rows a)
+{
+    __shared__ float room[THREADS / WARP];
+    const float *x = a.x + blockIdx.x * a.x_stride;
+    float       *y = a.y + blockIdx.x * a.y_stride;
+    float        squares = 0;
+    for (size_t i = threadIdx.x; i < a.n; i += THREADS) squares = fmaf(x[i], x[i], squares);
+    const float factor = 1.0f / sqrtf(block_sum(squares, room) / (float)a.n + a.eps);
+    for (size_t i = threadIdx.x; i < a.n; i += THREADS) y[i] = a.weight[i] * (x[i] * factor);
+}
+
+cudaError_t rows_norm(cudaStream_t s, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
+{
+    if (n_rows == 0) return cudaSuccess;
+    const norm_rows a = { y, x, weight, y_stride, x_stride, n, eps };
+    return launch(s, norm_kernel, dim3((unsigned)n_rows), dim3(THREADS), 0, a);
+}
+
+/* ---- element by element ------------------------------------------------------------------------------------------ */
+
+static __global__ void add_kernel(float *x, const float *y, size_t n)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) x[i] += y[i];
+}
+
+cudaError_t rows_add(cudaStream_t s, float *x, const float *y, size_t n)
+{
+    return n ? launch(s, add_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, x, y, n) : cudaSuccess;
+}
+
+struct copy_rows {
+    float       *to;
+    const float *from;
+    size_t       to_stride, from_stride, n, total;
+};
+
+static __global__ void copy_kernel(copy_rows a)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, row = i / a.n, at = i % a.n;
+    if (i < a.total) a.to[row * a.to_stride + at] = a.from[row * a.from_stride + at];
+}
+
+cudaError_t rows_copy(cudaStream_t s, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+{
+    const copy_rows a = { to, from, to_stride, from_stride, n, n_rows * n };
+    return a.total ? launch(s, copy_kernel, dim3(blocks_for(a.total, THREADS)), dim3(THREADS), 0, a) : cudaSuccess;
+}
+
+static __global__ void combine_kernel(combine_args a)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, row = i / a.n, at = i % a.n;
+    if (row >= a.n_rows) return;
+    float sum = a.add ? a.y[i] : 0;
+    for (size_t j = 0; j < a.n_used; j++) {
+        const size_t slot = row * a.n_used + j;
+        sum = fmaf(a.weights[slot], a.rows[(size_t)a.index[slot] * a.n + at], sum);
+    }
+    a.y[i] = sum;
+}
+
+cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a)
+{
+    const size_t n = a->n_rows * a->n;
+    return n ? launch(s, combine_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, *a) : cudaSuccess;
+}
+
+/* ---- rotation ---------------------------------------------------------------------------------------------------- */
+
+/* A thread turns one pair. */
+static __global__ void rope_kernel(rope_rows a, size_t n_pairs)
+{
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, half = a.rot_dim / 2;
+    if (i >= n_pairs) return;
+    const size_t pair = i % half, head = i / half % a.n_heads, row = i / half / a.n_heads;
+    float       *x = a.x + row * a.x_stride + head * a.head_dim;
+    const float *turn = a.cos_sin + ((size_t)a.pos[row] * half + pair) * 2;
+    const size_t i0 = a.interleaved ? 2 * pair : pair, i1 = a.interleaved ? 2 * pair + 1 : pair + half;
+    const float  x0 = x[i0], x1 = x[i1];
+    x[i0] = x0 * turn[0] - x1 * turn[1];
+    x[i1] = x1 * turn[0] + x0 * turn[1];
+}
+
+cudaError_t rows_rope(cudaStream_t s, const struct rope_rows *r)
+{
+    const size_t n = r->n_rows * r->n_heads * (r->rot_dim / 2);
+    return n ? launch(s, rope_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, *r, n) : cudaSuccess;
+}
+
+/* ---- embedding --------------------------------------------------------------------------------------------------- */
+
+static __device__ float element(const embed_rows &e, const unsigned char *row, const float *scales, size_t i_row, size_t k)
+{
+    const size_t f8_blocks = (e.n_in + 127) / 128;
+    switch (e.form) {
+    case GEMM_F32: return ((const float *)(const void *)row)[k];
+    case GEMM_BF16: return bf16_to_float(((const uint16_t *)(const void *)row)[k]);
+    case GEMM_W8: return (float)(int8_t)row[k] * scales[i_row];
+    case GEMM_W4: return (float)((row[k / 2] >> (k % 2 * 4) & 15) - 8) * scales[i_row];
+    case GEMM_F8: return e4m3_to_float(row[k]) * scales[i_row / 128 * f8_blocks + k / 128];
+    default: return 0;
+    }
+}
+
+static __global__ void embed_kernel(embed_rows e, size_t row_bytes, size_t scales_at)
+{
+    const size_t         row = (size_t)e.ids[blockIdx.x];
+    const unsigned char *w = (const unsigned char *)e.w;
+    const float         *scales = (const float *)(const void *)(w + scales_at);
+    for (size_t k = threadIdx.x; k < e.n_in; k += THREADS) e.x[blockIdx.x * e.n_in + k] = element(e, w + row * row_bytes, scales, row, k);
+}
+
+cudaError_t rows_embed(cudaStream_t s, const struct embed_rows *e)
+{
+    if (e->n_rows == 0) return cudaSuccess;
+    return launch(s, embed_kernel, dim3((unsigned)e->n_rows), dim3(THREADS), 0, *e, gemm_row_bytes(e->form, e->n_in),
+                  gemm_scales_at(e->form, e->n_out, e->n_in));
+}

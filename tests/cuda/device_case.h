@@ -1,0 +1,32 @@
+/* device_case.h - what tests of kernels share: the harness for C++, calls of CUDA that must succeed, memory of the card. Empty for C. */
+#ifndef BATON_TESTS_CUDA_DEVICE_CASE_H
+#define BATON_TESTS_CUDA_DEVICE_CASE_H
+
+#ifdef __cplusplus
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#define _Noreturn [[noreturn]]
+extern "C" {
+#include "tests/harness/test.h"
+}
+
+#define GOOD(call) CHECK_EQ_INT(call, cudaSuccess)
+
+static const unsigned char GUARD = 0xa5;
+
+/* Memory of the card that a case frees at its end. */
+struct device_bytes {
+    void *p = nullptr;
+    device_bytes(const void *from, size_t n)
+    {
+        GOOD(cudaMalloc(&p, n ? n : 1));
+        if (n) GOOD(cudaMemcpy(p, from, n, cudaMemcpyHostToDevice));
+    }
+    template <class T> explicit device_bytes(const std::vector<T> &v) : device_bytes(v.data(), v.size() * sizeof(T)) {}
+    ~device_bytes() { cudaFree(p); }
+    device_bytes(const device_bytes &) = delete;
+};
+#endif
+#endif

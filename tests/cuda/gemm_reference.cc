@@ -1,0 +1,95 @@
+/* gemm_reference.cc - packing and plain products for tests. Thread: the test's. */
+#include "tests/cuda/gemm_reference.h"
+
+#include <math.h>
+#include <string.h>
+
+double numbers::next(void)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int32_t)(state >> 32) * 0x1p-31;
+}
+
+uint16_t bf16_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float float_of_bf16(uint16_t bits)
+{
+    const uint32_t wide = (uint32_t)bits << 16;
+    float x;
+    memcpy(&x, &wide, sizeof x);
+    return x;
+}
+
+float float_of_e4m3(uint8_t bits)
+{
+    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    if ((bits & 127) == 127) return NAN;
+    const float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
+    return bits & 128 ? -size : size;
+}
+
+/* Writes element k of a row and says what it is without its scale. */
+static double put(enum gemm_form form, unsigned char *row, size_t k, double number)
+{
+    if (form == GEMM_F32) {
+        const float v = (float)number;
+        memcpy(row + 4 * k, &v, sizeof v);
+        return v;
+    }
+    if (form == GEMM_BF16) {
+        const uint16_t bits = bf16_of((float)number);
+        memcpy(row + 2 * k, &bits, sizeof bits);
+        return float_of_bf16(bits);
+    }
+    if (form == GEMM_W4) {
+        const int nibble = (int)floor((number + 1) * 7.9999);
+        row[k / 2] = (unsigned char)(k % 2 ? (row[k / 2] & 0x0f) | nibble << 4 : (row[k / 2] & 0xf0) | nibble);
+        return nibble - 8;
+    }
+    const int byte = (int)floor((number + 1) * 127.9999);
+    row[k] = (unsigned char)(form == GEMM_F8 && (byte & 127) == 127 ? byte - 1 : byte);
+    return form == GEMM_F8 ? (double)float_of_e4m3(row[k]) : (double)(int8_t)row[k];
+}
+
+/* Which scale an element has; the number of scales with row and k past the end. */
+static size_t scale_of(enum gemm_form form, bool paired, size_t n_out, size_t n_in, size_t row, size_t k)
+{
+    if (form != GEMM_F8) return row;
+    const size_t across = (n_in + 127) / 128;
+    if (!paired) return row / 128 * across + k / 128;
+    return (row / 2 / 128 + row % 2 * ((n_out / 2 + 127) / 128)) * across + k / 128;
+}
+
+reference_matrix reference_pack(enum gemm_form form, bool paired, size_t n_out, size_t n_in, numbers *from)
+{
+    reference_matrix m;
+    const bool   scaled = form == GEMM_W8 || form == GEMM_W4 || form == GEMM_F8;
+    const size_t row_bytes = gemm_row_bytes(form, n_in), all = gemm_matrix_bytes(form, paired, n_out, n_in), at = gemm_scales_at(form, n_out, n_in);
+    m.bytes.assign(all, 0);
+    m.numbers.resize(n_out * n_in);
+    std::vector<float> scales((all - at) / sizeof(float));
+    for (float &s : scales) s = (float)((1.5 + from->next()) / 64); /* no two alike: a wrong one shows */
+    for (size_t row = 0; row < n_out; row++)
+        for (size_t k = 0; k < n_in; k++) {
+            const double element = put(form, m.bytes.data() + row * row_bytes, k, from->next());
+            m.numbers[row * n_in + k] = scaled ? element * (double)scales[scale_of(form, paired, n_out, n_in, row, k)] : element;
+        }
+    if (scaled) memcpy(m.bytes.data() + at, scales.data(), scales.size() * sizeof(float));
+    return m;
+}
+
+reference_sum reference_dot(const reference_matrix &w, size_t n_in, size_t column, const double *x)
+{
+    reference_sum s = { 0, 0 };
+    for (size_t k = 0; k < n_in; k++) {
+        const double term = w.numbers[column * n_in + k] * x[k];
+        s.value += term;
+        s.magnitude += fabs(term);
+    }
+    return s;
+}

@@ -1,0 +1,539 @@
+/* test_attention_cuda.cc - attention_append and attention_run against a plain loop in double over the same rounded keys and values.
+ *
+ * A world is some sequences with their keys, values and queries for every position, in a pool whose blocks are scattered. A call is a list of
+ * row ranges of sequences; every row's result has to be near the loop's, and have the same bits in whatever call the row is. Device memory is
+ * NaN where nothing was appended, before and behind, so that reading too much shows; guards show writing too much.
+ * Runs on a card or on tests/simt. Thread: one. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/attention.h"
+
+static int n_passed, n_failed;
+static const char *test_name = "";
+
+#define CHECK(condition, ...)                                     \
+    do {                                                          \
+        if (!(condition)) {                                       \
+            printf("  %s: %s:%d: ", test_name, __FILE__, __LINE__); \
+            printf(__VA_ARGS__);                                  \
+            printf("\n");                                         \
+            is_good = false;                                      \
+            return;                                               \
+        }                                                         \
+    } while (0)
+static bool is_good;
+
+static void test(const char *name, const std::function<void()> &body)
+{
+    test_name = name;
+    is_good = true;
+    body();
+    (is_good ? n_passed : n_failed)++;
+    printf("%s %s\n", is_good ? "ok    " : "FAILED", name);
+    fflush(stdout);
+}
+
+/* ---- device memory with guards ---- */
+
+enum { GUARD = 256 };
+
+class memory {
+public:
+    explicit memory(size_t bytes) : size(bytes), all(bytes + 2 * GUARD, 0xff)
+    {
+        if (cudaMalloc((void **)&base, all.size()) != cudaSuccess) abort();
+        cudaMemcpy(base, all.data(), all.size(), cudaMemcpyHostToDevice);
+    }
+    template <class T> explicit memory(const std::vector<T> &from) : memory(from.size() * sizeof(T)) { put(from.data()); }
+    ~memory() { cudaFree(base); }
+    memory(const memory &) = delete;
+    memory &operator=(const memory &) = delete;
+    template <class T> T *at() const { return (T *)(void *)(base + GUARD); }
+    void put(const void *from)
+    {
+        if (size) cudaMemcpy(base + GUARD, from, size, cudaMemcpyHostToDevice);
+    }
+    /* The bytes, when the guards are as they were. */
+    bool get(std::vector<unsigned char> *to)
+    {
+        cudaMemcpy(all.data(), base, all.size(), cudaMemcpyDeviceToHost);
+        to->assign(all.begin() + GUARD, all.end() - GUARD);
+        for (size_t i = 0; i < GUARD; i++)
+            if (all[i] != 0xff || all[all.size() - 1 - i] != 0xff) return false;
+        return true;
+    }
+
+private:
+    size_t                     size;
+    std::vector<unsigned char> all;
+    unsigned char             *base = nullptr;
+};
+
+/* ---- the world ---- */
+
+struct shape {
+    int        n_heads, kv_heads, head_dim, v_dim, block_tokens;
+    enum dtype dtype;
+    bool       latent, exact;
+};
+
+static uint32_t random_state = 1;
+static uint32_t random_u32(void)
+{
+    random_state = random_state * 1664525u + 1013904223u;
+    return random_state >> 8;
+}
+static float random_float(void) { return (float)(int)(random_u32() & 0xffff) / 32768.0f - 1.0f; }
+
+static float round_bf16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+struct sequence {
+    int                  n;          /* positions */
+    std::vector<float>   k, v, q;    /* [n][kv_heads][head_dim], [n][n_heads][head_dim] */
+    std::vector<int32_t> table;
+};
+
+/* Rows pos .. pos + n_q of a sequence. */
+struct range {
+    int  seq, pos, n_q;
+    bool generated;
+};
+
+using results = std::map<std::pair<int, int>, std::vector<float>>; /* by sequence and position */
+
+class world {
+public:
+    struct shape           s;
+    struct kv_layer        kv;
+    std::vector<sequence>  seqs;
+    float                  scale;
+    std::vector<float>     pool_before;
+
+    world(const struct shape &shape, const std::vector<int> &lengths, uint32_t seed = 1) : s(shape)
+    {
+        random_state = seed * 7919u;
+        scale = 2.0f / sqrtf((float)s.head_dim);
+        int n_blocks = 3;
+        for (int n : lengths) n_blocks += (n + s.block_tokens - 1) / s.block_tokens;
+        std::vector<int32_t> order((size_t)n_blocks);
+        for (int i = 0; i < n_blocks; i++) order[(size_t)i] = i;
+        for (int i = n_blocks - 1; i > 0; i--) std::swap(order[(size_t)i], order[random_u32() % (unsigned)(i + 1)]);
+        size_t used = 0;
+        for (int n : lengths) {
+            sequence q;
+            q.n = n;
+            fill(&q.k, (size_t)n * (size_t)(s.kv_heads * s.head_dim));
+            if (!s.latent) fill(&q.v, q.k.size());
+            fill(&q.q, (size_t)n * (size_t)(s.n_heads * s.head_dim));
+            for (int i = 0; i < n; i += s.block_tokens) q.table.push_back(order[used++]);
+            seqs.push_back(q);
+        }
+        pool_bytes = (size_t)n_blocks * (size_t)(s.kv_heads * s.block_tokens * s.head_dim) * (s.latent ? 1 : 2) * element();
+        pool = new memory(pool_bytes);
+        kv = { pool->at<void>(), s.dtype, s.latent, s.kv_heads, s.head_dim, s.block_tokens };
+    }
+    ~world() { delete pool; }
+    world(const world &) = delete;
+    world &operator=(const world &) = delete;
+
+    size_t element() const { return s.dtype == DTYPE_F32 ? 4 : 2; }
+    float  rounded(float x) const { return s.dtype == DTYPE_F32 ? x : round_bf16(x); }
+
+    /* The list on the device, its rows in q and out by `rows`: where each range begins. */
+    struct staged {
+        std::vector<attn_seq>  host;
+        std::vector<cuda_seq>  seqs;
+        std::vector<cuda_row>  rows;
+        std::vector<int32_t>   tables;
+        memory                *device[3];
+        struct cuda_list       list;
+    };
+    void stage(staged *st, const std::vector<range> &ranges, const std::vector<int32_t> &begins)
+    {
+        size_t n_rows = 0;
+        for (size_t i = 0; i < ranges.size(); i++) {
+            const range &r = ranges[i];
+            st->host.push_back({ begins[i], r.n_q, r.pos, seqs[(size_t)r.seq].table.data(), r.generated });
+            st->seqs.push_back({ begins[i], r.n_q, r.pos, (int32_t)st->tables.size() });
+            st->tables.insert(st->tables.end(), seqs[(size_t)r.seq].table.begin(), seqs[(size_t)r.seq].table.end());
+            n_rows += (size_t)r.n_q;
+        }
+        st->rows.resize(n_rows);
+        st->list = {};
+        attention_list_rows(&st->list, st->host.data(), (int32_t)st->host.size(), st->rows.data());
+        st->device[0] = new memory(st->seqs);
+        st->device[1] = new memory(st->rows);
+        st->device[2] = new memory(st->tables);
+        st->list.seqs = st->device[0]->at<cuda_seq>();
+        st->list.rows = st->device[1]->at<cuda_row>();
+        st->list.tables = st->device[2]->at<int32_t>();
+    }
+    static void unstage(staged *st)
+    {
+        for (memory *m : st->device) delete m;
+    }
+
+    /* Ranges one after the other with a gap before each, the last range first. */
+    static int32_t place(const std::vector<range> &ranges, std::vector<int32_t> *begins)
+    {
+        int32_t at = 0;
+        begins->resize(ranges.size());
+        for (size_t i = ranges.size(); i-- > 0;) {
+            at += (int32_t)(i % 3);
+            (*begins)[i] = at;
+            at += ranges[i].n_q;
+        }
+        return at + 1;
+    }
+
+    std::vector<float> rows_of(const std::vector<range> &ranges, const std::vector<int32_t> &begins, int32_t n_rows, size_t width,
+                               std::vector<float> sequence::*member) const
+    {
+        std::vector<float> all((size_t)n_rows * width, NAN);
+        for (size_t i = 0; i < ranges.size(); i++) {
+            const std::vector<float> &from = seqs[(size_t)ranges[i].seq].*member;
+            std::copy_n(from.begin() + (ptrdiff_t)((size_t)ranges[i].pos * width), (size_t)ranges[i].n_q * width,
+                        all.begin() + (ptrdiff_t)((size_t)begins[i] * width));
+        }
+        return all;
+    }
+
+    void append(const std::vector<range> &ranges)
+    {
+        std::vector<int32_t> begins;
+        int32_t n_rows = place(ranges, &begins);
+        size_t  width = (size_t)(s.kv_heads * s.head_dim);
+        staged  st;
+        stage(&st, ranges, begins);
+        memory k(rows_of(ranges, begins, n_rows, width, &sequence::k));
+        memory v(s.latent ? std::vector<float>() : rows_of(ranges, begins, n_rows, width, &sequence::v));
+        CHECK(attention_append(nullptr, &kv, &st.list, k.at<float>(), s.latent ? nullptr : v.at<float>()) == cudaSuccess, "append");
+        CHECK(cudaDeviceSynchronize() == cudaSuccess, "append failed");
+        unstage(&st);
+    }
+    void append_all()
+    {
+        std::vector<range> ranges;
+        for (size_t i = 0; i < seqs.size(); i++) ranges.push_back({ (int)i, 0, seqs[i].n, false });
+        append(ranges);
+    }
+
+    /* The pool as it has to be; 0xff where nothing was appended. */
+    void check_pool()
+    {
+        std::vector<unsigned char> want(pool_bytes, 0xff), is;
+        for (const sequence &q : seqs)
+            for (int pos = 0; pos < q.n; pos++)
+                for (int h = 0; h < s.kv_heads; h++)
+                    for (int part = 0; part < (s.latent ? 1 : 2); part++)
+                        for (int d = 0; d < s.head_dim; d++) {
+                            size_t block = (size_t)q.table[(size_t)(pos / s.block_tokens)], parts = s.latent ? 1 : 2;
+                            size_t row = ((block * (size_t)s.kv_heads + (size_t)h) * parts + (size_t)part) * (size_t)s.block_tokens;
+                            float  x = rounded((part ? q.v : q.k)[((size_t)pos * (size_t)s.kv_heads + (size_t)h) * (size_t)s.head_dim + (size_t)d]);
+                            row += (size_t)(pos % s.block_tokens);
+                            unsigned char bits[4];
+                            memcpy(bits, &x, 4);
+                            memcpy(&want[(row * (size_t)s.head_dim + (size_t)d) * element()], bits + 4 - element(), element());
+                        }
+        CHECK(pool->get(&is), "written beside the pool");
+        CHECK(is == want, "the pool is not what was appended");
+    }
+
+    void run(const std::vector<range> &ranges, results *to, int n_at_once = 0)
+    {
+        std::vector<int32_t> begins;
+        int32_t n_rows = place(ranges, &begins);
+        size_t  width = (size_t)(s.n_heads * s.v_dim);
+        staged  st;
+        stage(&st, ranges, begins);
+        memory q(rows_of(ranges, begins, n_rows, (size_t)(s.n_heads * s.head_dim), &sequence::q));
+        memory out((size_t)n_rows * width * sizeof(float));
+        size_t n_scratch = attention_scratch_floats((size_t)st.list.n_rows, (size_t)s.n_heads, (size_t)s.v_dim, (size_t)st.list.n_keys_max);
+        memory scratch(n_scratch * sizeof(float));
+        struct attention a = { kv, &st.list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, scale, s.exact, scratch.at<float>(), n_at_once };
+        CHECK(attention_run(nullptr, &a) == cudaSuccess, "attention_run");
+        CHECK(cudaDeviceSynchronize() == cudaSuccess, "attention_run failed");
+        std::vector<unsigned char> bytes, other;
+        CHECK(out.get(&bytes), "written beside out");
+        CHECK(scratch.get(&other), "written beside the scratch");
+        unstage(&st);
+        take(ranges, begins, bytes, width, to);
+    }
+
+    /* One head of one row, and how far weights that are rounded one by one may move each element: 0 means not at all. */
+    std::vector<double> reference(int seq, int pos, int head, bool bf16_query, std::vector<double> *noise) const
+    {
+        const sequence &q = seqs[(size_t)seq];
+        size_t kv_head = (size_t)(head / (s.n_heads / s.kv_heads)), dim = (size_t)s.head_dim, row = (size_t)s.kv_heads * dim;
+        const float *x = &q.q[((size_t)pos * (size_t)s.n_heads + (size_t)head) * dim];
+        std::vector<double> score((size_t)pos + 1), o((size_t)s.v_dim, 0.0);
+        double top = -INFINITY, sum = 0;
+        noise->assign(o.size(), 0.0);
+        for (size_t j = 0; j <= (size_t)pos; j++) {
+            const float *k = &q.k[j * row + kv_head * dim];
+            for (size_t d = 0; d < dim; d++) score[j] += (double)rounded(k[d]) * (double)(bf16_query ? round_bf16(x[d]) : x[d]);
+            score[j] *= (double)scale;
+            top = std::max(top, score[j]);
+        }
+        for (size_t j = 0; j <= (size_t)pos; j++) {
+            const float *v = &(s.latent ? q.k : q.v)[j * row + kv_head * dim];
+            double p = exp(score[j] - top);
+            sum += p;
+            for (size_t d = 0; d < o.size(); d++) {
+                o[d] += p * (double)rounded(v[d]);
+                (*noise)[d] += p * p * (double)v[d] * (double)v[d];
+            }
+        }
+        for (size_t d = 0; d < o.size(); d++) {
+            o[d] /= sum;
+            (*noise)[d] = sqrt((*noise)[d]) / sum;
+        }
+        return o;
+    }
+
+    void check(const results &r, bool (*takes_bf16)(const struct shape &, bool), const std::vector<range> &ranges, int every)
+    {
+        for (const range &g : ranges)
+            for (int i = 0; i < g.n_q; i++) {
+                if ((i + g.pos) % every && i + 1 < g.n_q) continue;
+                bool bf16 = takes_bf16(s, g.generated);
+                for (int h = 0; h < s.n_heads; h++) {
+                    std::vector<double> noise, want = reference(g.seq, g.pos + i, h, bf16, &noise);
+                    const std::vector<float> &is = r.at({ g.seq, g.pos + i });
+                    for (size_t d = 0; d < want.size(); d++) {
+                        double e = fabs(want[d] - (double)is[(size_t)h * want.size() + d]);
+                        double bound = (bf16 ? noise[d] / 96 : 0) + 2e-6; /* bf16: errs by 1/512 at most each */
+                        worst = std::max(worst, e / bound);
+                        CHECK(e < bound, "sequence %d position %d head %d element %zu: %g, not %g", g.seq, g.pos + i, h, d,
+                              (double)is[(size_t)h * want.size() + d], want[d]);
+                    }
+                }
+            }
+    }
+    double worst = 0;
+
+private:
+    static void fill(std::vector<float> *v, size_t n)
+    {
+        v->resize(n);
+        for (float &x : *v) x = random_float();
+    }
+    void take(const std::vector<range> &ranges, const std::vector<int32_t> &begins, const std::vector<unsigned char> &bytes, size_t width, results *to)
+    {
+        std::vector<bool> is_row(bytes.size() / 4 / width);
+        for (size_t i = 0; i < ranges.size(); i++)
+            for (int j = 0; j < ranges[i].n_q; j++) {
+                std::vector<float> row(width);
+                memcpy(row.data(), &bytes[(size_t)(begins[i] + j) * width * 4], width * 4);
+                (*to)[{ ranges[i].seq, ranges[i].pos + j }] = row;
+                is_row[(size_t)(begins[i] + j)] = true;
+            }
+        for (size_t i = 0; i < is_row.size(); i++)
+            for (size_t b = 0; !is_row[i] && b < width * 4; b++) CHECK(bytes[i * width * 4 + b] == 0xff, "row %zu of out is nobody's and was written", i);
+    }
+
+    memory *pool;
+    size_t  pool_bytes;
+};
+
+/* attention_run's rule for who goes through tensor cores. */
+static bool takes_bf16(const struct shape &s, bool generated)
+{
+    if (s.exact || s.dtype != DTYPE_BF16) return false;
+    return s.latent ? s.head_dim == 576 && s.v_dim == 512 : !generated && (s.head_dim == 64 || s.head_dim == 128);
+}
+
+static bool same(const results &a, const results &b)
+{
+    for (const auto &row : a) {
+        auto other = b.find(row.first);
+        if (other == b.end() || memcmp(row.second.data(), other->second.data(), row.second.size() * sizeof(float)) != 0) return false;
+    }
+    return true;
+}
+
+/* ---- tests ---- */
+
+static struct shape heads(int n_heads, int kv_heads, int dim, int block_tokens, enum dtype t, bool exact)
+{
+    return { n_heads, kv_heads, dim, dim, block_tokens, t, false, exact };
+}
+
+static void near_reference(const struct shape &s, const std::vector<int> &lengths, const std::vector<range> &ranges, int every = 1)
+{
+    char name[160];
+    snprintf(name, sizeof name, "%d/%d heads of %d/%d, blocks of %d, %s%s%s", s.n_heads, s.kv_heads, s.head_dim, s.v_dim, s.block_tokens,
+             s.dtype == DTYPE_F32 ? "f32" : "bf16", s.latent ? ", latent" : "", s.exact ? ", exact" : "");
+    test(name, [&] {
+        world   w(s, lengths);
+        results r;
+        w.append_all();
+        w.check_pool();
+        w.run(ranges, &r);
+        if (is_good) w.check(r, takes_bf16, ranges, every);
+        printf("       worst %.2g of what is allowed\n", w.worst);
+    });
+}
+
+static void test_shapes(void)
+{
+    const int pairs[4][2] = { { 8, 8 }, { 8, 2 }, { 4, 1 }, { 6, 3 } }, dims[] = { 4, 10, 16, 64, 80, 128, 256 }, blocks[] = { 1, 7, 16, 64, 256 };
+    int i = 0;
+    for (int dim : dims)
+        for (const int *p : pairs)
+            for (int t = 0; t < 2; t++, i++) {
+                const std::vector<range> ranges = { { 0, 99, 1, true }, { 1, 2, 5, false }, { 2, 0, 1, true }, { 3, 30, 10, false } };
+                near_reference(heads(p[0], p[1], dim, blocks[i % 5], t ? DTYPE_F32 : DTYPE_BF16, i / 2 % 2 != 0), { 100, 7, 1, 40 }, ranges);
+            }
+    for (int block : blocks) near_reference(heads(4, 2, 64, block, DTYPE_BF16, false), { 150, 70 }, { { 0, 149, 1, true }, { 1, 3, 67, false } }, 7);
+    near_reference(heads(1, 1, 1, 16, DTYPE_F32, true), { 20 }, { { 0, 0, 20, false } });
+    near_reference(heads(20, 2, 32, 16, DTYPE_BF16, false), { 20 }, { { 0, 15, 5, true } });
+}
+
+static void test_lengths(void)
+{
+    const std::vector<int>   lengths = { 1, 63, 64, 65, 511, 512, 513, 1024, 1025, 1500 };
+    std::vector<range> ranges, prompts;
+    for (size_t i = 0; i < lengths.size(); i++) {
+        ranges.push_back({ (int)i, lengths[i] - 1, 1, i % 3 != 0 });
+        int n = std::min(lengths[i], (int)(i * 7 % 20 + 3));
+        prompts.push_back({ (int)i, lengths[i] - n, n, false });
+    }
+    for (int dim : { 20, 64, 128 }) {
+        near_reference(heads(4, 2, dim, 16, DTYPE_BF16, false), lengths, ranges);
+        near_reference(heads(4, 2, dim, 7, DTYPE_F32, true), lengths, ranges);
+        near_reference(heads(4, 2, dim, 64, DTYPE_BF16, false), lengths, prompts, 5);
+    }
+    near_reference(heads(12, 2, 64, 16, DTYPE_BF16, false), { 1200 }, { { 0, 470, 90, false } }, 11);
+}
+
+static void test_latent(void)
+{
+    struct shape small = { 12, 1, 40, 32, 16, DTYPE_BF16, true, false }, large = { 16, 1, 576, 512, 64, DTYPE_BF16, true, false };
+    const std::vector<range> ranges = { { 0, 599, 1, true }, { 1, 20, 13, false }, { 2, 0, 1, true } };
+    near_reference(small, { 600, 33, 1 }, ranges);
+    near_reference(large, { 600, 33, 1 }, ranges, 4);
+    large.n_heads = 80;
+    near_reference(large, { 100, 33, 1 }, { { 0, 99, 1, true }, { 1, 20, 3, false }, { 2, 0, 1, true } }, 4);
+    large.n_heads = 16;
+    small.dtype = large.dtype = DTYPE_F32;
+    small.exact = large.exact = true;
+    near_reference(small, { 600, 33, 1 }, ranges);
+    near_reference(large, { 600, 33, 1 }, ranges, 4);
+}
+
+/* Sequences of 700, 90 and 1100 positions, or one segment less where a position costs much. */
+static void same_bits(const char *name, const struct shape &s, int less = 0)
+{
+    test(name, [&] {
+        const int first = 700 - less / 4, third = 1100 - less;
+        world     w(s, { first, 1, 90, third, 64 });
+        w.append_all();
+        std::vector<range> all = { { 0, first - 1, 1, true }, { 1, 0, 1, false }, { 2, 20, less ? 10 : 70, false }, { 3, third - 3, 3, true } };
+        all.push_back({ 4, 63, 1, true });
+        if (!less) all.push_back({ 0, 500, 30, false });
+        results together, alone, waves;
+        w.run(all, &together);
+        for (const range &r : all) w.run({ r }, &alone);
+        CHECK(same(together, alone), "rows depend on the batch");
+        for (int n : { 1, 2, 5 }) {
+            w.run(all, &waves, n);
+            CHECK(same(together, waves), "rows depend on how many segments run at a time (%d)", n);
+        }
+        results   whole, chunks;
+        const int begin = 480, end = less ? 520 : 630;
+        w.run({ { 3, begin, end - begin, false } }, &whole);
+        for (int pos = begin, n = 1; pos < end; pos += n, n = std::min(n * 3, end - pos))
+            w.run({ { 2, 5, 1, false }, { 3, pos, n, false } }, &chunks, n % 2);
+        CHECK(same(whole, chunks), "rows depend on how a prompt was chunked");
+    });
+}
+
+static void test_same_bits(void)
+{
+    same_bits("same bits: 4/2 heads of 64, bf16", heads(4, 2, 64, 16, DTYPE_BF16, false));
+    same_bits("same bits: 6/1 heads of 128, bf16", heads(6, 1, 128, 7, DTYPE_BF16, false));
+    same_bits("same bits: 2/2 heads of 80, f32, exact", heads(2, 2, 80, 64, DTYPE_F32, true));
+    same_bits("same bits: 4/2 heads of 6, bf16", heads(4, 2, 6, 16, DTYPE_BF16, false));
+    same_bits("same bits: 20 heads of latents on tensor cores", { 20, 1, 576, 512, 16, DTYPE_BF16, true, false }, 512);
+    same_bits("same bits: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
+}
+
+static void test_chunked_append(void)
+{
+    test("append in pieces", [] {
+        world w(heads(4, 2, 20, 7, DTYPE_BF16, false), { 30, 12 });
+        w.append({ { 0, 0, 9, false } });
+        w.append({ { 0, 9, 1, true }, { 1, 0, 12, false } });
+        w.append({ { 0, 10, 0, false }, { 0, 10, 20, false } });
+        w.check_pool();
+    });
+}
+
+static void test_nothing(void)
+{
+    test("empty lists and sequences without rows", [] {
+        world   w(heads(4, 2, 64, 16, DTYPE_BF16, false), { 30, 12 });
+        results r;
+        w.append({});
+        w.append({ { 0, 0, 0, false } });
+        w.append_all();
+        w.run({}, &r);
+        w.run({ { 0, 30, 0, true }, { 1, 3, 0, false } }, &r);
+        CHECK(r.empty(), "rows from nowhere");
+        w.run({ { 0, 30, 0, true }, { 1, 3, 2, false }, { 0, 3, 0, false } }, &r);
+        if (is_good) w.check(r, takes_bf16, { { 1, 3, 2, false } }, 1);
+    });
+}
+
+static void test_nan(void)
+{
+    for (bool exact : { false, true })
+        test(exact ? "NaN stays in its sequence, exact" : "NaN stays in its sequence", [&] {
+            world   w(heads(4, 2, 64, 16, DTYPE_BF16, exact), { 80, 80, 600 });
+            const std::vector<range> good = { { 0, 40, 30, false }, { 2, 599, 1, true } }, bad = { { 1, 70, 2, false }, { 1, 79, 1, true } };
+            results before, after;
+            w.append_all();
+            w.run(good, &before);
+            for (size_t d = 0; d < 128; d++) w.seqs[1].k[128 + d] = w.seqs[1].v[256 + d] = NAN;
+            w.append({ { 1, 0, 80, false } });
+            std::vector<range> both = { bad[0], good[0], bad[1], good[1] };
+            w.run(both, &after);
+            CHECK(same(before, after), "another sequence's NaN came in");
+            for (const auto &row : after)
+                if (row.first.first == 1)
+                    for (float x : row.second) CHECK(isnan(x), "a NaN was lost");
+        });
+}
+
+int main(int argc, char **argv)
+{
+    const std::map<std::string, void (*)(void)> tests = { { "append", test_chunked_append }, { "bits", test_same_bits }, { "latent", test_latent },
+                                                          { "lengths", test_lengths }, { "nan", test_nan }, { "nothing", test_nothing },
+                                                          { "shapes", test_shapes } };
+    int n_devices = 0;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
+        printf("no card\n0 passed, 0 failed, 1 skipped\n");
+        return 77;
+    }
+    for (const auto &t : tests)
+        if (argc < 2 || t.first == argv[1]) t.second();
+    printf("%d passed, %d failed, 0 skipped\n", n_passed, n_failed);
+    return n_failed != 0;
+}

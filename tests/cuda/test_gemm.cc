@@ -1,0 +1,403 @@
+/* test_gemm.cc - products on the card, against plain loops in double over the same rounded numbers.
+ *
+ * Runs on a card or on tests/simt. Every call is checked for what it writes beside y as well: guards around every row must stay. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/cuda/device_case.h"
+#include "tests/cuda/gemm_reference.h"
+
+static const enum gemm_then THENS[] = { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16 };
+
+static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
+
+/* ---- one product ---- */
+
+struct product {
+    enum gemm_form       form = GEMM_BF16;
+    enum gemm_then       then = GEMM_STORE;
+    bool                 paired = false, bias = false, gathered = false, fixed = false;
+    size_t               n_rows = 1, n_out = 1, n_in = 1;
+    std::vector<int32_t> groups; /* rows of each; empty: one group, without `begin` */
+    bool is_silu() const { return then == GEMM_SILU || then == GEMM_SILU_BF16; }
+};
+
+/* A product's numbers and what came of it. */
+struct trial {
+    product                       p;
+    std::vector<reference_matrix> w;
+    std::vector<double>           x; /* [rows of x][n_in] */
+    std::vector<int32_t>          x_rows, begin;
+    std::vector<float>            bias;
+    std::vector<unsigned char>    x_bytes, y_before, y;
+    size_t                        n_x_rows, x_stride, y_stride, y_bytes; /* y_bytes: of an element of y */
+};
+
+enum { FIRST_ROW = 3, GUARD_ROWS = 2 };
+
+static void make_x(trial *t, numbers *from)
+{
+    const product &p = t->p;
+    const bool     f32 = p.form == GEMM_F32;
+    t->n_x_rows = p.n_rows + (p.groups.empty() ? 0 : FIRST_ROW) + (p.gathered ? 5 : 0); /* none to spare: reading behind them shows */
+    t->x_stride = f32 ? p.n_in + 3 : filled(p.n_in) + GEMM_STEP;
+    t->x_bytes.assign(t->n_x_rows * t->x_stride * (f32 ? 4 : 2), 0xff); /* NaN behind the rows */
+    t->x.resize(t->n_x_rows * p.n_in);
+    for (size_t row = 0; row < t->n_x_rows; row++)
+        for (size_t k = 0; k < (f32 ? p.n_in : filled(p.n_in)); k++) {
+            const float    v = k < p.n_in ? (float)from->next() : 0;
+            const uint16_t bits = bf16_of(v);
+            if (f32) memcpy(&t->x_bytes[(row * t->x_stride + k) * 4], &v, 4);
+            else memcpy(&t->x_bytes[(row * t->x_stride + k) * 2], &bits, 2);
+            if (k < p.n_in) t->x[row * p.n_in + k] = f32 ? v : float_of_bf16(bits);
+        }
+}
+
+static void make_y(trial *t, numbers *from)
+{
+    const product &p = t->p;
+    const size_t   n = p.then == GEMM_SILU_BF16 ? filled(p.n_out / 2) : p.is_silu() ? p.n_out / 2 : p.n_out;
+    t->y_bytes = p.then == GEMM_SILU_BF16 ? 2 : 4;
+    t->y_stride = n + (p.then == GEMM_SILU_BF16 ? 8 : 5);
+    t->y_before.assign((p.n_rows + FIRST_ROW + GUARD_ROWS) * t->y_stride * t->y_bytes, GUARD);
+    if (p.then != GEMM_ADD) return;
+    for (size_t i = 0; i < t->y_before.size() / 4; i++) {
+        const float v = (float)from->next();
+        memcpy(&t->y_before[4 * i], &v, 4);
+    }
+}
+
+static trial make_trial(const product &p, uint64_t seed)
+{
+    trial   t;
+    numbers from = { seed };
+    t.p = p;
+    const size_t n_groups = p.groups.empty() ? 1 : p.groups.size();
+    for (size_t g = 0; g < n_groups; g++) t.w.push_back(reference_pack(p.form, p.paired, p.n_out, p.n_in, &from));
+    make_x(&t, &from);
+    make_y(&t, &from);
+    for (size_t i = 0; p.gathered && i < p.n_rows + FIRST_ROW; i++) t.x_rows.push_back((int32_t)((i * 7 + 2) % t.n_x_rows));
+    for (size_t i = 0; p.bias && i < p.n_out; i++) t.bias.push_back((float)from.next());
+    int32_t at = FIRST_ROW;
+    for (size_t g = 0; g < p.groups.size(); at += p.groups[g++]) t.begin.push_back(at);
+    if (!p.groups.empty()) t.begin.push_back(at);
+    return t;
+}
+
+/* With groups y's rows begin at FIRST_ROW, and n_rows is more than there are. */
+static void run_trial(trial *t)
+{
+    const product             &p = t->p;
+    std::vector<unsigned char> all;
+    for (const reference_matrix &w : t->w) all.insert(all.end(), w.bytes.begin(), w.bytes.end());
+    device_bytes w(all), x(t->x_bytes), x_rows(t->x_rows), begin(t->begin), bias(t->bias), y(t->y_before);
+    struct gemm  g = {};
+    g.form = p.form, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then, g.fixed = p.fixed;
+    g.w = w.p, g.w_stride = t->w[0].bytes.size(), g.n_groups = (int32_t)t->w.size();
+    g.begin = t->begin.empty() ? nullptr : (const int32_t *)begin.p;
+    g.n_rows = p.n_rows;
+    g.x = x.p, g.x_stride = t->x_stride;
+    g.x_rows = p.gathered ? (const int32_t *)x_rows.p : nullptr;
+    g.bias = p.bias ? (const float *)bias.p : nullptr;
+    g.y = y.p, g.y_stride = t->y_stride;
+    GOOD(gemm_run(nullptr, &g));
+    GOOD(cudaDeviceSynchronize());
+    t->y.resize(t->y_before.size());
+    GOOD(cudaMemcpy(t->y.data(), y.p, t->y.size(), cudaMemcpyDeviceToHost));
+}
+
+/* ---- what it should be ---- */
+
+struct expected {
+    double value, may_err;
+};
+
+static expected expected_sum(const trial &t, size_t group, size_t row, size_t column)
+{
+    const product      &p = t.p;
+    const size_t        x_row = p.gathered ? (size_t)t.x_rows[row] : row;
+    const reference_sum s = reference_dot(t.w[group], p.n_in, column, &t.x[x_row * p.n_in]);
+    double              bias = 0;
+    if (p.bias) bias = t.bias[p.paired ? column / 2 + column % 2 * (p.n_out / 2) : column];
+    const double roundings = ((double)p.n_in + 8) * 0x1p-24; /* of a chain in f32 */
+    return { s.value + bias, roundings * s.magnitude + 0x1p-22 * fabs(bias) };
+}
+
+/* silu' is at most 1.1, |silu(x)| at most |x|. */
+static expected expected_silu(const expected &gate, const expected &up, bool bf16)
+{
+    const double silu = gate.value / (1 + exp(-gate.value)), value = silu * up.value;
+    const double may_err = 1.1 * gate.may_err * (fabs(up.value) + up.may_err) + fabs(silu) * up.may_err + fabs(value) * (bf16 ? 0x1p-8 : 0x1p-20);
+    return { value, may_err + 1e-30 };
+}
+
+static double read_y(const trial &t, const std::vector<unsigned char> &from, size_t row, size_t i)
+{
+    float    v;
+    uint16_t bits;
+    if (t.y_bytes == 2) {
+        memcpy(&bits, &from[(row * t.y_stride + i) * 2], 2);
+        return float_of_bf16(bits);
+    }
+    memcpy(&v, &from[(row * t.y_stride + i) * 4], 4);
+    return v;
+}
+
+static void fail_at(const trial &t, size_t row, size_t i, double got, const expected &want)
+{
+    const product &p = t.p;
+    test_fail(__FILE__, __LINE__,
+              "form %d then %d paired %d bias %d gathered %d fixed %d groups %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g", p.form,
+              p.then, p.paired, p.bias, p.gathered, p.fixed, p.groups.size(), p.n_rows, p.n_out, p.n_in, row, i, got, want.value, want.may_err);
+}
+
+static expected expected_y(const trial &t, size_t group, size_t row, size_t i)
+{
+    const product &p = t.p;
+    if (p.is_silu()) {
+        if (i >= p.n_out / 2) return { 0, 0 };
+        return expected_silu(expected_sum(t, group, row, 2 * i), expected_sum(t, group, row, 2 * i + 1), p.then == GEMM_SILU_BF16);
+    }
+    expected e = expected_sum(t, group, row, i);
+    if (p.then == GEMM_ADD) e.value += read_y(t, t.y_before, row, i), e.may_err += 0x1p-22 * (fabs(e.value) + 1);
+    return e;
+}
+
+/* Rows begin .. begin + n of a group; the marks say which bytes of y are results. */
+static void check_rows(const trial &t, size_t group, size_t begin, size_t n, std::vector<bool> *marks)
+{
+    const size_t n_y = t.y_stride - (t.y_bytes == 2 ? 8 : 5);
+    for (size_t row = begin; row < begin + n; row++)
+        for (size_t i = 0; i < n_y; i++) {
+            const expected want = expected_y(t, group, row, i);
+            const double   got = read_y(t, t.y, row, i);
+            if (!(fabs(got - want.value) <= want.may_err)) fail_at(t, row, i, got, want);
+            for (size_t b = 0; b < t.y_bytes; b++) (*marks)[(row * t.y_stride + i) * t.y_bytes + b] = true;
+        }
+}
+
+static void check_trial(const trial &t)
+{
+    std::vector<bool> marks(t.y.size(), false);
+    if (t.begin.empty()) check_rows(t, 0, 0, t.p.n_rows, &marks);
+    for (size_t g = 0; g + 1 < t.begin.size(); g++) check_rows(t, g, (size_t)t.begin[g], (size_t)(t.begin[g + 1] - t.begin[g]), &marks);
+    for (size_t i = 0; i < t.y.size(); i++)
+        if (!marks[i] && t.y[i] != t.y_before[i]) {
+            const size_t at = i / t.y_bytes;
+            fail_at(t, at / t.y_stride, at % t.y_stride, t.y[i], { (double)t.y_before[i], 0 });
+        }
+}
+
+static trial try_product(const product &p, uint64_t seed = 1)
+{
+    trial t = make_trial(p, seed);
+    run_trial(&t);
+    check_trial(t);
+    return t;
+}
+
+/* ---- cases ---- */
+
+/* Every epilogue of a form at these rows. */
+static void try_thens(product p)
+{
+    for (enum gemm_then then : THENS)
+        for (int paired = 0; paired < 2; paired++)
+            for (int bias = 0; bias < 2; bias++) {
+                p.then = then, p.paired = paired, p.bias = bias;
+                if (p.is_silu() && !paired) continue;
+                if (paired && p.n_out % 2) continue;
+                try_product(p, p.n_rows + 100 * p.n_in);
+            }
+}
+
+static const size_t SIZES[][2] = { { 1, 1 }, { 2, 63 }, { 37, 65 }, { 70, 200 } }; /* n_out, n_in */
+
+static void try_form(enum gemm_form form)
+{
+    for (const auto &size : SIZES)
+        for (size_t n_rows : { 0, 1, 2, 3, 8, 9, 17, 70, 130 }) {
+            if (TEST_IS_SANITIZED && n_rows > 17 && size[0] < 70) continue;
+            product p;
+            p.form = form, p.n_out = size[0], p.n_in = size[1], p.n_rows = n_rows;
+            try_thens(p);
+            p.fixed = true, p.gathered = true;
+            if (n_rows < 10) try_thens(p);
+        }
+}
+
+TEST(gemm_f32_equals_a_plain_loop) { try_form(GEMM_F32); }
+TEST(gemm_bf16_equals_a_plain_loop) { try_form(GEMM_BF16); }
+TEST(gemm_w8_equals_a_plain_loop) { try_form(GEMM_W8); }
+TEST(gemm_w4_equals_a_plain_loop) { try_form(GEMM_W4); }
+TEST(gemm_f8_equals_a_plain_loop) { try_form(GEMM_F8); }
+
+/* More tiles of rows than run together. */
+TEST(gemm_many_rows)
+{
+    for (enum gemm_form form : { GEMM_F32, GEMM_BF16, GEMM_W4 }) {
+        product p;
+        p.form = form, p.n_rows = 600, p.n_out = 75, p.n_in = 70, p.then = GEMM_ADD;
+        try_product(p);
+    }
+}
+
+/* Several rounds of the pipelines, spans of all warps, several blocks of scales. */
+TEST(gemm_long_rows_and_many_columns)
+{
+    for (int form = 0; form < GEMM_FORMS; form++)
+        for (size_t n_rows : { 1, 13, 20 }) {
+            product p;
+            p.form = (enum gemm_form)form, p.n_rows = n_rows, p.bias = true;
+            p.n_out = 18, p.n_in = 4300;
+            try_product(p);
+            p.n_out = 530, p.n_in = 330;
+            try_product(p);
+            p.paired = true, p.then = GEMM_SILU_BF16;
+            try_product(p);
+        }
+}
+
+/* Every shape of tile: the larger ones are taken where there is work for all SMs. */
+TEST(gemm_wide_matrices)
+{
+    static const size_t shapes[][2] = { { 130, 8200 }, { 70, 16390 }, { 40, 8200 } }; /* rows, n_out */
+    for (int form = 0; form < GEMM_FORMS; form++)
+        for (const auto &shape : shapes) {
+            if (TEST_IS_SANITIZED && shape[1] > 8200) continue;
+            product p;
+            p.form = (enum gemm_form)form, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 150, p.paired = true, p.bias = true;
+            p.then = form % 2 ? GEMM_SILU_BF16 : GEMM_ADD;
+            try_product(p);
+        }
+}
+
+/* Groups of no rows, of few and of many, more than a warp counts in one go, beginning in the middle of y; n_rows says more than there are. */
+TEST(gemm_groups)
+{
+    std::vector<std::vector<int32_t>> lists = { { 0, 5, 0, 0, 33, 1, 17, 0 }, { 0, 0 }, { 16 }, { 40, 3 }, {} };
+    for (int i = 0; i < 140; i++) lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 35 : i % 7 == 0);
+    for (const auto &list : lists)
+        for (int form = 0; form < GEMM_FORMS; form++)
+            for (int fixed = 0; fixed < 2; fixed++) {
+                product p;
+                p.form = (enum gemm_form)form, p.groups = list, p.fixed = fixed, p.gathered = form % 2 == fixed, p.n_out = 42, p.n_in = 140;
+                p.n_rows = 4;
+                for (int32_t n : list) p.n_rows += (size_t)n;
+                p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : GEMM_SILU_BF16;
+                try_product(p);
+            }
+}
+
+/* Row `row` of t alone, bit for bit. */
+static void check_alone(const trial &t, size_t row)
+{
+    trial one = t;
+    one.p.n_rows = 1;
+    one.p.gathered = true;
+    one.x_rows = { t.p.gathered ? t.x_rows[row] : (int32_t)row };
+    one.y_before.resize(t.y_stride * t.y_bytes);
+    memcpy(one.y_before.data(), &t.y_before[row * t.y_stride * t.y_bytes], one.y_before.size());
+    run_trial(&one);
+    if (memcmp(one.y.data(), &t.y[row * t.y_stride * t.y_bytes], one.y.size()) != 0)
+        test_fail(__FILE__, __LINE__, "form %d, then %d: row %zu of %zu has other bits alone", t.p.form, t.p.then, row, t.p.n_rows);
+}
+
+TEST(gemm_rows_have_the_same_bits_alone)
+{
+    for (int form = 0; form < GEMM_FORMS; form++)
+        for (size_t n_rows : { 2, 9, 16, 21, 130 }) {
+            product p;
+            p.form = (enum gemm_form)form, p.n_rows = n_rows, p.n_in = 1200, p.n_out = 40, p.fixed = n_rows > 16, p.bias = true;
+            if (n_rows == 130) p.n_in = 140, p.n_out = 8300;
+            const trial t = try_product(p);
+            for (size_t row : { (size_t)0, n_rows / 2, n_rows - 1 }) check_alone(t, row);
+        }
+}
+
+/* A group's rows as rows of its matrix alone. */
+TEST(gemm_fixed_groups_have_the_bits_of_single_products)
+{
+    for (int form = 0; form < GEMM_FORMS; form++) {
+        product p;
+        p.form = (enum gemm_form)form, p.groups = { 0, 30, 1, 4 }, p.n_rows = 35, p.n_out = 50, p.n_in = 300, p.fixed = true;
+        const trial t = try_product(p);
+        for (size_t g = 1; g < p.groups.size(); g++) {
+            trial one = t;
+            one.w = { t.w[g] };
+            one.begin.clear();
+            check_alone(one, (size_t)t.begin[g]);
+        }
+    }
+}
+
+/* A row of x that is not a number stays in its row of y. */
+TEST(gemm_nan_stays_in_its_row)
+{
+    for (int form = 0; form < GEMM_FORMS; form++)
+        for (int fixed = 0; fixed < 2; fixed++) {
+            product p;
+            p.form = (enum gemm_form)form, p.n_rows = 5, p.n_out = 21, p.n_in = 100, p.fixed = fixed;
+            trial t = make_trial(p, 9);
+            memset(&t.x_bytes[2 * t.x_stride * (form == GEMM_F32 ? 4 : 2)], 0xff, 8);
+            run_trial(&t);
+            std::vector<bool> marks(t.y.size());
+            check_rows(t, 0, 0, 2, &marks);
+            check_rows(t, 0, 3, 2, &marks);
+            for (size_t i = 0; i < p.n_out; i++) CHECK(isnan(read_y(t, t.y, 2, i)));
+        }
+}
+
+/* e4m3 has one pattern of NaN with either sign; each of its bytes has to come through in both kernels. */
+TEST(gemm_f8_keeps_nan)
+{
+    for (int fixed = 0; fixed < 2; fixed++)
+        for (size_t k = 0; k < 16; k++) {
+            product p;
+            p.form = GEMM_F8, p.n_rows = 2, p.n_out = 20, p.n_in = 100, p.fixed = fixed;
+            trial t = make_trial(p, 11);
+            t.w[0].bytes[7 * gemm_row_bytes(GEMM_F8, p.n_in) + k] = k % 2 ? 0xff : 0x7f;
+            run_trial(&t);
+            for (size_t i = 0; i < p.n_out; i++) CHECK(isnan(read_y(t, t.y, 1, i)) == (i == 7));
+        }
+}
+
+/* All bytes and nibbles that a weight can be, through both kernels: x is 1 in one place, scales are 1. */
+TEST(gemm_every_stored_number)
+{
+    for (enum gemm_form form : { GEMM_W8, GEMM_W4, GEMM_F8 })
+        for (int fixed = 0; fixed < 2; fixed++) {
+            product p;
+            p.form = form, p.n_rows = 1, p.n_out = 256, p.n_in = 8, p.fixed = fixed;
+            trial t = make_trial(p, 12);
+            for (size_t k = 0; k < 8; k++) {
+                const uint16_t bits = bf16_of(k == 5 ? 1.0f : 0.0f);
+                memcpy(&t.x_bytes[2 * k], &bits, 2);
+            }
+            std::vector<float> scales((t.w[0].bytes.size() - gemm_scales_at(form, p.n_out, p.n_in)) / 4, 1.0f);
+            memcpy(t.w[0].bytes.data() + gemm_scales_at(form, p.n_out, p.n_in), scales.data(), scales.size() * 4);
+            const size_t row_bytes = gemm_row_bytes(form, p.n_in);
+            for (size_t i = 0; i < 256; i++)
+                if (form != GEMM_F8 || (i & 127) != 127) t.w[0].bytes[i * row_bytes + (form == GEMM_W4 ? 2 : 5)] = (unsigned char)i;
+            run_trial(&t);
+            for (size_t i = 0; i < 256; i++) {
+                const double want = form == GEMM_W8 ? (double)(int8_t)i : form == GEMM_W4 ? (double)((int)i / 16 - 8) : float_of_e4m3((uint8_t)i);
+                if (form != GEMM_F8 || (i & 127) != 127) CHECK(read_y(t, t.y, 0, i) == want);
+            }
+        }
+}
+
+TEST(gemm_refuses_what_it_cannot_do)
+{
+    struct gemm g = {};
+    g.form = GEMM_BF16, g.n_out = 2, g.n_in = 2, g.n_rows = 1, g.then = GEMM_SILU, g.n_groups = 1;
+    CHECK(gemm_run(nullptr, &g) != cudaSuccess);
+    g.then = GEMM_STORE, g.n_rows = 0;
+    GOOD(gemm_run(nullptr, &g));
+}
+
+TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
+          CASE_T(gemm_w4_equals_a_plain_loop, 250), CASE_T(gemm_f8_equals_a_plain_loop, 250), CASE_T(gemm_long_rows_and_many_columns, 250),
+          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
+          CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan),
+          CASE(gemm_every_stored_number), CASE(gemm_refuses_what_it_cannot_do))
