@@ -75,9 +75,11 @@ static enum status open_rows(struct kvt *k, const struct kvt_options *o, struct 
     return st;
 }
 
-/* Before the rows open: they register it. Room for several pieces of any peer's size. */
-static enum status make_staging(struct kvt *k, struct err *err)
+/* Before the rows open: they register it. Room for several pieces of any peer's size. The processor converts: of GPU memory it cannot, so a
+ * peer of another layout is refused. */
+static enum status make_staging(struct kvt *k, const struct dev_mem *pool, struct err *err)
 {
+    if (pool->kind != DEV_MEM_HOST) return OK;
     uint64_t bytes = 8 * (uint64_t)kv_layout_piece_bytes(&k->core.layout);
     return kvt_staging_create(bytes > KVT_STAGING_BYTES ? bytes : KVT_STAGING_BYTES, &k->core.staging, err);
 }
@@ -89,7 +91,7 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     k->wake_fd = k->epoll_fd = -1;
     list_init(&k->peers);
     kvt_core_init(&k->core, o);
-    enum status st = make_staging(k, err);
+    enum status st = make_staging(k, o->mem, err);
     k->listen_host = o->listen_host ? mem_strdup(o->listen_host) : NULL;
     k->advertise_host = o->advertise_host ? mem_strdup(o->advertise_host) : NULL;
     random_bytes(k->node, sizeof k->node);

@@ -5,7 +5,8 @@
 #   (none)   every test: unit, conformance, lint, corpus replay, end to end with a real model and a real redis-server, and over
 #            real RDMA in a virtual machine
 #   --quick  unit tests only; needs no model and no network once the packages are there
-#   --asan   the above (none), then everything but end to end once more under AddressSanitizer and UBSan
+#   --asan   the above (none), then everything but end to end once more under AddressSanitizer and UBSan, and the kernels for GPUs on an
+#            emulated card
 #   --all    --asan, the same under ThreadSanitizer, each fuzz target for FUZZ_SECONDS (60), the long end-to-end tests, and two
 #            virtual machines on one wire
 # Builds are kept in build/tests/. Environment: BATON_CACHE (model file, kernel), BATON_TEST_GGUF (use this file, fetch nothing),
@@ -27,7 +28,7 @@ mode=normal
 case ${1-} in
 '') ;;
 --quick | --asan | --all) mode=${1#--} ;;
--h | --help) sed -n '2,12s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
+-h | --help) sed -n '2,13s/^# \{0,1\}//p' tests/run.sh; exit 0 ;;
 *) echo "run.sh: there is no option $1; --quick, --asan and --all are known" >&2; exit 2 ;;
 esac
 export TMPDIR=$(mktemp -d) # what a test leaves goes with it
@@ -85,7 +86,7 @@ must() {
 build() {
     local dir=$out/$1 launcher=()
     shift
-    command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache)
+    command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
     mkdir -p "$dir"
     cmake -S "$root" -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=Release "${launcher[@]}" "$@" >"$dir/cmake.log" 2>&1 || {
         tail -n 20 "$dir/cmake.log" >&2
@@ -166,6 +167,12 @@ fuzz() {
     count "fuzz, $fuzz_seconds s each" $good $bad 0
 }
 
+# The build with AddressSanitizer has an emulated card: the program as a whole on it.
+emulated_card() {
+    say "an emulated card, end to end"
+    counted "emulated card" env BATON_BIN="$out/asan/baton" UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none python3 -u tests/e2e/run.py --jobs 2 test_card
+}
+
 say "packages"
 if [ $all = yes ]; then must deploy/install_deps.sh --all; else must deploy/install_deps.sh --tests; fi
 
@@ -235,7 +242,7 @@ export BATON_BIN=$out/release/baton
 suite "tests" release
 
 if [ $asan = yes ]; then # with the processor time that the next stages leave: end-to-end tests wait much
-    { chrt --idle -p 0 "$BASHPID" >/dev/null 2>&1; build asan -DBATON_ASAN=ON; } >"$out/asan.log" 2>&1 &
+    { chrt --idle -p 0 "$BASHPID" >/dev/null 2>&1; build asan -DBATON_ASAN=ON -DBATON_CUDA=emulate; } >"$out/asan.log" 2>&1 &
     asan_build=$!
 fi
 
@@ -254,13 +261,13 @@ counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"
 
 if [ $asan = yes ]; then
     say "what is left of the build with AddressSanitizer and UBSan"
-    if wait "$asan_build"; then say "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
+    if wait "$asan_build"; then say "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint; emulated_card; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
     asan_build=
 fi
 if [ $all = yes ]; then
     say "build with ThreadSanitizer"
-    if build tsan -DBATON_TSAN=ON; then say "ThreadSanitizer"; suite "tests, TSan" tsan -LE lint; else count "build, TSan" 0 1 0; fi
+    if build tsan -DBATON_TSAN=ON -DBATON_CUDA=off; then say "ThreadSanitizer"; suite "tests, TSan" tsan -LE lint; else count "build, TSan" 0 1 0; fi
     say "fuzz targets, $fuzz_seconds s each"
-    if build fuzz -DBATON_FUZZ=ON -DBATON_TESTS=OFF -DCMAKE_C_COMPILER=clang; then fuzz; else count "build, fuzz" 0 1 0; fi
+    if build fuzz -DBATON_FUZZ=ON -DBATON_TESTS=OFF -DBATON_CUDA=off -DCMAKE_C_COMPILER=clang; then fuzz; else count "build, fuzz" 0 1 0; fi
 fi
 finish

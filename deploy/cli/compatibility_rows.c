@@ -30,7 +30,6 @@
 #define NO_HCCL    "it configures Huawei's collective library, which Baton does not use"
 #define NO_NIC     "it names a network card for a library that Baton does not use; peers are found by address (--advertise-host)"
 #define NO_DP      "ranks find each other through the cluster view; `baton launch` starts several nodes"
-#define NO_GPU     "no GPU is used by this build"
 #define BENCH_OWN  "it belongs to the client, which runs as it is"
 
 const struct compat_row COMPATIBILITY[] = {
@@ -58,7 +57,7 @@ const struct compat_row COMPATIBILITY[] = {
     COMMAND("docker exec", "004", REFUSED, NO_DOCKER),
     COMMAND("docker build", "004", REFUSED, NO_DOCKER),
     COMMAND("git clone https://github.com/PaddlePaddle/PaddleNLP.git", "004", REFUSED, NO_DOCKER),
-    COMMAND("nvidia-smi", "004", REFUSED, NO_GPU "; `baton doctor` checks a host"),
+    COMMAND("nvidia-smi", "004", REFUSED, "a tool of the GPU's driver; `baton doctor` checks a host"),
     COMMAND("python download_model.py", "004", REFUSED, NO_FETCH),
     COMMAND("start_server", "004", REFUSED, "`baton serve --model PATH` starts a node; static-graph exports are not read"),
     COMMAND("stop_server", "004", REFUSED, "Ctrl-C or SIGTERM stops a node: it finishes what runs, up to --shutdown-timeout"),
@@ -118,7 +117,7 @@ const struct compat_row COMPATIBILITY[] = {
     ENV_OPTION("FD_LOG_DIR", "000 001 003"),
     ENV_OPTION("OMP_NUM_THREADS", "002"),
     ENV("FD_ENABLE_MULTI_API_SERVER", "000 001", "`baton launch` starts several servers without a switch"),
-    ENV("CUDA_VISIBLE_DEVICES", "001 003 004", NO_GPU),
+    ENV_WORKS("CUDA_VISIBLE_DEVICES", "001 003 004", "--device cuda takes the first of them; without it no GPU is used"),
     ENV_WORKS("KVCACHE_RDMA_NICS", "001", "the RDMA devices to use, in this order; without it every active port near the memory"),
     ENV("ENABLE_V1_KVCACHE_SCHEDULER", "003", "KV blocks are always managed for the whole node"),
     ENV("FD_SAMPLING_CLASS", "003", "it chooses how to sample on a GPU; the distribution is the one asked for either way"),

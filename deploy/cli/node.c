@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "decode/decode.h"
 #include "deploy/cli/node_model.h"
@@ -19,6 +20,7 @@
 #include "shared/base/thread.h"
 
 enum {
+    EXIT_DEVICE = 70,          /* the GPU failed */
     EVENTS = 16384,            /* engine and transfer events waiting for the loop; full means the engine waits */
     EVENTS_PER_TURN = 1024,    /* so that one turn of the loop stays short */
     MAX_TRANSFERS = 1024,
@@ -51,7 +53,6 @@ struct node {
     struct node_model        model;        /* text, tokenizer, template, weights; weights move into the engine */
     struct err               load_err;
     enum status              load_st;
-    struct device           *device;
     struct engine           *engine;
     struct mailbox          *events;
     struct kvt              *kvt;
@@ -260,15 +261,22 @@ static enum status start_http(struct node *n, struct err *err)
 
 /* ---- ready ---- */
 
+/* Nothing that this process holds on the card can be used again, so it ends at once: its connections close, peers and entries see it in
+ * milliseconds and go on elsewhere, and whoever supervises it starts another. Engine thread. */
+static void on_fault(void *arg, const struct err *err)
+{
+    (void)arg;
+    log_error("node ends", "why=\"%s\"", err->text);
+    _exit(EXIT_DEVICE);
+}
+
 static enum status start_engine(struct node *n, struct err *err)
 {
     struct node_options *o = &n->o;
-    TRY(device_open("cpu", &n->device, err));
     if (o->max_model_len > n->model.weights->max_len) o->max_model_len = n->model.weights->max_len;
     TRY(node_model_blocks(n->model.weights, o, &o->n_blocks, err));
     struct engine_options e = {
         .model = n->model.weights,
-        .device = n->device,
         .block_tokens = o->block_tokens,
         .n_blocks = o->n_blocks,
         .max_seqs = o->max_seqs,
@@ -278,6 +286,7 @@ static enum status start_engine(struct node *n, struct err *err)
         .metrics = n->metrics,
         .on_event = on_engine_event,
         .on_kv_ready = on_kv_ready,
+        .on_fault = on_fault,
         .arg = n,
     };
     TRY(engine_create(&e, &n->engine, err));
@@ -596,7 +605,6 @@ void node_free(struct node *n)
     while (mailbox_take(n->events, &ev)) mem_free(ev.blocks);
     mailbox_free(n->events);
     node_model_release(&n->model);
-    if (n->device) device_close(n->device);
     loop_free(n->loop);
     metrics_free(n->metrics);
     mem_free(n);

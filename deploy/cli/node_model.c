@@ -8,7 +8,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
-#include "shared/model/host_memory.h"
+#include "shared/engine/engine.h"
 #include "shared/model/model_files.h"
 
 enum { TEMPLATE_MAX = 1 << 20 };
@@ -97,14 +97,25 @@ static void show_progress(void *arg, double done)
     fprintf(stderr, bar->tty ? "\rloading weights %3.0f%%%s" : "loading weights %3.0f%%%s", done * 100, !bar->tty || done >= 1 ? "\n" : "");
 }
 
+/* A GPU that is not there is said before anything is loaded. */
+static enum status make_kernels(const struct node_options *o, struct kernel_ctx **out, struct err *err)
+{
+    struct device *d;
+    if (strcmp(o->device, "cuda") != 0) return kernel_ctx_create(o->cpu_isa, o->activations, o->n_threads, out, err);
+    enum status st = device_open("cuda", &d, err);
+    if (st != OK) return err_prefix(err, "--device cuda: ");
+    device_close(d);
+    return kernel_ctx_create("cuda", o->activations, o->n_threads, out, err);
+}
+
 enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err)
 {
     uint64_t t0 = clock_ms();
     struct progress_bar bar = { .t_last_ms = t0, .tty = isatty(STDERR_FILENO) != 0 };
     TRY(load_text(m, o, err));
-    TRY(kernel_ctx_create(o->cpu_isa, o->activations, o->n_threads, &m->kernels, err));
+    TRY(make_kernels(o, &m->kernels, err));
     struct model_options mo = {
-        .path = o->model_path, .max_rows = o->max_batched_tokens, .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
+        .path = o->model_path, .max_rows = o->max_batched_tokens, .max_logits = engine_max_logits(o->max_seqs), .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
         .usual_len = o->max_model_len, .kernels = m->kernels, .quantize = o->quantize, .packed_folder = o->weights_cache,
         .progress = show_progress, .progress_arg = &bar,
     };
@@ -130,7 +141,7 @@ void node_model_release(struct node_model *m)
  * asked. Mapped weights are such a file, but they are read at every step. */
 static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
 {
-    uint64_t available = host_memory_available(), weights = m->weights_mapped ? m->weight_bytes : 0;
+    uint64_t available = device_available(m->kernels->device), weights = m->weights_mapped ? m->weight_bytes : 0;
     if (available > memory) available = memory;
     return available > weights ? available - weights : 0;
 }

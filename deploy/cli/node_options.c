@@ -119,6 +119,7 @@ static int n_cpus(void)
 
 static enum status read_engine(const struct config *c, struct node_options *o, struct err *err)
 {
+    o->device = config_string(c, "device");
     o->cpu_isa = config_string(c, "cpu-isa");
     o->activations = strcmp(config_string(c, "activations"), "f32") == 0 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST;
     o->n_threads = (int)config_int(c, "compute-threads");
@@ -312,6 +313,19 @@ static enum status read_directory(const struct config *c, struct node_options *o
     return OK;
 }
 
+/* What moves KV that lies in GPU memory so far: CUDA IPC inside a host. Checksums would be made by the processor, which cannot read it. */
+static enum status limit_to_gpu_pools(const struct config *c, struct node_options *o, struct err *err)
+{
+    if (o->kv_checksum && config_is_set(c, "kv-checksum"))
+        return err_field(err, ERR_UNSUPPORTED, "kv-checksum", "--kv-checksum true: checksums of KV in GPU memory are not built yet; leave it out with --device cuda");
+    if (o->protocols_named && !strstr(o->protocols, "ipc"))
+        return err_field(err, ERR_UNSUPPORTED, "cache-transfer-protocol",
+                         "--cache-transfer-protocol %s: KV in GPU memory moves by ipc alone so far; name ipc with --device cuda", o->protocols);
+    o->protocols = "ipc";
+    o->kv_checksum = false;
+    return OK;
+}
+
 static enum status read_cluster(const struct config *c, struct node_options *o, struct err *err)
 {
     TRY(read_role(c, o, err));
@@ -325,7 +339,7 @@ static enum status read_cluster(const struct config *c, struct node_options *o, 
     TRY(read_directory(c, o, err));
     TRY(read_addresses(c, o, err));
     o->kv_checksum = config_bool(c, "kv-checksum");
-    return OK;
+    return strcmp(o->device, "cuda") == 0 ? limit_to_gpu_pools(c, o, err) : OK;
 }
 
 /* ---- HTTP ---- */

@@ -22,6 +22,7 @@ struct node_options {
     const char    *chat_template;      /* file or NULL */
     const char    *reasoning_parser, *tool_parser; /* "auto", "none" or a format's name */
     /* engine */
+    const char    *device;             /* "cpu" or "cuda" */
     const char    *cpu_isa;
     enum activations activations;
     enum quantize    quantize;

@@ -57,6 +57,8 @@ const struct option OPTIONS[] = {
       .help = "GiB for the KV cache; default: a fifth of the memory that is available once the weights are loaded, but no more than --max-num-seqs contexts take." },
     { .name = "enable-prefix-caching", .env = "BATON_PREFIX_CACHING", .type = OPT_BOOL, .def = "true", .group = "Engine", .commands = NODE,
       .help = "Keep KV blocks of finished requests for prompts that begin alike." },
+    { .name = "device", .env = "BATON_DEVICE", .type = OPT_ENUM, .choices = "cpu|cuda", .def = "cpu", .group = "Engine", .commands = NODE,
+      .help = "Where the model computes: the processor, or the first GPU of CUDA_VISIBLE_DEVICES. cuda is new: docs/performance.md says what has run on a card." },
     { .name = "cpu-isa", .env = "BATON_CPU_ISA", .type = OPT_ENUM, .choices = "auto|ref|avx2|avx512|avx512-vnni|avx512-bf16|amx", .def = "auto", .group = "Engine", .commands = NODE,
       .help = "Kernel row to use; auto takes the best this CPU has." },
     { .name = "compute-threads", .aliases = "threads t", .env = "BATON_COMPUTE_THREADS OMP_NUM_THREADS", .type = OPT_INT, .min = 0, .max = 1024, .def = "0",
@@ -190,7 +192,7 @@ const struct option OPTIONS[] = {
 
     /* ---- Options of other systems without effect on answers ---- */
     ACCEPT("gpu-memory-utilization", "mem-fraction-static", NULL, OPT_FLOAT, "Compatibility", "Share of GPU memory to use.",
-           "no GPU is used by this build: the KV cache is sized by --kv-cache-memory or --num-gpu-blocks-override"),
+           "the KV cache is sized by --kv-cache-memory or --num-gpu-blocks-override, on a GPU (--device cuda) too"),
     ACCEPT("kv-cache-ratio", NULL, NULL, OPT_FLOAT, "Compatibility", "Share of KV blocks for prompts.", "prompts and answers share one pool of KV blocks"),
     ACCEPT("swap-space", NULL, NULL, OPT_FLOAT, "Compatibility", "GB of CPU memory behind the GPU cache.", "the KV cache is in CPU memory already"),
     ACCEPT("enable-chunked-prefill", NULL, NULL, OPT_BOOL, "Compatibility", "Compute long prompts in chunks.", "chunked prefill is always on"),
@@ -198,8 +200,8 @@ const struct option OPTIONS[] = {
     ACCEPT("max-long-partial-prefills", NULL, NULL, OPT_INT, "Compatibility", "Long prompts computed in part at once.", "long prompts are chunked by --max-num-batched-tokens"),
     ACCEPT("long-prefill-token-threshold", NULL, NULL, OPT_INT, "Compatibility", "From how many tokens a prompt is long.", "long prompts are chunked by --max-num-batched-tokens"),
     ACCEPT("static-decode-blocks", NULL, NULL, OPT_INT, "Compatibility", "Output blocks given at admission.", "KV blocks are given as an answer grows"),
-    ACCEPT("use-cudagraph", NULL, NULL, OPT_BOOL, "Compatibility", "Capture steps as CUDA graphs.", "no GPU is used by this build"),
-    ACCEPT("graph-optimization-config", NULL, NULL, OPT_STRING, "Compatibility", "How graphs are captured.", "no GPU is used by this build"),
+    ACCEPT("use-cudagraph", NULL, NULL, OPT_BOOL, "Compatibility", "Capture steps as CUDA graphs.", "no graphs are captured yet, with --device cuda either"),
+    ACCEPT("graph-optimization-config", NULL, NULL, OPT_STRING, "Compatibility", "How graphs are captured.", "no graphs are captured yet, with --device cuda either"),
     ACCEPT("enforce-eager", NULL, NULL, OPT_BOOL, "Compatibility", "Do not capture graphs.", "no graphs are captured on the CPU"),
     ACCEPT("use-warmup", NULL, NULL, OPT_INT, "Compatibility", "Run once before serving.", "nothing has to be warmed up on the CPU"),
     ACCEPT("speculative-config", NULL, NULL, OPT_STRING, "Compatibility", "Draft tokens to verify.",

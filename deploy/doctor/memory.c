@@ -7,7 +7,7 @@
 
 #include "deploy/cli/node_options.h"
 #include "deploy/doctor/doctor.h"
-#include "shared/model/host_memory.h"
+#include "kernels/cpu/host_memory.h"
 
 static const double GIB = 1 << 30;
 

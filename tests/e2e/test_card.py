@@ -1,0 +1,70 @@
+"""--device cuda. Without a card the tests of this file need a program whose card is emulated (BATON_BIN of a build with BATON_CUDA=emulate), which
+is thousands of times slower: so few and short requests."""
+from harness import *
+from test_split import check_equal, run
+
+QWEN = os.path.join(DATA, 'goldens', 'qwen3_moe', 'model')
+DEEPSEEK = os.path.join(DATA, 'goldens', 'deepseek_v3', 'model')
+SIZE = ['--max-model-len', '512', '--max-num-seqs', '8', '--num-gpu-blocks-override', '64', '--max-num-batched-tokens', '128']
+CUDA = ['--device', 'cuda', *SIZE]
+
+
+def refusal(args, want):
+    r = subprocess.run([BIN, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert r.returncode != 0 and all(w in r.stderr for w in want), (r.returncode, r.stderr)
+
+
+def has_card():
+    """Can the program compute on one? Its own words when it cannot."""
+    r = subprocess.run([BIN, 'generate', '--device', 'cuda', '--model', QWEN, '--prompt', 'a', '--max-tokens', '1', *SIZE], stdout=subprocess.PIPE,
+                       stderr=subprocess.PIPE, text=True, timeout=120)
+    return (r.returncode == 0, r.stderr.strip().splitlines()[-1] if r.stderr.strip() else '')
+
+
+def with_card():
+    card, why = has_card()
+    if not card:
+        raise Skip(f'no card: {why}')
+
+
+def test_no_card_is_said_before_anything_is_loaded():
+    card, why = has_card()
+    if card:
+        raise Skip('this program has a card')
+    assert '--device cuda' in why and ('no CUDA device' in why or 'has no device' in why), why
+
+
+def test_what_gpu_memory_cannot_do_yet_is_refused():
+    refusal(['serve', '--model', QWEN, '--device', 'cuda', '--cache-transfer-protocol', 'tcp'], ['--cache-transfer-protocol tcp', 'ipc'])
+    refusal(['serve', '--model', QWEN, '--device', 'cuda', '--kv-checksum', 'true'], ['--kv-checksum true'])
+
+
+def test_the_card_gives_the_tokens_of_the_processor():
+    """Where the arithmetic is exact, up to the last bits of sums: the most likely token of each position."""
+    with_card()
+    for model in (QWEN, DEEPSEEK):
+        bodies = [{**b, 'temperature': 0} for b in mixed_requests(5, 3, 512, 150, (1, 6))]
+        with closing(Node(model, 'mixed', ['--activations', 'f32', *SIZE])) as cpu:
+            wait_ready(cpu)
+            want = run([cpu.port], bodies, 4)
+        with closing(Node(model, 'mixed', ['--activations', 'f32', *CUDA])) as card:
+            wait_ready(card, timeout=120)
+            for i, (a, b) in enumerate(zip(want, run([card.port], bodies, 4))):
+                assert answer_of(a)[0] == answer_of(b)[0], f'{model} on the card: answer {i} differs:\n{answer_of(a)[0]}\n{answer_of(b)[0]}'
+
+
+def test_split_equals_mixed_over_cuda_ipc():
+    """Two processes on one card; one request at a time, many at once, and over two nodes."""
+    with_card()
+    for model in (QWEN, DEEPSEEK):
+        bodies = mixed_requests(6, 4, 512, 200, (1, 6))
+        with closing(Node(model, 'mixed', CUDA)) as mixed:
+            wait_ready(mixed, timeout=120)
+            want = run([mixed.port], bodies, 1)
+            check_equal(want, run([mixed.port], bodies, 6), 'six at once')
+        with pair(model, 'ipc', CUDA) as nodes:
+            got = run([x.port for x in nodes], bodies, 3)
+            check_equal(want, got, f'{model} split over two nodes')
+            for a in got:
+                t = a['baton']
+                assert t['transport'] == 'ipc' and t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0 and t['kv_bytes'] > 0, t
