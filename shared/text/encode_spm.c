@@ -75,6 +75,7 @@ static enum status encode_normal(struct encoder *e, struct str text)
         len = added_match(&s->user_defined, text, at, &id);
         bool defined = len > 0;
         if (!defined) len = utf8_next(text, at, &cp);
+        if (!defined && cp < 0) cp = UTF8_REPLACEMENT; /* a file's own pieces and replacements may end inside a character */
         if (n > 0 && (defined || (s->cuts && !spm_has_pair(s, before, cp)))) {
             TRY(put_run(e, n));
             n = 0;
