@@ -23,6 +23,13 @@ enum status device_open(const char *name, struct device **out, struct err *err)
     return err_set(err, ERR_UNSUPPORTED, "this build has no device \"%s\"; it has: cpu%s", name, COUNT_OF(DEVICES) > 1 ? ", cuda" : "");
 }
 
+int device_count(const char *name)
+{
+    for (size_t i = 0; i < COUNT_OF(DEVICES); i++)
+        if (strcmp(DEVICES[i]->name, name) == 0) return DEVICES[i]->count();
+    return 0;
+}
+
 void device_close(struct device *d)
 {
     if (d) d->ops->close(d);

@@ -45,6 +45,8 @@ struct device_ops {
     enum status (*fault)(struct device *d, struct err *err);
     /* Bytes that could be allocated now. */
     size_t      (*available)(struct device *d);
+    /* How many of the kind this process sees. */
+    int         (*count)(void);
 };
 
 struct device {
@@ -63,5 +65,7 @@ void        device_download(struct device *d, void *to, const void *from, size_t
 void        device_wait(struct device *d);
 enum status device_fault(struct device *d, struct err *err);
 size_t      device_available(struct device *d);
+/* How many devices of a kind this process sees; 0 of a kind that the build does not have. */
+int         device_count(const char *name);
 
 #endif

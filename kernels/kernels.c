@@ -34,8 +34,8 @@ static enum status choose_row(const char *isa, const struct kernel_ops **out, st
         buf_printf(&list, "%s%s", list.len ? ", " : "", (*row)->name);
     }
     enum status st = known ? ERR_UNSUPPORTED : ERR_INVALID;
-    err_field(err, st, "cpu-isa", "%s \"%s\"; this machine has: %s",
-              known ? "this machine cannot run instruction set" : "there is no instruction set", isa, list.data);
+    err_field(err, st, "cpu-isa", "%s \"%s\"; this CPU has: %s",
+              known ? "this CPU cannot run instruction set" : "there is no instruction set", isa, list.data);
     buf_release(&list);
     return st;
 }

@@ -12,6 +12,7 @@
 #include "deploy/cli/commands.h"
 #include "deploy/cli/launch_plan.h"
 #include "deploy/cli/node_options.h"
+#include "kernels/device.h"
 #include "scheduler/directory_serve.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
@@ -37,6 +38,8 @@ struct child {
 };
 
 struct launcher {
+    int                      n_gpus; /* with --device cuda: that ranks share out */
+    char                    *gpus;   /* CUDA_VISIBLE_DEVICES as it came; "" for none */
     struct loop             *loop;
     const struct config     *c;
     struct metrics          *metrics;
@@ -164,8 +167,22 @@ static void on_exit_of_child(uv_process_t *process, int64_t exit_status, int sig
     stop_all(l, exit_status ? (int)exit_status : 1);
 }
 
+/* Ranks take the cards in turn: the i-th of CUDA_VISIBLE_DEVICES, or of all. One card is everyone's. */
+static void choose_gpu(const struct launcher *l, size_t i)
+{
+    char       one[64];
+    const int  n = l->n_gpus;
+    struct str all = str_of(l->gpus), item = { 0 };
+    if (n < 2) return;
+    snprintf(one, sizeof one, "%zu", i % (size_t)n);
+    for (size_t k = 0; all.n > 0 && k <= i % (size_t)n; k++) (void)str_split(&all, ',', &item);
+    if (item.n > 0) snprintf(one, sizeof one, "%.*s", STR_ARG(str_trim(item)));
+    setenv("CUDA_VISIBLE_DEVICES", one, 1); /* the child's; this process computes nothing */
+}
+
 static void start_child(struct child *ch)
 {
+    choose_gpu(ch->l, (size_t)(ch - ch->l->children));
     uv_stdio_container_t stdio[3] = {
         { .flags = UV_IGNORE }, { .flags = UV_INHERIT_FD, .data.fd = STDOUT_FILENO }, { .flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO },
     };
@@ -263,6 +280,11 @@ static enum status start(struct launcher *l, struct err *err)
     char holder[64];
     struct http_client_options h = { .body_max = 1 << 16, .n_idle = LAUNCH_NODES_MAX };
     make_secret(l->c);
+    if (strcmp(config_string(l->c, "device"), "cuda") == 0) {
+        const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+        l->n_gpus = device_count("cuda");
+        l->gpus = mem_strdup(visible ? visible : "");
+    }
     l->metrics = metrics_create();
     TRY(loop_create(&l->loop, err));
     TRY(hold_view(l, holder, sizeof holder, err));
@@ -304,6 +326,7 @@ int cmd_launch(int argc, char **argv)
     loop_free(l.loop);
     launch_plan_release(&l.plan);
     mem_free(l.children);
+    mem_free(l.gpus);
     metrics_free(l.metrics);
     config_free(c);
     return l.exit_status;

@@ -146,13 +146,13 @@ static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
     return available > weights ? available - weights : 0;
 }
 
-/* Of n blocks of so many GiB on a host with so many. */
+/* Of n blocks of so many GiB on a host (or a card) with so many. */
 static enum status too_much_kv(const struct node_options *o, uint64_t n, double block, double memory, struct err *err)
 {
     if (o->n_blocks)
-        return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "--num-gpu-blocks-override %u asks for %.1f GiB of KV cache, but this host has %.1f GiB of memory; ask for less",
+        return err_field(err, ERR_CONFIG, "num-gpu-blocks-override", "--num-gpu-blocks-override %u asks for %.1f GiB of KV cache, but there are %.1f GiB of memory; ask for less",
                          o->n_blocks, (double)n * block, memory);
-    return err_field(err, ERR_CONFIG, "kv-cache-memory", "--kv-cache-memory %.1f is in GiB, and this host has %.1f GiB of memory; ask for less", (double)n * block, memory);
+    return err_field(err, ERR_CONFIG, "kv-cache-memory", "--kv-cache-memory %.1f is in GiB, and there are %.1f GiB of memory; ask for less", (double)n * block, memory);
 }
 
 enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
@@ -162,7 +162,8 @@ enum status node_model_blocks(const struct model *m, const struct node_options *
     uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    struct device *device = m->kernels->device;
+    uint64_t memory = device->is_host ? (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) : device_available(device);
     uint64_t room = o->kv_bytes ? o->kv_bytes : memory_for_kv(m, memory) / NODE_KV_SHARE;
     uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))

@@ -321,6 +321,9 @@ static enum status limit_to_gpu_pools(const struct config *c, struct node_option
     if (o->protocols_named && !strstr(o->protocols, "ipc"))
         return err_field(err, ERR_UNSUPPORTED, "cache-transfer-protocol",
                          "--cache-transfer-protocol %s: KV in GPU memory moves by ipc alone so far; name ipc with --device cuda", o->protocols);
+    if (config_is_set(c, "weights-cache")) fprintf(stderr, "note: --weights-cache has no effect with --device cuda\n");
+    if (config_is_set(c, "cpu-isa")) fprintf(stderr, "note: --cpu-isa has no effect with --device cuda\n");
+    fprintf(stderr, "note: --device cuda: KV moves by ipc alone, without checksums\n");
     o->protocols = "ipc";
     o->kv_checksum = false;
     return OK;
@@ -453,6 +456,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     line(out, "limits", text, config_source_text(c, "max-model-len"));
     snprintf(text, sizeof text, "%d threads, %s, activations %s; this CPU has %s", o->n_threads, o->cpu_isa, config_string(c, "activations"), features);
     line(out, "CPU", text, config_source_text(c, "cpu-isa"));
+    line(out, "computes on", strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the processor", config_source_text(c, "device"));
     line(out, "API keys", o->n_api_keys ? "required" : "none: anyone who reaches the port may use it", config_source_text(c, "api-key"));
     if (!o->secret.n)
         buf_add_c(out, "  no cluster secret (BATON_CLUSTER_SECRET): node-to-node ports stay on 127.0.0.1, so other hosts cannot join\n");

@@ -87,6 +87,8 @@ static size_t cpu_available(struct device *d)
     return (size_t)host_memory_available();
 }
 
+static int cpu_count(void) { return 1; }
+
 const struct device_ops device_cpu_ops = {
     .name = "cpu",
     .open = cpu_open,
@@ -97,4 +99,5 @@ const struct device_ops device_cpu_ops = {
     .download = cpu_copy,
     .fault = cpu_fault,
     .available = cpu_available,
+    .count = cpu_count,
 };

@@ -223,13 +223,17 @@ enum status cuda_weight_pack(struct kernel_ctx *c, const struct weight_pack_args
     if (st == OK && !a->to) st = device_mem_alloc(c->device, w.bytes, DEVICE_MEM_PRIVATE, &mem, err);
     if (st == OK) {
         device_upload(c->device, mem.ptr, p.image, w.bytes);
-        w.data = mem.ptr;
-        w.borrowed = a->to != NULL;
-        *out = w;
         st = device_fault(c->device, err);
     }
     free_room(&p);
-    return st;
+    if (st != OK) {
+        if (!a->to) device_mem_free(c->device, &mem);
+        return st;
+    }
+    w.data = mem.ptr;
+    w.borrowed = a->to != NULL;
+    *out = w;
+    return OK;
 }
 
 void cuda_weight_release(struct kernel_ctx *c, struct weight *w)

@@ -23,6 +23,13 @@ bool cuda_check(struct cuda_device *d, cudaError_t e, const char *what)
     return false;
 }
 
+static enum status cuda_fault(struct device *device, struct err *err)
+{
+    const struct cuda_device *d = cuda_device_of(device);
+    if (d->fault.code != OK && err) *err = d->fault;
+    return d->fault.code;
+}
+
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static enum status no_card(cudaError_t e, struct err *err)
@@ -74,15 +81,15 @@ static enum status cuda_alloc(struct device *device, size_t bytes, unsigned flag
     (void)flags; /* any allocation can be exported: cudaIpcGetMemHandle */
     if (bytes == 0) return err_set(err, ERR_INVALID, "an allocation of 0 bytes was asked for");
     cudaError_t e = bytes > PTRDIFF_MAX ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes);
-    if (e != cudaSuccess) {
+    if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* too little memory is no fault of the card */
         return no_memory(bytes, e, err);
     }
+    if (!cuda_check(d, e, "getting memory")) return cuda_fault(device, err);
     if (!cuda_check(d, cudaMemsetAsync(p, 0, bytes, d->stream), "clearing memory") ||
         !cuda_check(d, cudaStreamSynchronize(d->stream), "clearing memory")) {
         (void)cudaFree(p);
-        *err = d->fault;
-        return d->fault.code;
+        return cuda_fault(device, err);
     }
     *out = (struct dev_mem){ .ptr = p, .bytes = bytes, .fd = -1, .kind = DEV_MEM_CUDA };
     return OK;
@@ -105,13 +112,6 @@ static void cuda_download(struct device *device, void *to, const void *from, siz
     (void)cuda_check(d, cudaStreamSynchronize(d->stream), "a step");
 }
 
-static enum status cuda_fault(struct device *device, struct err *err)
-{
-    const struct cuda_device *d = cuda_device_of(device);
-    if (d->fault.code != OK && err) *err = d->fault;
-    return d->fault.code;
-}
-
 static size_t cuda_available(struct device *device)
 {
     size_t available = 0, total = 0;
@@ -128,4 +128,5 @@ const struct device_ops device_cuda_ops = {
     .download = cuda_download,
     .fault = cuda_fault,
     .available = cuda_available,
+    .count = cuda_device_count,
 };

@@ -20,6 +20,13 @@ enum { SHARED_USUAL = 48 * 1024 }; /* more dynamic shared memory has to be asked
 #define UNROLL _Pragma("unroll")
 #define UNROLL_TEXT(text) _Pragma(#text)
 #define UNROLL_BY(n) UNROLL_TEXT(unroll n)
+template <class... P> cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, P... args)
+{
+    void *all[] = { (void *)&args... };
+    return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
+}
+
+/* What comes back is this launch's own result, not an older error of the thread. */
 template <class... P, class... A>
 cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
 {
@@ -27,8 +34,7 @@ cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 bl
         cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
         if (e != cudaSuccess) return e;
     }
-    kernel<<<grid, block, shared, stream>>>(static_cast<P>(args)...);
-    return cudaGetLastError();
+    return launch_as<P...>(stream, kernel, grid, block, shared, static_cast<P>(args)...);
 }
 
 /* The block's dynamic shared memory. */

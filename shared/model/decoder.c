@@ -218,7 +218,8 @@ enum status decoder_pack(struct model *m, const struct model_options *o, const s
     ASSERT(b.weight_bytes == t->weights && b.vectors.bytes == t->vectors && b.buffers.bytes == t->buffers && b.host.bytes == t->host); /* both passes saw the same */
     if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)
         return err_set(err, ERR_NOMEM, "no memory for inputs of %zu x %zu elements; lower --max-num-batched-tokens", b.rounded_rows, b.rounded_in);
-    return make_angles(m, err);
+    TRY(make_angles(m, err));
+    return device_fault(m->kernels->device, err);
 }
 
 static void release_layer(struct kernel_ctx *k, struct layer *l)
@@ -279,10 +280,12 @@ void decoder_forward(struct model *m, const struct model_batch *b)
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     if (model_is_latent(&m->config)) staged.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
     k->ops->stage(k, &staged);
+    if (device_fault(k->device, NULL) != OK) return; /* nothing was handed over */
     const struct step s = { .m = m, .b = b, .pos = staged.pos, .all = d->lists[0], .angles = d->angles, .x = d->x, .n_rows = (size_t)b->n_rows };
     k->ops->embed(k, d->x, &d->embed, staged.ids, s.n_rows);                              /* [R, H] */
     for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
     if (b->n_logits > 0) head_forward(&s, d, staged.logit_rows);
+    else device_wait(k->device); /* what a step computed is there when it is over: its blocks are named, sent and given away then */
 }
 
 struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer)
@@ -297,5 +300,6 @@ struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer)
 void block_kv_done(const struct step *s, uint32_t i_layer)
 {
     if (s->b->on_layer_reads) device_wait(s->m->kernels->device);
+    if (device_fault(s->m->kernels->device, NULL) != OK) return;
     if (s->b->on_layer) s->b->on_layer(s->b->on_layer_arg, i_layer);
 }

@@ -16,6 +16,13 @@ extern "C" {
 
 static const unsigned char GUARD = 0xa5;
 
+/* At the beginning of a case: without a card, real or emulated, it is skipped. */
+static inline void need_card()
+{
+    int n = 0;
+    if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) SKIP("no CUDA card, and no emulated one in this build: the kernels were NOT run");
+}
+
 /* Memory of the card that a case frees at its end. */
 struct device_bytes {
     void *p = nullptr;

@@ -226,15 +226,16 @@ static void try_form(enum gemm_form form)
         }
 }
 
-TEST(gemm_f32_equals_a_plain_loop) { try_form(GEMM_F32); }
-TEST(gemm_bf16_equals_a_plain_loop) { try_form(GEMM_BF16); }
-TEST(gemm_w8_equals_a_plain_loop) { try_form(GEMM_W8); }
-TEST(gemm_w4_equals_a_plain_loop) { try_form(GEMM_W4); }
-TEST(gemm_f8_equals_a_plain_loop) { try_form(GEMM_F8); }
+TEST(gemm_f32_equals_a_plain_loop) { need_card(), try_form(GEMM_F32); }
+TEST(gemm_bf16_equals_a_plain_loop) { need_card(), try_form(GEMM_BF16); }
+TEST(gemm_w8_equals_a_plain_loop) { need_card(), try_form(GEMM_W8); }
+TEST(gemm_w4_equals_a_plain_loop) { need_card(), try_form(GEMM_W4); }
+TEST(gemm_f8_equals_a_plain_loop) { need_card(), try_form(GEMM_F8); }
 
 /* More tiles of rows than run together. */
 TEST(gemm_many_rows)
 {
+    need_card();
     for (enum gemm_form form : { GEMM_F32, GEMM_BF16, GEMM_W4 }) {
         product p;
         p.form = form, p.n_rows = 600, p.n_out = 75, p.n_in = 70, p.then = GEMM_ADD;
@@ -245,6 +246,7 @@ TEST(gemm_many_rows)
 /* Several rounds of the pipelines, spans of all warps, several blocks of scales. */
 TEST(gemm_long_rows_and_many_columns)
 {
+    need_card();
     for (int form = 0; form < GEMM_FORMS; form++)
         for (size_t n_rows : { 1, 13, 20 }) {
             product p;
@@ -261,6 +263,7 @@ TEST(gemm_long_rows_and_many_columns)
 /* Every shape of tile: the larger ones are taken where there is work for all SMs. */
 TEST(gemm_wide_matrices)
 {
+    need_card();
     static const size_t shapes[][2] = { { 130, 8200 }, { 70, 16390 }, { 40, 8200 } }; /* rows, n_out */
     for (int form = 0; form < GEMM_FORMS; form++)
         for (const auto &shape : shapes) {
@@ -275,6 +278,7 @@ TEST(gemm_wide_matrices)
 /* Groups of no rows, of few and of many, more than a warp counts in one go, beginning in the middle of y; n_rows says more than there are. */
 TEST(gemm_groups)
 {
+    need_card();
     std::vector<std::vector<int32_t>> lists = { { 0, 5, 0, 0, 33, 1, 17, 0 }, { 0, 0 }, { 16 }, { 40, 3 }, {} };
     for (int i = 0; i < 140; i++) lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 35 : i % 7 == 0);
     for (const auto &list : lists)
@@ -305,6 +309,7 @@ static void check_alone(const trial &t, size_t row)
 
 TEST(gemm_rows_have_the_same_bits_alone)
 {
+    need_card();
     for (int form = 0; form < GEMM_FORMS; form++)
         for (size_t n_rows : { 2, 9, 16, 21, 130 }) {
             product p;
@@ -318,6 +323,7 @@ TEST(gemm_rows_have_the_same_bits_alone)
 /* A group's rows as rows of its matrix alone. */
 TEST(gemm_fixed_groups_have_the_bits_of_single_products)
 {
+    need_card();
     for (int form = 0; form < GEMM_FORMS; form++) {
         product p;
         p.form = (enum gemm_form)form, p.groups = { 0, 30, 1, 4 }, p.n_rows = 35, p.n_out = 50, p.n_in = 300, p.fixed = true;
@@ -334,6 +340,7 @@ TEST(gemm_fixed_groups_have_the_bits_of_single_products)
 /* A row of x that is not a number stays in its row of y. */
 TEST(gemm_nan_stays_in_its_row)
 {
+    need_card();
     for (int form = 0; form < GEMM_FORMS; form++)
         for (int fixed = 0; fixed < 2; fixed++) {
             product p;
@@ -351,6 +358,7 @@ TEST(gemm_nan_stays_in_its_row)
 /* e4m3 has one pattern of NaN with either sign; each of its bytes has to come through in both kernels. */
 TEST(gemm_f8_keeps_nan)
 {
+    need_card();
     for (int fixed = 0; fixed < 2; fixed++)
         for (size_t k = 0; k < 16; k++) {
             product p;
@@ -365,6 +373,7 @@ TEST(gemm_f8_keeps_nan)
 /* All bytes and nibbles that a weight can be, through both kernels: x is 1 in one place, scales are 1. */
 TEST(gemm_every_stored_number)
 {
+    need_card();
     for (enum gemm_form form : { GEMM_W8, GEMM_W4, GEMM_F8 })
         for (int fixed = 0; fixed < 2; fixed++) {
             product p;
@@ -389,6 +398,7 @@ TEST(gemm_every_stored_number)
 
 TEST(gemm_refuses_what_it_cannot_do)
 {
+    need_card();
     struct gemm g = {};
     g.form = GEMM_BF16, g.n_out = 2, g.n_in = 2, g.n_rows = 1, g.then = GEMM_SILU, g.n_groups = 1;
     CHECK(gemm_run(nullptr, &g) != cudaSuccess);

@@ -76,6 +76,7 @@ static inputs_trial make_inputs(size_t n_rows, size_t n, size_t x_stride, bool g
 
 TEST(inputs_equal_a_plain_loop)
 {
+    need_card();
     for (size_t n : { 1, 3, 4, 63, 64, 130, 1024, 2049 })
         for (int how = 0; how < 8; how++) {
             inputs_trial t = make_inputs(3, n, n + (n % 2 ? 2 : 4), how & 1, how & 2, how & 4);
@@ -87,6 +88,7 @@ TEST(inputs_equal_a_plain_loop)
 /* The same row has the same bits wherever it lies, aligned to 16 bytes or not. */
 TEST(inputs_do_not_depend_on_alignment)
 {
+    need_card();
     for (int norm = 0; norm < 2; norm++) {
         inputs_trial a = make_inputs(4, 1030, 1033, false, norm, true), b = a;
         for (size_t row = 1; row < 4; row++) memcpy(&b.x[row * b.x_stride], b.x.data(), b.n * sizeof(float));
@@ -100,6 +102,7 @@ TEST(inputs_do_not_depend_on_alignment)
 /* Zeros by an infinite factor (eps 0) are NaN, as the formula has it; what is filled up stays zero. */
 TEST(inputs_fill_up_with_zeros_whatever_the_row_is)
 {
+    need_card();
     inputs_trial t = make_inputs(1, 5, 8, false, true, false);
     for (float &v : t.x) v = 0;
     t.eps = 0;

@@ -24,6 +24,7 @@ def has_card():
 def with_card():
     card, why = has_card()
     if not card:
+        assert 'no CUDA device' in why or 'has no device' in why, why
         raise Skip(f'no card: {why}')
 
 
@@ -37,6 +38,16 @@ def test_no_card_is_said_before_anything_is_loaded():
 def test_what_gpu_memory_cannot_do_yet_is_refused():
     refusal(['serve', '--model', QWEN, '--device', 'cuda', '--cache-transfer-protocol', 'tcp'], ['--cache-transfer-protocol tcp', 'ipc'])
     refusal(['serve', '--model', QWEN, '--device', 'cuda', '--kv-checksum', 'true'], ['--kv-checksum true'])
+
+
+def test_a_card_that_fails_ends_the_node():
+    """With a sentence and a status of its own, whatever it was doing: here the emulated card has no memory for a step's rows."""
+    with_card()
+    r = subprocess.run([BIN, 'generate', '--model', QWEN, '--prompt', 'a', '--max-tokens', '2', *CUDA], env={**os.environ, 'BATON_SIMT_MEMORY': '5000000'},
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    if r.returncode == 0:
+        raise Skip('a real card, which this test cannot make fail')
+    assert r.returncode == 70 and 'node ends' in r.stderr and 'the GPU failed in' in r.stderr, (r.returncode, r.stderr)
 
 
 def test_the_card_gives_the_tokens_of_the_processor():
