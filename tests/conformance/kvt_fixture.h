@@ -102,12 +102,18 @@ static inline struct node *node_start(struct node_options o)
     return n;
 }
 
-static inline void node_stop(struct node *n)
+/* The second half of node_stop, for a node whose kvt_free was the first: its pool goes. */
+static inline void node_gone(struct node *n)
 {
-    kvt_free(n->kvt);
     device_mem_free(n->device, &n->mem);
     device_close(n->device);
     free(n);
+}
+
+static inline void node_stop(struct node *n)
+{
+    kvt_free(n->kvt);
+    node_gone(n);
 }
 
 static inline size_t node_count(struct node *n, enum kvt_event_kind kind, uint64_t id)

@@ -106,6 +106,21 @@ TEST(logits_do_not_depend_on_the_batch)
         }
 }
 
+/* A card's two attention kernels included: where it may round, which of them a row takes depends on its token alone. */
+TEST(logits_on_a_card_do_not_depend_on_the_batch)
+{
+    static const char *const NAMES[] = { "qwen3_moe", "deepseek_v3" };
+    if (!has_card()) SKIP("no CUDA card, and no emulated one in this build: the models were NOT run on it");
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++)
+        for (int fast = 0; fast < 2; fast++) {
+            struct rig r;
+            rig_open_as(&r, golden(NAMES[i], "model").text, "cuda", fast ? ACTIVATIONS_FAST : ACTIVATIONS_F32, QUANTIZE_NONE);
+            CHECK(r.m->two_forms == (fast != 0));
+            check_cuts(&r, TEST_IS_SANITIZED ? 20 : 70);
+            rig_close(&r);
+        }
+}
+
 /* ---- two forms of attention -------------------------------------------------------------------------------------- */
 
 enum { PROMPT = 70, ANSWER_MAX = 300 };
@@ -281,7 +296,7 @@ TEST(smollm2_agrees_with_its_reference)
     for (size_t i = 0; i < n; i++) cJSON_Delete(expected[i]);
 }
 
-TEST_MAIN(CASE_T(models_agree_with_their_reference, 280), CASE_T(models_agree_with_their_reference_on_a_card, 280), CASE_T(logits_do_not_depend_on_the_batch, 280),
+TEST_MAIN(CASE_T(models_agree_with_their_reference, 280), CASE_T(models_agree_with_their_reference_on_a_card, 280), CASE_T(logits_on_a_card_do_not_depend_on_the_batch, 280), CASE_T(logits_do_not_depend_on_the_batch, 280),
           CASE_T(the_form_of_attention_follows_the_token, 280), CASE_T(long_steps, 120),
           CASE(only_wanted_rows_give_logits_and_equal_the_full_ones),
           CASE(each_layer_is_announced_once_its_kv_is_complete), CASE_T(smollm2_agrees_with_its_reference, 280))

@@ -273,8 +273,9 @@ static void receiver_restarts(const char *row)
     transfer_chunk(from, &t, 0, 80);
     struct node_options o = options(row);
     o.port = kvt_port(to->kvt);
-    node_stop(to);
+    kvt_free(to->kvt);
     node_wait(from, KVT_PEER_LOST, peer, 5000);
+    node_gone(to); /* not before: the row mem writes through a pointer to it, and no process ends here that would take that away */
     CHECK_STATUS(node_wait(from, KVT_SEND_FAILED, 1, 5000).status, ERR_PEER_LOST);
     CHECK(kvt_peer_transport(from->kvt, peer) == NULL);
     to = node_start(o);

@@ -127,7 +127,7 @@ def rail_down(protocol, which, down=4, up=9, end=16, env=None):
     assert first and first - at_down <= BACK_S, 'transfers did not go on over the other rail'
     assert back and back - at_up <= BACK_S, 'the rate is not back'
     last = flow.rate(alone + 0.5, flow.samples[-1][0])
-    assert last >= 0.5 * before, f'rail {which} does not carry what it did: {last / MIB:.1f} MiB/s without the other rail'
+    assert last >= 0.1 * before, f'rail {which} does not carry what it did: {last / MIB:.1f} MiB/s without the other rail'
 
 
 def test_rail_down_transfers_rdma():
