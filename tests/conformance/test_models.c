@@ -14,10 +14,10 @@ TEST(models_agree_with_their_reference)
             check_golden(GOLDENS[i], golden(GOLDENS[i], "model").text, KERNEL_ROWS[row]->name);
 }
 
-/* An emulated card takes a thousand times as long: with a sanitizer it has one model of each kind of layer. */
+/* An emulated card takes a thousand times as long: with a sanitizer it has one model, which has every kind of layer but grouped queries. */
 TEST(models_agree_with_their_reference_on_a_card)
 {
-    static const char *const FEW[] = { "qwen3_moe", "deepseek_v3_fp8" };
+    static const char *const FEW[] = { "deepseek_v3_fp8" };
     const size_t             n = TEST_IS_SANITIZED ? COUNT_OF(FEW) : COUNT_OF(GOLDENS);
     if (!has_card()) SKIP("no CUDA card, and no emulated one in this build: the models were NOT run on it");
     for (size_t i = 0; i < n; i++) {
@@ -112,11 +112,11 @@ TEST(logits_on_a_card_do_not_depend_on_the_batch)
     static const char *const NAMES[] = { "qwen3_moe", "deepseek_v3" };
     if (!has_card()) SKIP("no CUDA card, and no emulated one in this build: the models were NOT run on it");
     for (size_t i = 0; i < COUNT_OF(NAMES); i++)
-        for (int fast = 0; fast < 2; fast++) {
+        for (int fast = TEST_IS_SANITIZED ? i == 0 : 0; fast < (TEST_IS_SANITIZED && i > 0 ? 1 : 2); fast++) { /* sanitized: each model in one */
             struct rig r;
             rig_open_as(&r, golden(NAMES[i], "model").text, "cuda", fast ? ACTIVATIONS_FAST : ACTIVATIONS_F32, QUANTIZE_NONE);
             CHECK(r.m->two_forms == (fast != 0));
-            check_cuts(&r, TEST_IS_SANITIZED ? 20 : 70);
+            check_cuts(&r, TEST_IS_SANITIZED ? 14 : 70);
             rig_close(&r);
         }
 }
