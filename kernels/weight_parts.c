@@ -65,7 +65,7 @@ static void across(const struct weight_src *s, size_t row0, size_t n_rows, float
     }
 }
 
-void weight_block_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
+void weight_rows_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
 {
     const size_t n_in = s->n_in, stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, n_in);
     if (s->transposed) across(s, row0, n_rows, to);
@@ -73,5 +73,6 @@ void weight_block_f32(const struct weight_src *s, size_t row0, size_t n_rows, fl
         for (size_t i = 0; i < n_rows; i++) dtype_to_f32(s->dtype, (const char *)s->data + (row0 + i) * stride, to + i * n_in, n_in);
     if (!s->scales) return;
     const float *scales = s->scales + row0 / F8_BLOCK * ((n_in + F8_BLOCK - 1) / F8_BLOCK);
-    for (size_t i = 0; i < n_rows * n_in; i++) to[i] *= scales[i % n_in / F8_BLOCK];
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t k = 0; k < n_in; k++) to[i * n_in + k] *= scales[k / F8_BLOCK];
 }

@@ -11,7 +11,7 @@ enum {
 
 /* Can these parts be packed as one matrix? Fills paired, n_out and n_in of *out; nothing is looked at but shapes. */
 enum status weight_parts_check(const struct weight_pack_args *a, struct weight *out, struct err *err) MUST_CHECK;
-/* Rows row0 (a multiple of WEIGHT_BLOCK_ROWS) .. row0 + n_rows (at most as many) of a checked source, scales applied: to [n_rows, n_in]. */
-void        weight_block_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to);
+/* Rows row0 .. row0 + n_rows of a source, all in one block of WEIGHT_BLOCK_ROWS, scales applied: to [n_rows, n_in]. */
+void        weight_rows_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to);
 
 #endif

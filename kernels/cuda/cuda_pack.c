@@ -179,7 +179,7 @@ static void pack_block(void *arg, int index, int thread)
         return;
     }
     const enum dtype t = b.src->dtype;
-    weight_block_f32(b.src, b.row0, b.n, b.wide);
+    weight_rows_f32(b.src, b.row0, b.n, b.wide);
     if (p->w->form == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && (t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16)) round_to_quantised(p, &b);
     WRITE[p->w->form](p, &b);
 }

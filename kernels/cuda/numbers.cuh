@@ -55,16 +55,5 @@ static __device__ __forceinline__ float block_sum(float x, float *room)
     __syncthreads();
     return all;
 }
-static __device__ __forceinline__ float block_max(float x, float *room)
-{
-    const unsigned n_warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
-    x = warp_max(x);
-    if (threadIdx.x % WARP == 0) room[warp] = x;
-    __syncthreads();
-    float all = room[0];
-    for (unsigned i = 1; i < n_warps; i++) all = fmaxf(all, room[i]);
-    __syncthreads();
-    return all;
-}
 
 #endif

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/weight_parts.h"
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 #include "shared/model/model_rows.h"
@@ -19,35 +20,18 @@ struct copy_job {
     void                    *to;
 };
 
-static void transposed_row(const struct weight_src *s, size_t row, float *out)
-{
-    size_t element = dtype_block_bytes(s->dtype), stride = s->row_bytes ? s->row_bytes : s->n_out * element;
-    for (size_t k = 0; k < s->n_in; k++) dtype_to_f32(s->dtype, (const char *)s->data + k * stride + row * element, &out[k], 1);
-}
-
-static void stored_row(const struct weight_src *s, size_t row, float *out)
-{
-    size_t stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, s->n_in);
-    dtype_to_f32(s->dtype, (const char *)s->data + row * stride, out, s->n_in);
-    const float *scales = s->scales ? s->scales + row / F8_BLOCK * ((s->n_in + F8_BLOCK - 1) / F8_BLOCK) : NULL;
-    for (size_t k = 0; scales && k < s->n_in; k++) out[k] *= scales[k / F8_BLOCK];
-}
-
 static void copy_row(void *arg, int row, int thread)
 {
     const struct copy_job *j = arg;
     const size_t           n = j->src->n_in;
     (void)thread;
     if (j->type == DTYPE_F32) {
-        float *to = (float *)j->to + (size_t)row * n;
-        if (j->src->transposed) transposed_row(j->src, (size_t)row, to);
-        else stored_row(j->src, (size_t)row, to);
+        weight_rows_f32(j->src, (size_t)row, 1, (float *)j->to + (size_t)row * n);
         return;
     }
     float    *wide = MEM_ARRAY(float, n);
     uint16_t *to = (uint16_t *)j->to + (size_t)row * n;
-    if (j->src->transposed) transposed_row(j->src, (size_t)row, wide);
-    else stored_row(j->src, (size_t)row, wide);
+    weight_rows_f32(j->src, (size_t)row, 1, wide);
     for (size_t k = 0; k < n; k++) to[k] = dtype_f32_to_bf16(wide[k]);
     mem_free(wide);
 }

@@ -117,7 +117,7 @@ static enum status load(struct model *m, const struct model_options *o, const ch
     enum status st = decoder_plan(m, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     TRY(check_memory(m, err));
-    const struct packed_key key = o->packed_folder ? packed_key_of(m) : (struct packed_key){ 0 };
+    const struct packed_key key = o->packed_folder && m->kernels->device->is_host ? packed_key_of(m) : (struct packed_key){ 0 };
     st = decoder_pack(m, o, &key, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);
