@@ -31,15 +31,21 @@ struct cuda_row {
     int32_t row, pos, seq, segment;
 };
 
-/* Pointers are to device memory; counts are the host's. */
+struct cuda_counts {
+    int32_t n_rows, n_generated, n_prompt;       /* rows: all, of answer tokens, of prompts */
+    int32_t n_segments, n_segments_generated;    /* of all rows, of those of answer tokens */
+    int32_t n_keys_max, n_keys_prompt;           /* the most that a row, that a prompt's row sees */
+};
+
+/* How many launches a call makes, their grids and arguments depend on `bounds` and on pointers; kernels work on as much as `counts` says. So the
+ * launches of one call, recorded, compute every list within its bounds that is put where its pointers point. A call that is not recorded is
+ * made with the exact bounds, from which attention_list_rows may have made them. Pointers are to device memory. */
 struct cuda_list {
-    int32_t                n_seqs, n_rows;    /* n_rows: over all its sequences */
-    int32_t                n_q_max, n_keys_max; /* the longest sequence's query rows and keys */
-    int32_t                n_generated;         /* rows of answer tokens */
-    int32_t                n_segments, n_segments_generated; /* of all rows, of those */
-    const struct cuda_seq *seqs;              /* [n_seqs] */
-    const struct cuda_row *rows;              /* [n_rows] */
-    const int32_t         *tables;
+    struct cuda_counts        bounds;
+    const struct cuda_counts *counts; /* none above its bound */
+    const struct cuda_seq    *seqs;   /* those of the rows */
+    const struct cuda_row    *rows;   /* [counts->n_rows] */
+    const int32_t            *tables;
 };
 
 /* Latent pools: the absorbed form alone. */
@@ -52,13 +58,19 @@ struct attention {
     float                   scale;
     bool                    exact;   /* F32: all in f32. Otherwise queries, keys, weights and values may be bf16 and sums are f32 */
     float                  *scratch; /* attention_scratch_floats() of them */
-    int32_t                 n_at_once; /* 0: as many segments at a time as suits the card; for tests of what else gives the same bits */
+    int32_t                 n_at_once, max_blocks; /* 0: as many segments at a time and blocks as suit the card; for tests of what else gives the same bits */
 };
 
-/* Number the rows of a list: fill `rows`, which has room for those of all sequences, and the counts of `list`, whose pointers stay. Host memory. */
-void        attention_list_rows(struct cuda_list *list, const struct attn_seq *seqs, int32_t n_seqs, struct cuda_row *rows);
-/* Enough for any call over at most n_rows rows, n_heads heads of v_dim and contexts of at most n_keys. */
+/* Number the rows of a list: fill `rows`, which has room for those of all sequences, and `counts`. Host memory. */
+void        attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, struct cuda_row *rows);
+/* Enough for any call whose bounds have at most n_rows rows and n_keys keys, with n_heads heads of v_dim; grows with each of them. */
 size_t      attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys);
+/* Bounds for recording: at most n_rows rows, of which at most n_generated are of answer tokens and n_prompt of prompts, and as many keys up to
+ * n_keys as one pass over the scratch has room for. Of `shape` the model's shape is read: no list, no pointers. */
+void        attention_recorded_bounds(const struct attention *shape, int32_t n_rows, int32_t n_generated, int32_t n_prompt, int32_t n_keys,
+                                      struct cuda_counts *bounds);
+/* Do launches that were recorded with these bounds compute a list of these counts? */
+bool        attention_recordable(const struct cuda_counts *bounds, const struct cuda_counts *counts);
 cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_list *on, const float *k, const float *v);
 cudaError_t attention_run(cudaStream_t stream, const struct attention *a);
 

@@ -5,15 +5,19 @@
 #include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
 
-/* n_items of (row, segment) from c->item_begin on; n_runs is filled in. */
-cudaError_t attention_rows_launch(cudaStream_t stream, const struct rows_call *c, int n_items);
+/* Blocks for n_units of work that they stride over: some more than the card has room for at a time. max_blocks: 0, or fewer still. */
+cudaError_t attention_grid(size_t n_units, int max_blocks, dim3 *grid);
+
+/* n_runs is filled in. */
+cudaError_t attention_rows_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);
 
 /* Whether prompts of this model go through tiles. */
 bool        attention_tiles_fit(const struct attention *a);
-cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call *c);
+/* n_windows: of c->rows_per_tile rows each, at most. */
+cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call *c, int32_t n_windows, int max_blocks);
 
 /* Whether all rows of this model go through tensor cores by their latents; as attention_rows_launch. */
 bool        attention_latents_fit(const struct attention *a);
-cudaError_t attention_latents_launch(cudaStream_t stream, const struct rows_call *c, int n_items);
+cudaError_t attention_latents_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);
 
 #endif

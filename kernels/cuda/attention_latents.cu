@@ -7,19 +7,21 @@ bool attention_latents_fit(const struct attention *a)
     return !a->exact && a->kv.latent && a->kv.dtype == DTYPE_BF16 && a->kv.head_dim == LATENT && a->v_dim == VALUE;
 }
 
-template <int PAIRS, int WARPS> static cudaError_t launch_latents(cudaStream_t stream, struct rows_call c, int n_items)
+template <int PAIRS, int WARPS> static cudaError_t launch_latents(cudaStream_t stream, struct rows_call c, int max_blocks)
 {
     using S = latent_shape<PAIRS, WARPS>;
+    dim3 grid;
     c.n_runs = (c.n_heads + PAIRS - 1) / PAIRS;
-    return launch(stream, attend_latents<PAIRS, WARPS>, dim3((unsigned)(n_items * c.n_runs)), dim3(S::THREADS), S::BYTES, c);
+    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)c.n_runs, max_blocks, &grid);
+    return e == cudaSuccess ? launch(stream, attend_latents<PAIRS, WARPS>, grid, dim3(S::THREADS), S::BYTES, c) : e;
 }
 
-cudaError_t attention_latents_launch(cudaStream_t stream, const struct rows_call *c, int n_items)
+cudaError_t attention_latents_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks)
 {
     int device = 0, room = 0;
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (e != cudaSuccess) return e;
-    if (c->n_heads > 16 && (size_t)room >= latent_shape<64, 8>::BYTES) return launch_latents<64, 8>(stream, *c, n_items);
-    return launch_latents<16, 4>(stream, *c, n_items);
+    if (c->n_heads > 16 && (size_t)room >= latent_shape<64, 8>::BYTES) return launch_latents<64, 8>(stream, *c, max_blocks);
+    return launch_latents<16, 4>(stream, *c, max_blocks);
 }

@@ -1,6 +1,6 @@
 /* attention_latents.cuh - MLA's absorbed form on tensor cores: one segment of one query row, PAIRS of its heads, all of which share the latents.
  *
- * Grid as attention_rows.cuh's. A latent is LATENT elements, of which the first VALUE are the value too, so a tile of 32 latents is read once and
+ * Work as attention_rows.cuh's. A latent is LATENT elements, of which the first VALUE are the value too, so a tile of 32 latents is read once and
  * serves twice. Warps are MI groups of 16 heads times NI: the NI share a tile's keys between them for the scores, and the elements of the value
  * for the weighing; the largest score and the rounded weights go from one to the other through shared memory. Queries do not fit into
  * registers beside the sums and lie in shared memory too. Softmax is online over the segment's tiles in f32.
@@ -53,7 +53,7 @@ template <class S> static __device__ __forceinline__ struct latent_shared latent
 template <class S>
 static __device__ __forceinline__ void latent_prepare(const struct rows_call &c, const struct rows_block &b, const struct latent_shared &s)
 {
-    const int32_t *table = c.tables + c.seqs[b.row.seq].table;
+    const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float   *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * LATENT;
     for (int j = (int)threadIdx.x; j < b.n_keys; j += S::THREADS) s.places[j] = key_place(c.kv, table, b.segment * ATTENTION_SEGMENT + j, 0);
     for (int i = (int)threadIdx.x; i < S::MI * 16 * LATENT_PIECES; i += S::THREADS) {
@@ -190,17 +190,13 @@ static __device__ __forceinline__ void latent_finish(const struct rows_call &c, 
     }
 }
 
-template <int PAIRS, int WARPS> static __global__ void __launch_bounds__(WARPS *WARP, PAIRS == 16 ? 2 : 1) attend_latents(const struct rows_call c)
+template <class S>
+static __device__ __forceinline__ void latent_walk(const struct rows_call &c, const struct rows_block &b, const struct latent_shared &s, struct latent_lane<S> *t)
 {
-    using S = latent_shape<PAIRS, WARPS>;
-    const struct rows_block    b = rows_block_of(c, PAIRS);
-    const struct latent_shared s = latent_shared_of<S>();
-    const int                  warp = (int)threadIdx.x / WARP, n_tiles = (b.n_keys + LATENT_KEYS - 1) / LATENT_KEYS;
-    struct latent_lane<S>      t;
-    t.lane = (int)threadIdx.x % WARP, t.mi = warp % S::MI, t.ni = warp / S::MI;
-    t.m[0] = t.m[1] = -INFINITY, t.l[0] = t.l[1] = 0;
+    const int n_tiles = (b.n_keys + LATENT_KEYS - 1) / LATENT_KEYS;
+    t->m[0] = t->m[1] = -INFINITY, t->l[0] = t->l[1] = 0;
     UNROLL for (int d = 0; d < S::VALUES; d++)
-        UNROLL for (int i = 0; i < 4; i++) t.o[d][i] = 0;
+        UNROLL for (int i = 0; i < 4; i++) t->o[d][i] = 0;
     latent_prepare<S>(c, b, s);
     __syncthreads();
     latent_fetch<S>(c, b, s, 0);
@@ -212,12 +208,26 @@ template <int PAIRS, int WARPS> static __global__ void __launch_bounds__(WARPS *
         __syncthreads(); /* the tile is there, and nobody reads the one before it */
         if (i + 1 < n_tiles) latent_fetch<S>(c, b, s, i + 1);
         copy_async_commit();
-        latent_scores<S>(s, latents, t, score);
-        latent_soften<S>(s, c.scale, b.n_keys - i * LATENT_KEYS, &t, score);
-        latent_weigh<S>(s, latents, &t);
+        latent_scores<S>(s, latents, *t, score);
+        latent_soften<S>(s, c.scale, b.n_keys - i * LATENT_KEYS, t, score);
+        latent_weigh<S>(s, latents, t);
     }
     copy_async_wait<0>();
-    latent_finish<S>(c, b, s, t);
+}
+
+template <int PAIRS, int WARPS> static __global__ void __launch_bounds__(WARPS *WARP, PAIRS == 16 ? 2 : 1) attend_latents(const struct rows_call c)
+{
+    using S = latent_shape<PAIRS, WARPS>;
+    const struct latent_shared s = latent_shared_of<S>();
+    const int                  warp = (int)threadIdx.x / WARP, n_units = rows_n_units(c);
+    struct latent_lane<S>      t;
+    t.lane = (int)threadIdx.x % WARP, t.mi = warp % S::MI, t.ni = warp / S::MI;
+    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) {
+        const struct rows_block b = rows_block_of(c, PAIRS, unit);
+        latent_walk<S>(c, b, s, &t);
+        latent_finish<S>(c, b, s, t);
+        __syncthreads(); /* what is shared is taken again */
+    }
 }
 
 #endif

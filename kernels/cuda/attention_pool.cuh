@@ -7,6 +7,31 @@
 
 enum { CHUNK = 8 }; /* elements that a lane takes at a time: 16 bytes of bf16 */
 
+/* Rows of a list that a launch is for. How many there are is known on the card alone: blocks stride over the work, and the grid says nothing. */
+enum listed_rows { LISTED_ALL, LISTED_GENERATED, LISTED_PROMPT };
+
+struct listed {
+    const struct cuda_counts *counts;
+    const struct cuda_seq    *seqs;
+    const struct cuda_row    *rows;
+    const int32_t            *tables;
+    enum listed_rows          which;
+};
+
+static __device__ __forceinline__ const struct cuda_row *listed_rows(const struct listed &l)
+{
+    return l.rows + (l.which == LISTED_PROMPT ? l.counts->n_generated : 0);
+}
+static __device__ __forceinline__ int listed_n(const struct listed &l)
+{
+    return l.which == LISTED_ALL ? l.counts->n_rows : l.which == LISTED_GENERATED ? l.counts->n_generated : l.counts->n_prompt;
+}
+/* Of LISTED_ALL and LISTED_GENERATED, which are numbered from 0. */
+static __device__ __forceinline__ int listed_segments(const struct listed &l)
+{
+    return l.which == LISTED_ALL ? l.counts->n_segments : l.counts->n_segments_generated;
+}
+
 static __host__ __device__ __forceinline__ size_t element_bytes(enum dtype t) { return t == DTYPE_F32 ? 4 : 2; }
 
 /* Bytes from a position's key to its value. */

@@ -1,6 +1,6 @@
 /* attention_rows.cuh - one segment of one query row, for all query heads of a kv head (HEADS at a time): few rows, long contexts, any shape.
  *
- * Grid: (row, segment) of the list, in the order of struct cuda_row.segment, times runs of heads. A block of 256 threads takes the segment
+ * Work: (row, segment) of the list, in the order of struct cuda_row.segment, times runs of heads. A block of 256 threads takes a segment
  * through three phases: scores (LANES lanes share a key, four keys at a time, sums turned over the lanes by shuffles), softmax (one warp per
  * head), weighing (a thread owns eight elements and every n-th four keys; groups are added up in ascending order). Since the whole segment is
  * one tile its softmax is not online. Results of rows with one segment are final; others go to `parts` for attention_merge.cuh.
@@ -16,14 +16,12 @@ enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / WARP, KEYS = 4 };
 
 struct rows_call {
     struct kv_layer        kv;
-    const struct cuda_seq *seqs;
-    const struct cuda_row *rows;
-    const int32_t         *tables;
+    struct listed          list;
     const float           *q;
     float                 *out, *parts;
-    int32_t                n_rows, n_heads, v_dim;
-    int32_t                n_runs;             /* of HEADS query heads per kv head */
-    int32_t                item_begin;         /* the grid's first (row, segment) */
+    int32_t                n_heads, v_dim;
+    int32_t                n_runs;               /* of HEADS query heads per kv head */
+    int32_t                item_begin, item_end; /* the wave's of (row, segment), as far as there are */
     float                  scale;
 };
 
@@ -75,12 +73,18 @@ static __device__ __forceinline__ int row_of_item(const struct cuda_row *rows, i
     return low;
 }
 
-static __device__ __forceinline__ struct rows_block rows_block_of(const struct rows_call &c, int heads)
+/* Blocks' worth of work that the wave has. */
+static __device__ __forceinline__ int rows_n_units(const struct rows_call &c)
+{
+    return (min(c.item_end, listed_segments(c.list)) - c.item_begin) * c.kv.n_heads * c.n_runs;
+}
+
+static __device__ __forceinline__ struct rows_block rows_block_of(const struct rows_call &c, int heads, int unit)
 {
     struct rows_block b;
-    const int per_item = c.kv.n_heads * c.n_runs, at = (int)(blockIdx.x % (unsigned)per_item), group = c.n_heads / c.kv.n_heads;
-    b.item = c.item_begin + (int)(blockIdx.x / (unsigned)per_item);
-    b.row = c.rows[row_of_item(c.rows, c.n_rows, b.item)];
+    const int per_item = c.kv.n_heads * c.n_runs, at = unit % per_item, group = c.n_heads / c.kv.n_heads;
+    b.item = c.item_begin + unit / per_item;
+    b.row = c.list.rows[row_of_item(c.list.rows, listed_n(c.list), b.item)];
     b.kv_head = at / c.n_runs;
     b.head = b.kv_head * group + at % c.n_runs * heads;
     b.n_heads = min(heads, (b.kv_head + 1) * group - b.head);
@@ -96,7 +100,7 @@ template <int HEADS>
 static __device__ __forceinline__ void rows_prepare(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s)
 {
     const int      tid = (int)threadIdx.x, dim = c.kv.head_dim, padded = b.chunks * CHUNK;
-    const int32_t *table = c.tables + c.seqs[b.row.seq].table;
+    const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float   *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * (size_t)dim;
     for (int j = tid; j < b.n_keys; j += ROWS_THREADS) s.places[j] = key_place(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
     for (int i = tid; i < HEADS * padded; i += ROWS_THREADS) {
@@ -235,17 +239,20 @@ static __device__ __forceinline__ void rows_finish(const struct rows_call &c, co
 template <class T, int LANES, int HEADS, bool WHOLE>
 static __global__ void __launch_bounds__(ROWS_THREADS, HEADS == 1 ? 4 : 2) attend_rows(const struct rows_call c)
 {
-    const struct rows_block  b = rows_block_of(c, HEADS);
-    const struct rows_shared s = rows_shared_of(HEADS, b.chunks);
-    float                    acc[HEADS][CHUNK];
-    rows_prepare<HEADS>(c, b, s);
-    __syncthreads();
-    rows_scores<T, LANES, HEADS, WHOLE>(c, b, s);
-    __syncthreads();
-    rows_soften<HEADS>(c, b, s);
-    __syncthreads();
-    rows_weigh<T, HEADS, WHOLE>(c, b, s, acc);
-    rows_finish<HEADS>(c, b, s, acc);
+    const int n_units = rows_n_units(c);
+    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) {
+        const struct rows_block  b = rows_block_of(c, HEADS, unit);
+        const struct rows_shared s = rows_shared_of(HEADS, b.chunks);
+        float                    acc[HEADS][CHUNK];
+        rows_prepare<HEADS>(c, b, s);
+        __syncthreads();
+        rows_scores<T, LANES, HEADS, WHOLE>(c, b, s);
+        __syncthreads();
+        rows_soften<HEADS>(c, b, s);
+        __syncthreads();
+        rows_weigh<T, HEADS, WHOLE>(c, b, s, acc);
+        rows_finish<HEADS>(c, b, s, acc); /* ends with a barrier */
+    }
 }
 
 #endif

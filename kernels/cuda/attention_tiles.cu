@@ -7,9 +7,12 @@ bool attention_tiles_fit(const struct attention *a)
     return a->kv.head_dim == 64 || a->kv.head_dim == 128;
 }
 
-cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call *c)
+cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call *c, int32_t n_windows, int max_blocks)
 {
-    const dim3 grid((unsigned)(c->n_windows * c->kv.n_heads * (c->n_at_once > 0 ? c->n_at_once : 1))), block(TILE_THREADS);
+    const dim3 block(TILE_THREADS);
+    dim3       grid;
+    cudaError_t e = attention_grid((size_t)n_windows * (size_t)c->kv.n_heads * (size_t)(c->n_at_once > 0 ? c->n_at_once : 1), max_blocks, &grid);
+    if (e != cudaSuccess) return e;
     if (c->kv.head_dim == 64) return launch(stream, attend_tiles<64>, grid, block, tile_shared_bytes<64>(), *c);
     return launch(stream, attend_tiles<128>, grid, block, tile_shared_bytes<128>(), *c);
 }

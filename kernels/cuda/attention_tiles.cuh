@@ -19,21 +19,18 @@ enum { TILES_PER_SEGMENT = ATTENTION_SEGMENT / TILE_KEYS, SCORE_BLOCKS = TILE_KE
 
 struct tiles_call {
     struct kv_layer        kv;
-    const struct cuda_seq *seqs;
-    const struct cuda_row *rows;    /* those of prompts */
-    const int32_t         *tables;
+    struct listed          list;                /* LISTED_PROMPT */
     const float           *q;
     float                 *out, *parts;
-    int32_t                n_rows, n_heads;
+    int32_t                n_heads;
     int32_t                rows_per_tile;       /* TILE_PAIRS / group */
-    int32_t                n_windows;           /* of rows_per_tile rows of the list */
     int32_t                segment_begin, n_at_once; /* n_at_once > 0: this many segments from that on, each a block and a part; 0: all, whole */
     float                  scale;
 };
 
 /* What a block works on, the same in all threads. */
 struct tile {
-    int            list_row;              /* the tile's first row is this one of c.rows */
+    int            list_row;              /* the tile's first row is this one of its prompts' */
     int            row, pos, n_rows;      /* of q and out, its position; rows of the tile */
     int            kv_head, group, n_keys;
     const int32_t *table;
@@ -268,11 +265,11 @@ static __device__ __forceinline__ void tile_walk(const struct tiles_call &c, con
     copy_async_wait<0>();
 }
 
-/* The tile that begins at the list's row i, if one does. */
+/* The tile that begins at the i-th of the prompts' rows, if one does. */
 static __device__ __forceinline__ bool tile_at(const struct tiles_call &c, int i, int kv_head, struct tile *t)
 {
-    const struct cuda_row first = c.rows[i];
-    const struct cuda_seq seq = c.seqs[first.seq];
+    const struct cuda_row first = listed_rows(c.list)[i];
+    const struct cuda_seq seq = c.list.seqs[first.seq];
     const int             at = first.pos - seq.pos_begin;
     if (at % c.rows_per_tile != 0) return false;
     t->list_row = i;
@@ -282,17 +279,16 @@ static __device__ __forceinline__ bool tile_at(const struct tiles_call &c, int i
     t->kv_head = kv_head;
     t->group = c.n_heads / c.kv.n_heads;
     t->n_keys = first.pos + t->n_rows;
-    t->table = c.tables + seq.table;
+    t->table = c.list.tables + seq.table;
     return true;
 }
 
-/* A block takes the tiles that begin in its window of the list's rows: one where a prompt is long. Late windows, which see most, come first. */
-template <int DIM> static __global__ void __launch_bounds__(TILE_THREADS, 2) attend_tiles(const struct tiles_call c)
+/* The tiles that begin in a window of rows_per_tile of the prompts' rows: one where a prompt is long. */
+template <int DIM>
+static __device__ __forceinline__ void tile_window(const struct tiles_call &c, const struct tile_shared &s, int window, int kv_head, int segment)
 {
-    const struct tile_shared s = tile_shared_of<DIM>();
-    const int at = (int)blockIdx.x, kv_head = at % c.kv.n_heads, window = c.n_windows - 1 - at / c.kv.n_heads % c.n_windows;
-    const int segment = c.segment_begin + at / c.kv.n_heads / c.n_windows;
-    for (int i = window * c.rows_per_tile; i < min(c.n_rows, (window + 1) * c.rows_per_tile); i++) {
+    const int n_rows = listed_n(c.list);
+    for (int i = window * c.rows_per_tile; i < min(n_rows, (window + 1) * c.rows_per_tile); i++) {
         struct tile t;
         if (!tile_at(c, i, kv_head, &t)) continue;
         const int n_tiles = (t.n_keys + TILE_KEYS - 1) / TILE_KEYS, begin = c.n_at_once > 0 ? segment * TILES_PER_SEGMENT : 0;
@@ -300,6 +296,17 @@ template <int DIM> static __global__ void __launch_bounds__(TILE_THREADS, 2) att
         if (begin < end) tile_walk<DIM>(c, t, s, begin, end);
         __syncthreads();
     }
+}
+
+/* Late windows, which see most, come first. */
+template <int DIM> static __global__ void __launch_bounds__(TILE_THREADS, 2) attend_tiles(const struct tiles_call c)
+{
+    const struct tile_shared s = tile_shared_of<DIM>();
+    const int n_windows = (listed_n(c.list) + c.rows_per_tile - 1) / c.rows_per_tile, per_segment = n_windows * c.kv.n_heads;
+    const int n_left = (c.list.counts->n_keys_prompt + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT - c.segment_begin;
+    const int n_units = per_segment * (c.n_at_once > 0 ? min(c.n_at_once, n_left) : 1);
+    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x)
+        tile_window<DIM>(c, s, n_windows - 1 - unit / c.kv.n_heads % n_windows, unit % c.kv.n_heads, c.segment_begin + unit / per_segment);
 }
 
 #endif

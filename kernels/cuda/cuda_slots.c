@@ -161,8 +161,8 @@ static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args 
 /* What attention keeps between its two passes; it has a bound, which long contexts of many sequences soon reach. */
 static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
 {
-    const struct cuda_list *on = a->on.staged;
-    const size_t            need = sizeof(float) * attention_scratch_floats((size_t)on->n_rows, (size_t)a->n_heads, (size_t)a->v_dim, (size_t)on->n_keys_max);
+    const struct cuda_counts *of = &((const struct cuda_list *)a->on.staged)->bounds;
+    const size_t              need = sizeof(float) * attention_scratch_floats((size_t)of->n_rows, (size_t)a->n_heads, (size_t)a->v_dim, (size_t)of->n_keys_max);
     if (need <= c->attention.bytes) return true;
     device_wait(c->base.device);
     device_mem_free(c->base.device, &c->attention);

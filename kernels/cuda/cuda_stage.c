@@ -26,7 +26,8 @@ static size_t list_bytes(const struct attn_list *l, int32_t block_tokens)
         n_rows += (size_t)l->seqs[i].n_q;
         n_blocks += table_length(&l->seqs[i], block_tokens);
     }
-    return padded((size_t)l->n_seqs, sizeof(struct cuda_seq)) + padded(n_rows, sizeof(struct cuda_row)) + padded(n_blocks, sizeof(int32_t));
+    return padded(1, sizeof(struct cuda_counts)) + padded((size_t)l->n_seqs, sizeof(struct cuda_seq)) + padded(n_rows, sizeof(struct cuda_row)) +
+           padded(n_blocks, sizeof(int32_t));
 }
 
 static size_t step_bytes(const struct kernel_step *s)
@@ -88,12 +89,13 @@ static const int32_t *put_ints(struct cuda_staging *st, const int32_t *from, siz
 
 static void put_list(struct cuda_staging *st, const struct attn_list *l, int32_t block_tokens, struct cuda_list *to)
 {
-    const void *seqs_at, *rows_at, *tables_at;
+    const void *counts_at, *seqs_at, *rows_at, *tables_at;
     size_t      n_rows = 0, n_blocks = 0;
     for (int32_t i = 0; i < l->n_seqs; i++) {
         n_rows += (size_t)l->seqs[i].n_q;
         n_blocks += table_length(&l->seqs[i], block_tokens);
     }
+    struct cuda_counts *counts = put(st, 1, sizeof *counts, &counts_at);
     struct cuda_seq *seqs = put(st, (size_t)l->n_seqs, sizeof *seqs, &seqs_at);
     struct cuda_row *rows = put(st, n_rows, sizeof *rows, &rows_at);
     int32_t         *tables = put(st, n_blocks, sizeof *tables, &tables_at), table = 0;
@@ -104,8 +106,8 @@ static void put_list(struct cuda_staging *st, const struct attn_list *l, int32_t
         if (n > 0) memcpy(tables + table, s->block_table, n * sizeof *tables);
         table += (int32_t)n;
     }
-    *to = (struct cuda_list){ .seqs = seqs_at, .rows = rows_at, .tables = tables_at };
-    attention_list_rows(to, l->seqs, l->n_seqs, rows);
+    attention_list_rows(counts, l->seqs, l->n_seqs, rows);
+    *to = (struct cuda_list){ .bounds = *counts, .counts = counts_at, .seqs = seqs_at, .rows = rows_at, .tables = tables_at };
 }
 
 void cuda_stage(struct kernel_ctx *base, struct kernel_step *s)

@@ -62,6 +62,10 @@ public:
     {
         if (size) cudaMemcpy(base + GUARD, from, size, cudaMemcpyHostToDevice);
     }
+    void put_some(const std::vector<float> &from)
+    {
+        if (!from.empty()) cudaMemcpy(base + GUARD, from.data(), from.size() * sizeof(float), cudaMemcpyHostToDevice);
+    }
     /* The bytes, when the guards are as they were. */
     bool get(std::vector<unsigned char> *to)
     {
@@ -115,6 +119,12 @@ struct range {
     bool generated;
 };
 
+/* What a call is made with beside the list; wide: bounds of launches that are recorded for any list of twice as many rows. */
+struct way {
+    int  n_at_once, max_blocks;
+    bool wide;
+};
+
 using results = std::map<std::pair<int, int>, std::vector<float>>; /* by sequence and position */
 
 class world {
@@ -161,7 +171,7 @@ public:
         std::vector<cuda_seq>  seqs;
         std::vector<cuda_row>  rows;
         std::vector<int32_t>   tables;
-        memory                *device[3];
+        memory                *device[4];
         struct cuda_list       list;
     };
     void stage(staged *st, const std::vector<range> &ranges, const std::vector<int32_t> &begins)
@@ -176,13 +186,17 @@ public:
         }
         st->rows.resize(n_rows);
         st->list = {};
-        attention_list_rows(&st->list, st->host.data(), (int32_t)st->host.size(), st->rows.data());
+        struct cuda_counts counts;
+        attention_list_rows(&counts, st->host.data(), (int32_t)st->host.size(), st->rows.data());
+        st->list.bounds = counts;
         st->device[0] = new memory(st->seqs);
         st->device[1] = new memory(st->rows);
         st->device[2] = new memory(st->tables);
         st->list.seqs = st->device[0]->at<cuda_seq>();
         st->list.rows = st->device[1]->at<cuda_row>();
         st->list.tables = st->device[2]->at<int32_t>();
+        st->device[3] = new memory(std::vector<struct cuda_counts>(1, counts));
+        st->list.counts = st->device[3]->at<struct cuda_counts>();
     }
     static void unstage(staged *st)
     {
@@ -255,7 +269,7 @@ public:
         CHECK(is == want, "the pool is not what was appended");
     }
 
-    void run(const std::vector<range> &ranges, results *to, int n_at_once = 0)
+    void run(const std::vector<range> &ranges, results *to, const way &by = { 0, 0, false })
     {
         std::vector<int32_t> begins;
         int32_t n_rows = place(ranges, &begins);
@@ -264,15 +278,23 @@ public:
         stage(&st, ranges, begins);
         memory q(rows_of(ranges, begins, n_rows, (size_t)(s.n_heads * s.head_dim), &sequence::q));
         memory out((size_t)n_rows * width * sizeof(float));
-        size_t n_scratch = attention_scratch_floats((size_t)st.list.n_rows, (size_t)s.n_heads, (size_t)s.v_dim, (size_t)st.list.n_keys_max);
-        memory scratch(n_scratch * sizeof(float));
-        struct attention a = { kv, &st.list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, scale, s.exact, scratch.at<float>(), n_at_once };
+        struct attention a = { kv, &st.list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, scale, s.exact, nullptr, by.n_at_once, by.max_blocks };
+        if (by.wide) widen(&a, &st.list);
+        const struct cuda_counts &of = st.list.bounds;
+        memory scratch(attention_scratch_floats((size_t)of.n_rows, (size_t)s.n_heads, (size_t)s.v_dim, (size_t)of.n_keys_max) * sizeof(float));
+        a.scratch = scratch.at<float>();
         CHECK(attention_run(nullptr, &a) == cudaSuccess, "attention_run");
         CHECK(cudaDeviceSynchronize() == cudaSuccess, "attention_run failed");
         std::vector<unsigned char> bytes, other;
         CHECK(out.get(&bytes), "written beside out");
         CHECK(scratch.get(&other), "written beside the scratch");
         unstage(&st);
+        take(ranges, begins, bytes, width, to);
+    }
+    void take(const std::vector<range> &ranges, const std::vector<int32_t> &begins, memory *out, size_t width, results *to)
+    {
+        std::vector<unsigned char> bytes;
+        CHECK(out->get(&bytes), "written beside out");
         take(ranges, begins, bytes, width, to);
     }
 
@@ -329,6 +351,13 @@ public:
     double worst = 0;
 
 private:
+    void widen(const struct attention *a, struct cuda_list *list)
+    {
+        const struct cuda_counts exact = list->bounds;
+        const int                n = 2 * exact.n_rows + 3;
+        attention_recorded_bounds(a, n, n, n, 2 * exact.n_keys_max + 5000, &list->bounds);
+        CHECK(attention_recordable(&list->bounds, &exact), "a list of half its bounds is not within them");
+    }
     static void fill(std::vector<float> *v, size_t n)
     {
         v->resize(n);
@@ -453,14 +482,20 @@ static void same_bits(const char *name, const struct shape &s, int less = 0)
         for (const range &r : all) w.run({ r }, &alone);
         CHECK(same(together, alone), "rows depend on the batch");
         for (int n : { 1, 2, 5 }) {
-            w.run(all, &waves, n);
+            w.run(all, &waves, { n, 0, false });
             CHECK(same(together, waves), "rows depend on how many segments run at a time (%d)", n);
+        }
+        const way ways[] = { { 0, 0, true }, { 0, 3, true }, { 0, 1, false }, { 1, 5, false } };
+        for (const way &by : ways) {
+            results others;
+            w.run(all, &others, by);
+            CHECK(same(together, others), "rows depend on bounds or grids (at most %d blocks, %s bounds)", by.max_blocks, by.wide ? "wide" : "exact");
         }
         results   whole, chunks;
         const int begin = 480, end = less ? 520 : 630;
         w.run({ { 3, begin, end - begin, false } }, &whole);
         for (int pos = begin, n = 1; pos < end; pos += n, n = std::min(n * 3, end - pos))
-            w.run({ { 2, 5, 1, false }, { 3, pos, n, false } }, &chunks, n % 2);
+            w.run({ { 2, 5, 1, false }, { 3, pos, n, false } }, &chunks, { n % 2, 0, false });
         CHECK(same(whole, chunks), "rows depend on how a prompt was chunked");
     });
 }
@@ -473,6 +508,111 @@ static void test_same_bits(void)
     same_bits("same bits: 4/2 heads of 6, bf16", heads(4, 2, 6, 16, DTYPE_BF16, false));
     same_bits("same bits: 20 heads of latents on tensor cores", { 20, 1, 576, 512, 16, DTYPE_BF16, true, false }, 512);
     same_bits("same bits: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
+}
+
+/* Memory of a list that launches were recorded with, and into which other lists are put. */
+struct replayed {
+    memory counts, seqs, rows, tables;
+    replayed() : counts(sizeof(struct cuda_counts)), seqs(16 * sizeof(cuda_seq)), rows(64 * sizeof(cuda_row)), tables(1024 * sizeof(int32_t)) {}
+    void put(const world::staged &st)
+    {
+        copy(counts, &st.list.bounds, sizeof st.list.bounds);
+        copy(seqs, st.seqs.data(), st.seqs.size() * sizeof(cuda_seq));
+        copy(rows, st.rows.data(), st.rows.size() * sizeof(cuda_row));
+        copy(tables, st.tables.data(), st.tables.size() * sizeof(int32_t));
+    }
+    static void copy(const memory &to, const void *from, size_t bytes)
+    {
+        if (bytes) cudaMemcpy(to.at<char>(), from, bytes, cudaMemcpyHostToDevice);
+    }
+};
+
+static cudaGraphExec_t record(cudaStream_t stream, const std::function<cudaError_t()> &calls)
+{
+    cudaGraph_t     graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess || calls() != cudaSuccess) return nullptr;
+    if (cudaStreamEndCapture(stream, &graph) != cudaSuccess || cudaGraphInstantiate(&exec, graph, 0) != cudaSuccess) return nullptr;
+    cudaGraphDestroy(graph);
+    return exec;
+}
+
+/* One recording of append and attention, run for other lists: the pool and all rows come out as from calls made for them. */
+static void replay(const char *name, const struct shape &s)
+{
+    test(name, [&] {
+        world w(s, { 700, 1, 90, 1100, 64 });
+        w.append_all();
+        const std::vector<std::vector<range>> lists = {
+            { { 0, 699, 1, true }, { 1, 0, 1, false }, { 2, 70, 20, false }, { 3, 1097, 3, true } }, { { 3, 1040, 1, true } }, {},
+            { { 4, 63, 1, true }, { 0, 200, 1, true }, { 3, 511, 2, false } }, { { 2, 3, 33, false } }
+        };
+        const int    n_rows = 64;
+        const size_t q_row = (size_t)(s.n_heads * s.head_dim), kv_row = (size_t)(s.kv_heads * s.head_dim), out_row = (size_t)(s.n_heads * s.v_dim);
+        replayed     on;
+        memory       q(n_rows * q_row * 4), k(n_rows * kv_row * 4), v(n_rows * kv_row * 4), out(n_rows * out_row * 4);
+        memory       scratch(4 * attention_scratch_floats(n_rows, (size_t)s.n_heads, (size_t)s.v_dim, 5000));
+        struct cuda_list list = { {}, on.counts.at<struct cuda_counts>(), on.seqs.at<cuda_seq>(), on.rows.at<cuda_row>(), on.tables.at<int32_t>() };
+        const struct attention a = { w.kv, &list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, w.scale, s.exact, scratch.at<float>(), 0, 0 };
+        attention_recorded_bounds(&a, n_rows, n_rows, n_rows, 5000, &list.bounds);
+        cudaStream_t stream;
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
+        cudaGraphExec_t exec = record(stream, [&] {
+            cudaError_t e = attention_append(stream, &w.kv, &list, k.at<float>(), s.latent ? nullptr : v.at<float>());
+            return e == cudaSuccess ? attention_run(stream, &a) : e;
+        });
+        CHECK(exec, "the calls cannot be recorded");
+        for (size_t i = 0; i < lists.size(); i++) {
+            results              alone, again;
+            std::vector<int32_t> begins;
+            world::staged        st;
+            w.run(lists[i], &alone);
+            const int32_t n = world::place(lists[i], &begins);
+            w.stage(&st, lists[i], begins);
+            CHECK(attention_recordable(&list.bounds, &st.list.bounds), "list %zu is not within the bounds", i);
+            on.put(st);
+            w.unstage(&st);
+            q.put_some(w.rows_of(lists[i], begins, n, q_row, &sequence::q));
+            k.put_some(w.rows_of(lists[i], begins, n, kv_row, &sequence::k));
+            if (!s.latent) v.put_some(w.rows_of(lists[i], begins, n, kv_row, &sequence::v));
+            out.put(std::vector<unsigned char>(n_rows * out_row * 4, 0xff).data());
+            CHECK(cudaDeviceSynchronize() == cudaSuccess && cudaGraphLaunch(exec, stream) == cudaSuccess, "list %zu: no launch", i);
+            CHECK(cudaStreamSynchronize(stream) == cudaSuccess, "list %zu failed", i);
+            w.take(lists[i], begins, &out, out_row, &again);
+            if (!is_good) return;
+            CHECK(alone.size() == again.size() && same(alone, again), "list %zu: not what a call gives", i);
+        }
+        w.check_pool();
+        cudaGraphExecDestroy(exec);
+        cudaStreamDestroy(stream);
+    });
+}
+
+static void test_replay(void)
+{
+    replay("one recording for all lists: 8/2 heads of 64, bf16", heads(8, 2, 64, 16, DTYPE_BF16, false));
+    replay("one recording for all lists: 4/2 heads of 20, f32, exact", heads(4, 2, 20, 16, DTYPE_F32, true));
+    replay("one recording for all lists: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
+    test("lists that a recording does not compute", [] {
+        const struct cuda_counts bounds = { 8, 8, 8, 20, 20, 5000, 5000 };
+        struct cuda_counts       over = bounds;
+        CHECK(attention_recordable(&bounds, &over), "its own bounds");
+        for (int32_t *n : { &over.n_rows, &over.n_generated, &over.n_prompt, &over.n_segments, &over.n_segments_generated, &over.n_keys_max,
+                            &over.n_keys_prompt }) {
+            ++*n;
+            CHECK(!attention_recordable(&bounds, &over), "more than the bounds have room for");
+            --*n;
+        }
+    });
+    test("bounds of a recording fit into one pass over the scratch", [] {
+        struct attention a = {};
+        struct cuda_counts bounds;
+        a.kv = { nullptr, DTYPE_BF16, true, 1, 576, 16 };
+        a.n_heads = 128, a.v_dim = 512;
+        attention_recorded_bounds(&a, 256, 256, 256, 131072, &bounds);
+        CHECK(bounds.n_segments > 0 && bounds.n_segments < 256 * 256, "%d segments", bounds.n_segments);
+        CHECK(attention_scratch_floats(256, 128, 512, 131072) >= (size_t)bounds.n_segments * 128 * 512, "%d segments have no room", bounds.n_segments);
+    });
 }
 
 static void test_chunked_append(void)
@@ -525,7 +665,7 @@ static void test_nan(void)
 int main(int argc, char **argv)
 {
     const std::map<std::string, void (*)(void)> tests = { { "append", test_chunked_append }, { "bits", test_same_bits }, { "latent", test_latent },
-                                                          { "lengths", test_lengths }, { "nan", test_nan }, { "nothing", test_nothing },
+                                                          { "lengths", test_lengths }, { "nan", test_nan }, { "nothing", test_nothing }, { "replay", test_replay },
                                                           { "shapes", test_shapes } };
     int n_devices = 0;
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
