@@ -35,6 +35,7 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/device.h"
 #include "kernels/dtype.h"
+#include "shared/base/sampling.h"
 
 enum { KERNEL_BLOCK_TOKENS_MAX = 256, KERNEL_HEAD_DIM_MAX = 256, KERNEL_LATENT_MAX = 1024 /* kv_lora + rope of MLA */ };
 enum { ATTN_TILE = 64, ATTN_SEGMENT = 256 };
@@ -132,13 +133,42 @@ struct attn_list {
     const void            *staged; /* what `stage` made of them; the row's own */
 };
 
-/* What a step's rows are. */
+/* How the token after a row is to be chosen, or which token is to be scored there. shared/engine/sampler.h has the rules; these are its inputs. */
+struct sample_want {
+    const struct sampling_params *params;
+    const int32_t                *tokens;   /* prompt, then output: [n_tokens] that the host knows */
+    uint32_t                      n_tokens, n_prompt;
+    uint32_t                      n_out;    /* output tokens before the one asked for, those included that only the device knows yet */
+    const int32_t                *eos;      /* the model's end tokens */
+    uint32_t                      n_eos;
+    int32_t                       score;    /* the token whose logprobs are asked for; -1: choose one */
+};
+
+/* What a step's rows are. `stage` makes pointers the row's own, and may raise the counts: rows are then filled up to what launches were recorded
+ * for. What is computed for those that were added means nothing and reaches neither the KV pool nor the results. */
 struct kernel_step {
     int32_t           n_rows, n_logits, n_lists;
-    const int32_t    *ids, *pos;   /* [n_rows] */
+    const int32_t    *ids;         /* [n_rows]; -1 - i: the token that the last step which sampled chose for its i-th row of logits */
+    const int32_t    *pos;         /* [n_rows] */
     const int32_t    *logit_rows;  /* [n_logits] */
     struct attn_list *lists;       /* [n_lists] */
     int32_t           block_tokens; /* of the KV pool that their block tables name */
+    const struct sample_want *wants; /* [n_logits]: choose tokens on the device where it can; NULL: logits are fetched */
+    int               turn;        /* 0 or 1: where the results of sampling go; the last ones of that turn must have been fetched */
+    bool              eager;       /* something happens between the layers: no recorded launches */
+    bool              sampled;     /* out: the device chooses the tokens: call sample after commit, and fetch later */
+    bool              replayed;    /* out: the whole step is in the queue: no slot but commit is called */
+};
+
+/* What all steps stay within, so that nothing is allocated once they run. */
+struct kernel_limits {
+    uint32_t max_rows, max_logits, max_len, n_vocab, block_tokens;
+    uint32_t max_seqs;       /* sequences in a step */
+    uint32_t n_lists;        /* with sequences in them */
+    uint32_t n_heads, v_dim; /* of attention's results */
+    bool     latent;
+    uint32_t n_kv_heads, head_dim; /* of the pool */
+    uint32_t max_recorded;   /* rows of a step whose launches may be recorded; 0: none are */
 };
 
 /* The KV pool of one layer. Heads: [block][kv_head][k|v][block_tokens][head_dim]. Latent (MLA): [block][block_tokens][head_dim], one
@@ -245,7 +275,18 @@ struct kernel_ops {
     /* Hands a step over: pointers of `s` to ids, positions and rows become the row's own, and `staged` of its lists is filled in; the sequences
      * themselves stay where they are and are needed until the step is over. Good until the next call. */
     void (*stage)(struct kernel_ctx *c, struct kernel_step *s);
-    /* x[i] = row ids[i] of the matrix, as f32; x [n_rows, w->n_in]. */
+    /* The next four are NULL in rows that compute as they are called.
+     * Memory for all steps within the limits, before the first. ERR_NOMEM. */
+    enum status (*prepare)(struct kernel_ctx *c, const struct kernel_limits *l, struct err *err);
+    /* Begins the i-th recording: fills `s` in as stage does, then all slots of the step are called, then commit. False: there are no more. */
+    bool (*record)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+    /* All slots of the step (or of the recording) have been called. */
+    void (*commit)(struct kernel_ctx *c);
+    /* Chooses the tokens of the committed step's rows of logits, [n_logits, n_vocab]. */
+    void (*sample)(struct kernel_ctx *c, const float *logits, size_t n_vocab);
+    /* Waits for the step of that turn and hands over what was chosen for its n rows; logprobs where they were asked for. */
+    void (*fetch)(struct kernel_ctx *c, int turn, struct token_logprobs *out, size_t n);
+    /* x[i] = row ids[i] of the matrix, as f32; x [n_rows, w->n_in]; ids as in kernel_step. */
     void (*embed)(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows);
     /* Independent products in one go. Neighbouring jobs with the same x, x_stride, n_in, x_rows, norm and n_rows share the rounding of x. */
     void (*matmul)(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
@@ -277,6 +318,8 @@ struct kernel_ops {
 struct kernel_ctx {
     const struct kernel_ops *ops;
     enum activations         activations;
+    bool                     deterministic; /* set before use: a row's bits depend on neither the other rows nor their number, where that costs speed too */
+    uint64_t                 n_replayed; /* steps computed by recorded launches; engine thread */
     struct device           *device;  /* whose memory the slots read and write; owned by the context */
     struct compute_pool     *pool;    /* of the host: packing, sampling, and all slots of the processor's rows */
     struct kernel_ctx       *host;    /* a processor's context with the same pool; NULL: this is one */
@@ -287,6 +330,10 @@ struct kernel_ctx {
     size_t                   acts_bytes;
     void                    *attn;    /* attention_shared_bytes() of pages, touched as needed: attention's work table, owned by the context */
 };
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* The rows, in order of preference, ended by NULL. */
 extern const struct kernel_ops *const KERNEL_ROWS[];
@@ -307,5 +354,9 @@ enum dtype  kernel_kv_dtype(const struct kernel_ctx *c);
 void        weight_release(struct kernel_ctx *c, struct weight *w);
 /* Space-separated features of this CPU that matter here, for the start page and `baton version`. */
 void        kernel_cpu_features(char *out, size_t cap);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

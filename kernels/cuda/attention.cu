@@ -88,7 +88,8 @@ static void number_seq(struct cuda_counts *counts, const struct attn_seq *seq, i
     for (int32_t i = 0; i < seq->n_q; i++) {
         const int32_t pos = seq->pos_begin + i;
         const struct cuda_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments };
-        rows[counts->n_rows++] = row;
+        if (rows) rows[counts->n_rows] = row;
+        counts->n_rows++;
         counts->n_segments += pos / ATTENTION_SEGMENT + 1;
     }
     if (seq->n_q > 0) counts->n_keys_max = max_int(counts->n_keys_max, seq->pos_begin + seq->n_q);

@@ -61,7 +61,7 @@ struct attention {
     int32_t                 n_at_once, max_blocks; /* 0: as many segments at a time and blocks as suit the card; for tests of what else gives the same bits */
 };
 
-/* Number the rows of a list: fill `rows`, which has room for those of all sequences, and `counts`. Host memory. */
+/* Number the rows of a list: fill `rows`, which has room for those of all sequences (NULL: they are only counted), and `counts`. Host memory. */
 void        attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, struct cuda_row *rows);
 /* Enough for any call whose bounds have at most n_rows rows and n_keys keys, with n_heads heads of v_dim; grows with each of them. */
 size_t      attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys);

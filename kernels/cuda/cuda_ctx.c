@@ -16,8 +16,9 @@ enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activ
     c->base.pool = host->pool;
     enum status st = device_open("cuda", &c->base.device, err);
     if (st == OK) c->device = cuda_device_of(c->base.device);
-    if (st == OK && !cuda_check(c->device, cudaEventCreateWithFlags(&c->staging.copied, cudaEventDisableTiming), "making an event"))
-        st = device_fault(c->base.device, err);
+    for (int i = 0; i < 2 && st == OK; i++)
+        if (!cuda_check(c->device, cudaEventCreateWithFlags(&c->staging.copied[i], cudaEventDisableTiming), "making an event"))
+            st = device_fault(c->base.device, err);
     if (st == OK) *out = &c->base;
     else cuda_ctx_free(&c->base);
     return st;
@@ -27,6 +28,9 @@ void cuda_ctx_free(struct kernel_ctx *base)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     if (base->device) {
+        device_wait(base->device);
+        cuda_recordings_release(c);
+        cuda_sampling_release(c);
         cuda_staging_release(c);
         device_mem_free(base->device, &c->inputs);
         device_mem_free(base->device, &c->attention);
@@ -46,4 +50,25 @@ enum status cuda_ctx_reserve(struct kernel_ctx *base, size_t n_rows, size_t n_in
     device_mem_free(base->device, &c->inputs);
     c->inputs = more;
     return OK;
+}
+
+static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
+{
+    const struct kernel_limits *l = &c->limits;
+    const size_t bytes = sizeof(float) * attention_scratch_floats(l->max_rows, l->n_heads, l->v_dim, l->max_len);
+    if (bytes <= c->attention.bytes) return OK;
+    device_mem_free(c->base.device, &c->attention);
+    return device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &c->attention, err);
+}
+
+enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l, struct err *err)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    device_wait(base->device);
+    cuda_recordings_release(c); /* they hold addresses of what is made anew here */
+    c->limits = *l;
+    TRY(prepare_attention(c, err));
+    TRY(cuda_sampling_prepare(c, err));
+    if (!cuda_staging_grow(c, cuda_staging_bytes(l))) return device_fault(base->device, err);
+    return device_fault(base->device, err);
 }

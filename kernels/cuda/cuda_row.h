@@ -1,10 +1,12 @@
 /* cuda_row.h - the row of kernels.h that computes on a card, and its context.
  *
- *   cuda_ctx.c     the context: device, a processor's context beside it, memory to work in
- *   cuda_stage.c   a step's rows and sequences on their way to the card
- *   cuda_pack.c    checkpoint matrices to the forms of gemm.h
- *   cuda_slots.c   every other slot: arguments to kernels
- *   gemm.h, attention.h, rows.h, inputs.h   kernels
+ *   cuda_ctx.c      the context: device, a processor's context beside it, memory to work in
+ *   cuda_stage.c    a step's rows and sequences on their way to the card
+ *   cuda_graph.c    a step's launches recorded and replayed
+ *   cuda_sampling.c tokens chosen on the card: what is asked, and what comes back
+ *   cuda_pack.c     checkpoint matrices to the forms of gemm.h
+ *   cuda_slots.c    every other slot: arguments to kernels
+ *   gemm.h, attention.h, rows.h, inputs.h, sample.h   kernels
  *
  * Slots put work on the device's stream and return. What fails is kept by the device (device_fault); after that work comes to nothing.
  * Life cycle: kernel_ctx_create("cuda"), kernel_ctx_free. Thread: loading thread, then engine. */
@@ -13,24 +15,80 @@
 
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/device_cuda.h"
+#include "kernels/cuda/sample.h"
 #include "kernels/kernels.h"
 
-/* What a step's rows are, in pinned memory and, at the same offsets, on the card. */
+enum { CUDA_EDITS_BYTES = 1 << 20 }; /* of all changes to logits that a step's sampling asks for; steps with more are sampled by the host */
+
+/* Rows that a step really has, of those that it is filled up to. */
+struct cuda_live {
+    int32_t n_rows, n_logits;
+};
+
+/* Parts of a step in pinned memory, to be written. */
+struct cuda_step_parts {
+    struct cuda_live  *live;
+    int32_t           *ids, *pos, *logit_rows;
+    struct sample_ask *asks;
+    char              *variable; /* tables, then sampling's edits and masks */
+};
+struct cuda_list_place {
+    struct cuda_counts *counts;
+    struct cuda_seq    *seqs;
+    struct cuda_row    *rows;
+};
+
 struct cuda_staging {
-    char             *host;
-    struct dev_mem    card;
-    size_t            bytes, used;
-    cudaEvent_t       copied;  /* the last copy is over: `host` may be written again */
-    struct cuda_list *lists;   /* [max_lists] */
-    int32_t           max_lists;
+    char                   *host[2];   /* pinned, in turn */
+    cudaEvent_t             copied[2]; /* its last copy is over: it may be written again */
+    int                     turn;
+    struct dev_mem          card;
+    size_t                  bytes, used;
+    struct cuda_list       *lists;     /* [max_lists] */
+    struct cuda_list_place *places;    /* [max_lists] */
+    int32_t                 max_lists;
+    /* On the card: */
+    const struct cuda_live *live;
+    const int32_t          *ids, *pos, *logit_rows;
+    const struct sample_ask *asks;
+    const char             *variable;
+};
+
+/* Steps that a graph serves: of up to n_rows and n_logits, with rows of prompts among them or without. */
+struct cuda_recording {
+    int32_t         n_rows, n_logits;
+    bool            prompts;
+    struct cuda_counts bounds; /* of its lists */
+    cudaGraphExec_t exec;
+};
+
+/* The step between stage and commit. */
+struct cuda_step {
+    int32_t                      n_logits; /* that it really has */
+    int                          turn;     /* of its results */
+    bool                         records;
+    const struct cuda_recording *recording; /* what computes it; NULL: its slots are called */
+};
+
+struct cuda_sampling {
+    struct dev_mem         results, chosen, scratch; /* [max_logits]; [max_logits] ids; what the kernels work in */
+    struct token_logprobs *fetched[2];               /* [max_logits], pinned, by turn */
+    cudaEvent_t            there[2];                 /* they are */
+    struct sample_maker   *maker;
+    unsigned               work;                     /* of the step: enum sample_work */
 };
 
 struct cuda_ctx {
-    struct kernel_ctx   base; /* first */
-    struct cuda_device *device;
-    struct cuda_staging staging;
-    struct dev_mem      inputs;    /* of the running matmul call: rows made ready */
-    struct dev_mem      attention; /* attention_scratch_floats */
+    struct kernel_ctx      base; /* first */
+    struct cuda_device    *device;
+    struct kernel_limits   limits;    /* of cuda_prepare; all 0 without it */
+    struct cuda_staging    staging;
+    struct cuda_step       step;
+    struct cuda_sampling   sampling;
+    struct cuda_recording *recordings;
+    int32_t                n_recordings, max_recordings;
+    struct dev_mem         inputs;    /* of the running matmul call: rows made ready */
+    struct dev_mem         attention; /* attention_scratch_floats */
 };
 
 extern const struct kernel_ops cuda_row;
@@ -42,9 +100,29 @@ enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activ
 void        cuda_ctx_free(struct kernel_ctx *c);
 enum status cuda_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
 
+enum status cuda_prepare(struct kernel_ctx *c, const struct kernel_limits *l, struct err *err);
+
 /* cuda_stage.c */
-void cuda_stage(struct kernel_ctx *c, struct kernel_step *s);
-void cuda_staging_release(struct cuda_ctx *c);
+void   cuda_stage(struct kernel_ctx *c, struct kernel_step *s);
+void   cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_counts *bounds);
+size_t cuda_staging_bytes(const struct kernel_limits *l);
+bool   cuda_staging_grow(struct cuda_ctx *c, size_t bytes);
+void   cuda_staging_release(struct cuda_ctx *c);
+
+/* cuda_graph.c */
+bool   cuda_record(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+/* What computes this staged step, whose lists are counted; NULL: nothing recorded fits. */
+const struct cuda_recording *cuda_recording_for(const struct cuda_ctx *c, const struct kernel_step *s);
+void   cuda_commit(struct kernel_ctx *c);
+void   cuda_recordings_release(struct cuda_ctx *c);
+
+/* cuda_sampling.c */
+enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err);
+void   cuda_sampling_release(struct cuda_ctx *c);
+/* Stages what n rows want, behind the tables, which are written. False: the host has to sample, since it is too much or wants are NULL. */
+bool   cuda_sampling_write(struct cuda_ctx *c, const struct sample_want *wants, int32_t n, const struct cuda_step_parts *to);
+void   cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);
+void   cuda_fetch(struct kernel_ctx *c, int turn, struct token_logprobs *out, size_t n);
 
 /* cuda_pack.c */
 enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);

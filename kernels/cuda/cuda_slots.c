@@ -53,9 +53,10 @@ static void take_outputs(const struct matmul_args *a, struct gemm *g)
     if (form_of(a->y_for) != GEMM_F32) g->then = GEMM_SILU_BF16;
 }
 
-static struct gemm gemm_of(const struct weight *w)
+static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 {
-    return (struct gemm){ .form = form_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1, .fixed = true };
+    return (struct gemm){ .form = form_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1,
+                          .fixed = c->base.deterministic };
 }
 
 static void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)
@@ -69,7 +70,7 @@ static void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs,
             make_ready(c, a);
             ready = a;
         }
-        struct gemm g = gemm_of(a->w);
+        struct gemm g = gemm_of(c, a->w);
         g.n_rows = a->n_rows;
         g.bias = a->bias;
         take_inputs(c, a, &g);
@@ -119,6 +120,9 @@ static void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
     (void)cuda_check(c->device, rows_combine(c->device->stream, a), "combining experts");
 }
 
+/* Rows that a recorded step is filled up with ask for no experts: reading their weights would be for nothing. */
+static const int32_t *live_rows(const struct cuda_ctx *c) { return c->step.records ? &c->staging.live->n_rows : NULL; }
+
 /* LIMIT: experts of different forms would need inputs of both kinds; a checkpoint has none. */
 static void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
@@ -126,10 +130,10 @@ static void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
     const size_t       n_slots = a->n_rows * (size_t)a->n_used, hidden = a->gate_up[0].n_in;
     if (a->n_rows == 0) return;
     if (a->shared.gate_up) run_shared(base, a);
-    (void)cuda_check(c->device, rows_sort(c->device->stream, a), "sorting rows by expert");
+    (void)cuda_check(c->device, rows_sort(c->device->stream, a, live_rows(c)), "sorting rows by expert");
 
     const struct matmul_args rows = { .w = &a->gate_up[0], .x = a->h, .x_stride = hidden, .n_rows = a->n_rows };
-    struct gemm gate_up = gemm_of(&a->gate_up[0]), down = gemm_of(&a->down[0]);
+    struct gemm gate_up = gemm_of(c, &a->gate_up[0]), down = gemm_of(c, &a->down[0]);
     if (!needs_nothing(&rows)) make_ready(c, &rows);
     take_inputs(c, &rows, &gate_up);
     gate_up.x_rows = a->rows;
@@ -161,8 +165,8 @@ static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args 
 /* What attention keeps between its two passes; it has a bound, which long contexts of many sequences soon reach. */
 static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
 {
-    const struct cuda_counts *of = &((const struct cuda_list *)a->on.staged)->bounds;
-    const size_t              need = sizeof(float) * attention_scratch_floats((size_t)of->n_rows, (size_t)a->n_heads, (size_t)a->v_dim, (size_t)of->n_keys_max);
+    const struct cuda_list *on = a->on.staged;
+    const size_t            need = sizeof(float) * attention_scratch_floats((size_t)on->bounds.n_rows, (size_t)a->n_heads, (size_t)a->v_dim, (size_t)on->bounds.n_keys_max);
     if (need <= c->attention.bytes) return true;
     device_wait(c->base.device);
     device_mem_free(c->base.device, &c->attention);
@@ -184,7 +188,8 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
 static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const struct embed_rows e = { .x = x, .form = form_of(w), .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids };
+    const struct embed_rows e = { .x = x, .form = form_of(w), .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids,
+                                  .chosen = c->sampling.chosen.ptr };
     (void)cuda_check(c->device, rows_embed(c->device->stream, &e), "embedding");
 }
 
@@ -227,7 +232,8 @@ static bool has_card(void) { return cuda_device_count() > 0; }
 const struct kernel_ops cuda_row = {
     .name = "cuda", .forms = "cuda rows", .absorbed_only = true, .available = has_card, .create = cuda_ctx_create, .free = cuda_ctx_free,
     .reserve = cuda_ctx_reserve, .weight_plan = cuda_weight_plan, .weight_pack = cuda_weight_pack, .weight_release = cuda_weight_release,
-    .stage = cuda_stage, .embed = cuda_embed, .matmul = cuda_matmul, .rms_norm = cuda_rms_norm, .add = cuda_add, .copy_rows = cuda_copy_rows,
+    .stage = cuda_stage, .prepare = cuda_prepare, .record = cuda_record, .commit = cuda_commit, .sample = cuda_sample,
+    .fetch = cuda_fetch, .embed = cuda_embed, .matmul = cuda_matmul, .rms_norm = cuda_rms_norm, .add = cuda_add, .copy_rows = cuda_copy_rows,
     .rope = cuda_rope, .kv_append = cuda_kv_append, .attention = cuda_attention, .route = cuda_route, .combine = cuda_combine,
     .experts = cuda_experts,
 };

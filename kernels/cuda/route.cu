@@ -140,7 +140,27 @@ struct sort_rows {
     const int32_t *experts;
     int32_t       *rows, *index, *begin;
     int32_t        n_experts, n_used, n; /* n: rows times used */
+    const int32_t *n_live;
 };
+
+/* Choices of rows that get slots. */
+static __device__ __forceinline__ int live_choices(const sort_rows &a) { return a.n_live ? min(a.n, *a.n_live * a.n_used) : a.n; }
+
+/* count[1 .. n] become sums of all up to there, by one warp. */
+static __device__ __forceinline__ void sum_up(int *count, int n)
+{
+    const int lane = (int)threadIdx.x;
+    int       before = 0;
+    for (int first = 1; first <= n; first += WARP) {
+        int sum = first + lane <= n ? count[first + lane] : 0;
+        for (int step = 1; step < WARP; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, sum, (unsigned)step);
+            if (lane >= step) sum += other;
+        }
+        if (first + lane <= n) count[first + lane] = before + sum;
+        before += __shfl_sync(0xffffffffu, sum, WARP - 1);
+    }
+}
 
 /* One block: how many slots each expert has, and where they begin. */
 static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(sort_rows a)
@@ -148,10 +168,11 @@ static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(sort_rows a)
     int *count = (int *)(void *)shared_memory(); /* [n_experts + 1] */
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += SORT_THREADS) count[e] = 0;
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < a.n; i += SORT_THREADS) atomicAdd(&count[a.experts[i] + 1], 1);
+    const int n = live_choices(a);
+    for (int i = (int)threadIdx.x; i < n; i += SORT_THREADS) atomicAdd(&count[a.experts[i] + 1], 1);
+    for (int i = n + (int)threadIdx.x; i < a.n; i += SORT_THREADS) a.index[i] = 0; /* what is read there is nobody's */
     __syncthreads();
-    if (threadIdx.x == 0)
-        for (int e = 0; e < a.n_experts; e++) count[e + 1] += count[e];
+    if (threadIdx.x < WARP) sum_up(count, a.n_experts);
     __syncthreads();
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += SORT_THREADS) a.begin[e] = count[e];
 }
@@ -160,11 +181,11 @@ static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(sort_rows a)
 static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(sort_rows a)
 {
     __shared__ int found[SORT_THREADS / WARP];
-    const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP), end = a.begin[blockIdx.x + 1];
+    const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP), end = a.begin[blockIdx.x + 1], n = live_choices(a);
     int       slot = a.begin[blockIdx.x];
-    for (int at = 0; at < a.n && slot < end; at += SORT_THREADS) {
+    for (int at = 0; at < n && slot < end; at += SORT_THREADS) {
         const int      i = at + (int)threadIdx.x;
-        const bool     mine = i < a.n && a.experts[i] == (int)blockIdx.x;
+        const bool     mine = i < n && a.experts[i] == (int)blockIdx.x;
         const unsigned who = __ballot_sync(0xffffffffu, mine);
         if (lane == 0) found[warp] = __popc(who);
         __syncthreads();
@@ -183,9 +204,9 @@ static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(sort_rows a)
     }
 }
 
-cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a)
+cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a, const int32_t *n_live)
 {
-    const sort_rows sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used) };
+    const sort_rows sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_live };
     cudaError_t e = launch(s, begin_kernel, dim3(1), dim3(SORT_THREADS), sizeof(int) * ((size_t)a->n_experts + 1), sort);
     return e == cudaSuccess ? launch(s, slots_kernel, dim3((unsigned)a->n_experts), dim3(SORT_THREADS), 0, sort) : e;
 }

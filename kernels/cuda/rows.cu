@@ -120,7 +120,8 @@ static __device__ float element(const embed_rows &e, const unsigned char *row, c
 
 static __global__ void embed_kernel(embed_rows e, size_t row_bytes, size_t scales_at)
 {
-    const size_t         row = (size_t)e.ids[blockIdx.x];
+    const int32_t        id = e.ids[blockIdx.x];
+    const size_t         row = (size_t)(id >= 0 ? id : e.chosen[-1 - id]);
     const unsigned char *w = (const unsigned char *)e.w;
     const float         *scales = (const float *)(const void *)(w + scales_at);
     for (size_t k = threadIdx.x; k < e.n_in; k += THREADS) e.x[blockIdx.x * e.n_in + k] = element(e, w + row * row_bytes, scales, row, k);

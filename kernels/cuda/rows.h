@@ -33,13 +33,15 @@ struct embed_rows {
     enum gemm_form form;
     const void    *w;
     size_t         n_out, n_in, n_rows;
-    const int32_t *ids;
+    const int32_t *ids;     /* -1 - i: chosen[i] */
+    const int32_t *chosen;
 };
 cudaError_t rows_embed(cudaStream_t s, const struct embed_rows *e);
 
 cudaError_t rows_route(cudaStream_t s, const struct route_args *a);
-/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an experts call. */
-cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a);
+/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an experts call. `n_live`, in device memory:
+ * rows from there on get no slots; NULL: all get theirs. */
+cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a, const int32_t *n_live);
 
 #ifdef __cplusplus
 }

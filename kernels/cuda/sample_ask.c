@@ -73,12 +73,7 @@ static void mark_biases(struct sample_maker *m, const struct sampling_params *p)
 
 static float repetition_of(const struct sampling_params *p) { return p->repetition_penalty > 0 ? p->repetition_penalty : 1; }
 
-static bool has_penalties(const struct sampling_params *p)
-{
-    return p->presence_penalty != 0 || p->frequency_penalty != 0 || repetition_of(p) != 1;
-}
-
-static void mark_occurrences(struct sample_maker *m, const struct sample_wish *w)
+static void mark_occurrences(struct sample_maker *m, const struct sample_want *w)
 {
     /* Only repetition_penalty looks at the prompt. */
     if (repetition_of(w->params) != 1) mark_all(m, w->tokens, w->n_prompt, IN_PROMPT);
@@ -122,17 +117,17 @@ static int32_t collect_edits(struct sample_maker *m, const struct sampling_param
     return n;
 }
 
-static int32_t make_edits(struct sample_maker *m, const struct sample_wish *w)
+static int32_t make_edits(struct sample_maker *m, const struct sample_want *w)
 {
     const struct sampling_params *p = w->params;
-    bool too_early = w->n_tokens - w->n_prompt < p->min_tokens;
-    if (!too_early && p->n_bias == 0 && !has_penalties(p)) return 0;
+    bool too_early = w->n_out < p->min_tokens;
+    if (!too_early && p->n_bias == 0 && !sampling_has_penalties(p)) return 0;
     if (too_early) {
         mark_all(m, w->eos, w->n_eos, FORBIDDEN);
         mark_all(m, p->stop_ids, p->n_stop_ids, FORBIDDEN);
     }
     mark_biases(m, p);
-    if (has_penalties(p)) mark_occurrences(m, w);
+    if (sampling_has_penalties(p)) mark_occurrences(m, w);
     return collect_edits(m, p);
 }
 
@@ -144,13 +139,13 @@ static unsigned work_of(const struct sample_ask *a, uint32_t n_vocab)
     return work | SAMPLE_DRAW;
 }
 
-void sample_maker_make(struct sample_maker *m, const struct sample_wish *w, struct sample_made *out)
+void sample_maker_make(struct sample_maker *m, const struct sample_want *w, struct sample_made *out)
 {
     const struct sampling_params *p = w->params;
     bool chooses = w->score < 0;
     ASSERT(w->n_tokens >= w->n_prompt);
     *out = (struct sample_made){
-        .ask = { .seed = p->seed, .index = w->n_tokens - w->n_prompt, .temperature = p->temperature, .min_p = p->min_p, .top_p = p->top_p,
+        .ask = { .seed = p->seed, .index = w->n_out, .temperature = p->temperature, .min_p = p->min_p, .top_p = p->top_p,
                  .top_k = p->top_k, .allowed = chooses && p->allowed ? 0 : -1, .n_logprobs = p->n_logprobs, .score = w->score },
         .edits = m->edits,
         .allowed = chooses ? p->allowed : NULL,

@@ -30,6 +30,12 @@ struct sampling_params {
     const uint64_t *allowed;                /* bit per vocabulary id, or NULL: the slot for structured output */
 };
 
+/* Does the choice depend on which tokens came before? */
+static inline bool sampling_has_penalties(const struct sampling_params *p)
+{
+    return p->presence_penalty != 0 || p->frequency_penalty != 0 || (p->repetition_penalty != 1 && p->repetition_penalty > 0);
+}
+
 enum finish_reason { FINISH_NONE, FINISH_STOP /* end token, stop id or stop string */, FINISH_LENGTH, FINISH_PREFILLED, FINISH_ERROR };
 
 struct token_logprobs {

@@ -43,17 +43,18 @@ static struct seq *newest_running(struct engine *e)
 
 static void preempt(struct engine *e, struct seq *s)
 {
+    ASSERT(s->n_late == 0); /* engine_step lands what is under way when blocks may not do */
     log_debug("sequence preempted", "req=%llu tokens=%u blocks=%u", (unsigned long long)s->id, s->n_tokens, s->n_blocks);
     engine_unlist(e, s);
     seq_drop_blocks(s, e->pool);
     s->state = SEQ_WAITING;
-    if (s->in_step) e->batch.n_chosen--;
+    if (s->in_step) engine_batch(e)->n_chosen--;
     s->in_step = false;
     list_push_front(&e->waiting, &s->node);
     atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
     engine_set_owed(e, s, s->n_tokens);
     counter_add(e->meters.preemptions, 1);
-    e->batch.preempted = true;
+    engine_batch(e)->preempted = true;
 }
 
 /* A block for the next position. False: the sequence itself had to go. */
@@ -73,14 +74,14 @@ static bool make_room(struct engine *e, struct seq *s)
 
 static bool is_decode(const struct seq *s)
 {
-    return seq_n_pending(s) == 1;
+    return seq_n_pending(s) == 1 && seq_has_work(s);
 }
 
 /* Mark the decodes of this step. Making room for one may preempt others, marked or not yet reached; the walk goes on from the
  * links of `s`, which is then known to be in the list, or starts again when `s` itself had to go (rare). */
 static void choose_decodes(struct engine *e)
 {
-    struct batch *b = &e->batch;
+    struct batch *b = engine_batch(e);
     uint32_t max = b->max_rows < b->max_parts ? b->max_rows : b->max_parts;
     b->n_chosen = 0;
     for (struct list *l = e->running.next; l != &e->running && b->n_chosen < max;) {
@@ -102,7 +103,7 @@ static void choose_decodes(struct engine *e)
 /* Does the row at `pos` need logits, and for what? A row has at most one use. */
 static bool logit_use(const struct seq *s, uint32_t pos, bool *sample)
 {
-    *sample = pos + 1 == s->n_tokens && seq_wants_token(s);
+    *sample = pos + 1 == s->n_tokens + s->n_late && seq_wants_token(s);
     return *sample || (pos + 1 >= s->lp_next && pos + 1 < s->n_prompt);
 }
 
@@ -134,7 +135,7 @@ static uint32_t add_part(struct batch *b, struct seq *s, uint32_t n)
             b->logit_rows[b->n_logits] = (int32_t)b->n_rows;
             b->logits[b->n_logits++] = (struct batch_logit){ s, end, sample };
         }
-        b->ids[b->n_rows] = s->tokens[end];
+        b->ids[b->n_rows] = end < s->n_tokens ? s->tokens[end] : -1 - (int32_t)s->late_row;
         b->pos[b->n_rows] = (int32_t)end;
         b->n_rows++;
     }
@@ -151,7 +152,7 @@ static bool has_space(const struct batch *b)
 
 static void add_pending(struct batch *b, struct seq *s)
 {
-    uint32_t space = b->max_rows - b->n_rows, pending = seq_n_pending(s);
+    uint32_t space = b->max_rows - b->n_rows, pending = seq_has_work(s) ? seq_n_pending(s) : 0;
     add_part(b, s, pending < space ? pending : space);
 }
 
@@ -163,7 +164,7 @@ static void add_decodes(struct engine *e)
     LIST_FOREACH(s, &e->running, struct seq, node) {
         if (!s->in_step) continue;
         s->in_step = false;
-        add_pending(&e->batch, s);
+        add_pending(engine_batch(e), s);
         list_remove(&s->node);
         list_push(&had, &s->node);
     }
@@ -202,6 +203,7 @@ static struct seq *admit(struct engine *e)
 {
     if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return NULL;
     struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
+    if (s->prefill_only && engine_is_flying(e)) return NULL; /* its cached blocks go to a peer at once: they must be there */
     if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
     engine_unlist(e, s);
     s->state = SEQ_RUNNING;
@@ -214,7 +216,7 @@ static struct seq *admit(struct engine *e)
 
 void batch_build(struct engine *e)
 {
-    struct batch *b = &e->batch;
+    struct batch *b = engine_batch(e);
     b->n_rows = b->n_parts = b->n_seqs = b->n_logits = 0;
     b->preempted = false;
     choose_decodes(e);

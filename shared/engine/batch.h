@@ -40,7 +40,7 @@ struct batch {
 
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs);
 void batch_release(struct batch *b);
-/* Fill e->batch. It may come out empty. */
+/* Fill engine_batch(e). It may come out empty. */
 void batch_build(struct engine *e);
 
 #endif

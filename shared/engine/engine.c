@@ -22,7 +22,10 @@ static void *engine_main(void *arg)
     thread_become(THREAD_ENGINE, "engine");
     compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
-        while (mailbox_take(e->commands, &c)) engine_do(e, &c);
+        while (mailbox_take(e->commands, &c)) {
+            if (c.kind != COMMAND_SUBMIT) engine_settle(e);
+            engine_do(e, &c);
+        }
         engine_publish(e);
         atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
         bool worked = engine_step(e);
@@ -35,6 +38,7 @@ static void *engine_main(void *arg)
         engine_publish(e);
         mailbox_wait(e->commands, -1);
     }
+    device_wait(e->device); /* a step under way writes to the pool */
     return NULL;
 }
 
@@ -77,6 +81,24 @@ static enum status alloc_kv(struct engine *e, struct err *err)
     return device_mem_alloc(e->device, kv_layout_pool_bytes(&e->layout), DEVICE_MEM_SHARED, &e->kv, err);
 }
 
+/* A part of a step can be two sequences of attention: prompt tokens and generated ones. */
+static enum status prepare_model(struct engine *e, struct err *err)
+{
+    const struct model_steps s = { .max_seqs = 2 * e->opt.max_seqs, .block_tokens = e->opt.block_tokens, .n_blocks = e->opt.n_blocks, .kv = e->kv.ptr,
+                                   .record = !e->opt.eager };
+    return model_prepare(e->opt.model, &s, err);
+}
+
+static void make_arrays(struct engine *e, size_t n_logits)
+{
+    e->rows = MEM_ARRAY(struct sampler_row, n_logits);
+    e->logits = MEM_ARRAY(float, n_logits * e->limits.n_vocab);
+    e->lse = MEM_ARRAY(float, n_logits);
+    e->wants = MEM_ARRAY(struct sample_want, n_logits);
+    e->fetched = MEM_ARRAY(struct token_logprobs, n_logits);
+    e->kept = MEM_ARRAY(struct kept_blocks, e->opt.max_seqs);
+}
+
 static void release(struct engine *e)
 {
     size_t pos = 0;
@@ -89,10 +111,14 @@ static void release(struct engine *e)
     }
     map_release(&e->seqs);
     mailbox_free(e->commands);
+    for (uint32_t i = 0; i < e->n_kept; i++) mem_free(e->kept[i].blocks);
+    mem_free(e->kept);
     kv_pool_free(e->pool);
     sampler_batch_free(e->sampler);
     mem_free(e->rows);
-    batch_release(&e->batch);
+    mem_free(e->wants);
+    mem_free(e->fetched);
+    for (int i = 0; i < 2; i++) batch_release(&e->batches[i]);
     mem_free(e->logits);
     mem_free(e->lse);
     if (e->kv.ptr) device_mem_free(e->device, &e->kv);
@@ -107,18 +133,17 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     e->device = o->model->kernels->device;
     list_init(&e->waiting);
     list_init(&e->running);
-    batch_init(&e->batch, o->max_batched_tokens, o->max_seqs);
+    for (int i = 0; i < 2; i++) batch_init(&e->batches[i], o->max_batched_tokens, o->max_seqs);
     e->commands = mailbox_create(sizeof(struct command),
                                  COMMANDS_SPARE + COMMANDS_PER_SEQ * ((size_t)o->max_waiting + o->max_seqs), NULL, NULL);
     enum status st = alloc_kv(e, err);
+    if (st == OK) st = prepare_model(e, err);
     if (st != OK) goto err_engine;
     set_limits(e);
     e->pool = kv_pool_create(o->n_blocks, o->block_tokens, o->prefix_cache);
     st = sampler_batch_create(e->limits.n_vocab, kernel_host(o->model->kernels), &e->sampler, err);
     if (st != OK) goto err_engine;
-    e->rows = MEM_ARRAY(struct sampler_row, e->batch.max_logits);
-    e->logits = MEM_ARRAY(float, (size_t)e->batch.max_logits * e->limits.n_vocab);
-    e->lse = MEM_ARRAY(float, e->batch.max_logits);
+    make_arrays(e, engine_batch(e)->max_logits);
     meters_init(&e->meters, o->metrics);
     engine_publish(e);
     st = thread_start(&e->thread, engine_main, e);

@@ -36,6 +36,7 @@ struct engine_options {
     uint32_t       max_batched_tokens;/* rows in one step */
     uint32_t       max_waiting;       /* sequences waiting; more is ERR_FULL */
     bool           prefix_cache;
+    bool           eager;             /* launch every step's kernels one by one: no recorded steps */
     struct metrics *metrics;          /* borrowed */
     void (*on_event)(void *arg, const struct engine_event *ev); /* engine thread; must copy what it keeps and return at once */
     /* PREFILL sequences: after `layer` of tokens [begin, end) of sequence `id` is in the pool. engine thread. `blocks` is the

@@ -3,7 +3,8 @@
  *   engine.c          life cycle, the public calls, the thread
  *   engine_command.c  what a command does to its sequence
  *   batch.c           which rows the next step computes: admission, growth, preemption
- *   engine_step.c     run the step, choose tokens, end sequences
+ *   engine_step.c     run the step, choose tokens
+ *   engine_end.c      sequences ended: taken out, forgotten, their blocks given back
  *   engine_meters.c   metrics and the load others read
  *
  * Owner: the engine thread, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read by any thread), `commands`
@@ -41,10 +42,24 @@ struct engine_load {
 };
 
 struct engine_meters {
-    struct counter   *steps, *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
+    struct counter   *steps, *ahead, *recorded, *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
     struct gauge     *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
     struct histogram *step_seconds;
     uint64_t          last_queried, last_hit, last_evicted; /* the pool's totals at the last update */
+};
+
+/* A step between submission and landing, when its tokens are taken. Where the device chooses the tokens the next step is submitted before this
+ * one lands; elsewhere it lands at once. */
+struct flight {
+    bool     on;
+    bool     sampled;  /* by the device */
+    uint64_t begin_ns;
+};
+
+/* Blocks of a sequence that ended while the step ahead still writes to them: given back when that lands. */
+struct kept_blocks {
+    int32_t *blocks; /* owned */
+    uint32_t n;
 };
 
 struct engine {
@@ -61,19 +76,28 @@ struct engine {
 
     struct kv_pool *pool;
     struct sampler_batch *sampler;
-    struct sampler_row   *rows; /* [batch.max_logits] */
+    struct sampler_row   *rows; /* [max_logits] */
     struct map      seqs;    /* id → struct seq: every live sequence, whatever its state */
     struct list     waiting; /* first in, first out; preempted ones at the front */
     struct list     running; /* holding blocks, computing */
     uint32_t        n_running, n_reserved;
     uint64_t        last_order;
-    struct batch    batch;
-    float          *logits; /* [batch.max_logits, n_vocab] */
-    float          *lse;    /* [batch.max_logits] */
+    struct batch    batches[2]; /* by turn */
+    struct flight   flights[2];
+    int             turn;   /* of the step that is being built, or was submitted last */
+    float          *logits; /* [max_logits, n_vocab]: where the host samples */
+    float          *lse;    /* [max_logits] */
+    struct sample_want    *wants;   /* [max_logits] */
+    struct token_logprobs *fetched; /* [max_logits]: what the device chose */
+    struct kept_blocks    *kept;    /* [max_seqs] */
+    uint32_t               n_kept;
 
     struct engine_load   load;
     struct engine_meters meters;
 };
+
+static inline struct batch *engine_batch(struct engine *e) { return &e->batches[e->turn]; }
+static inline bool          engine_is_flying(const struct engine *e) { return e->flights[0].on || e->flights[1].on; }
 
 /* engine_command.c */
 void engine_do(struct engine *e, const struct command *c);
@@ -82,14 +106,20 @@ void command_drop(struct command *c); /* free what an undelivered command carrie
 /* engine_step.c */
 /* Compute one step. False: nothing can be computed until a command changes something. */
 bool engine_step(struct engine *e);
+/* Waits for the step under way, if there is one, and takes its tokens. */
+void engine_settle(struct engine *e);
 /* Append output token lp->id, send it, and end the sequence when it is the last one (the sequence is gone then). */
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
+
+/* engine_end.c */
 /* Give back the blocks, send FINISHED, forget the sequence; a prefill_only one keeps both until it is released. */
 void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why, int32_t stop_token);
 /* Take the sequence out of its list and count, whatever its state; blocks stay. */
 void engine_unlist(struct engine *e, struct seq *s);
 /* Unlist, drop the blocks, forget and free. */
 void engine_forget(struct engine *e, struct seq *s);
+/* What ended sequences left to the step that has just landed. */
+void engine_drop_kept(struct engine *e);
 void engine_emit(struct engine *e, const struct engine_event *ev);
 
 /* engine_meters.c */

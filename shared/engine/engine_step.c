@@ -1,69 +1,16 @@
-/* engine_step.c - one step: forward pass, tokens out, sequences ended.
+/* engine_step.c - steps: submitted, then landed when their tokens are there.
  *
- * The order after the pass matters: first every part's new positions count as computed and full blocks are offered to the
- * prefix cache, then the logits are used, because a token may end its sequence and free it.
- * Thread: engine. */
+ * Where the device chooses the tokens, step n + 1 is submitted before step n lands: its answer rows read the tokens of step n on the device, so
+ * that the device never waits for the host. What the host learns late is that a sequence has ended: its row of step n + 1 is then thrown away
+ * (engine_end.c). A step is not run ahead when the host must know the tokens first (penalties count them), when a peer is to be sent KV that is
+ * not there yet, or when blocks may not do without taking some from a running sequence; and commands other than new requests wait until nothing
+ * is under way. Where the host chooses the tokens, a step lands at once.
+ *
+ * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens are taken, because a token may end its sequence
+ * and free it. Thread: engine. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/engine/engine_state.h"
-
-void engine_emit(struct engine *e, const struct engine_event *ev)
-{
-    e->opt.on_event(e->opt.arg, ev);
-}
-
-/* ---- leaving ---- */
-
-void engine_unlist(struct engine *e, struct seq *s)
-{
-    list_remove(&s->node);
-    if (s->state == SEQ_WAITING) atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
-    if (s->state == SEQ_RUNNING) e->n_running--;
-    if (s->state == SEQ_RESERVED) e->n_reserved--;
-}
-
-void engine_forget(struct engine *e, struct seq *s)
-{
-    engine_unlist(e, s);
-    engine_set_owed(e, s, 0);
-    seq_drop_blocks(s, e->pool);
-    void *was = map_del(&e->seqs, map_key_u64(&s->id));
-    ASSERT(was == s);
-    seq_free(s);
-}
-
-/* Time in each stage; a stage that never began is 0, and so is what comes after it. */
-static void fill_times(const struct seq *s, struct engine_event *ev)
-{
-    uint64_t now = clock_ns();
-    uint64_t start = s->t_start_ns ? s->t_start_ns : now;
-    uint64_t first = s->t_first_ns ? s->t_first_ns : now;
-    ev->queue_ns = start - s->t_submit_ns;
-    ev->prefill_ns = first - start;
-    ev->decode_ns = now - first;
-}
-
-void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why, int32_t stop_token)
-{
-    struct engine_event ev = {
-        .kind = ENGINE_FINISHED,
-        .id = s->id,
-        .status = status,
-        .finish = why,
-        .stop_token = stop_token,
-        .n_cached = s->n_cached,
-        .n_recomputed = s->n_recomputed,
-    };
-    fill_times(s, &ev);
-    if (s->prefill_only) {
-        engine_unlist(e, s);
-        engine_set_owed(e, s, 0);
-        s->state = SEQ_HELD;
-    } else {
-        engine_forget(e, s);
-    }
-    engine_emit(e, &ev);
-}
 
 /* ---- tokens ---- */
 
@@ -84,35 +31,17 @@ static bool is_stop(const struct engine *e, const struct seq *s, int32_t id)
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp)
 {
     struct engine_event ev = { .kind = ENGINE_TOKEN, .id = s->id, .stop_token = -1, .index = seq_n_out(s), .lp = *lp };
-    ASSERT(seq_wants_token(s));
+    ASSERT(!seq_is_full(s));
     s->tokens[s->n_tokens++] = lp->id;
     if (!s->t_first_ns) s->t_first_ns = clock_ns();
     counter_add(e->meters.generated, 1);
     /* The node that decodes decides what the first token means. */
     bool stops = !s->prefill_only && is_stop(e, s, lp->id);
-    bool full = !s->prefill_only && !seq_wants_token(s);
+    bool full = !s->prefill_only && seq_is_full(s);
     ev.lp.ends = stops ? FINISH_STOP : full ? FINISH_LENGTH : FINISH_NONE;
     engine_emit(e, &ev);
     if (s->prefill_only) engine_finish(e, s, OK, FINISH_PREFILLED, -1);
     else if (ev.lp.ends != FINISH_NONE) engine_finish(e, s, OK, ev.lp.ends, stops ? lp->id : -1);
-}
-
-static void fill_row(const struct engine *e, struct sampler_row *row, uint32_t i)
-{
-    const struct model_config *c = &e->opt.model->config;
-    const struct batch_logit *l = &e->batch.logits[i];
-    const struct seq *s = l->seq;
-    row->score = l->sample ? -1 : s->tokens[l->pos + 1];
-    row->in = (struct sampler_input){
-        .logits = e->logits + (size_t)i * e->limits.n_vocab,
-        .lse = e->lse[i],
-        .params = &s->sampling,
-        .tokens = s->tokens,
-        .n_tokens = s->n_tokens,
-        .n_prompt = s->n_prompt,
-        .eos = c->eos,
-        .n_eos = c->n_eos,
-    };
 }
 
 static void score_prompt(struct engine *e, struct seq *s, uint32_t pos, const struct token_logprobs *lp)
@@ -122,15 +51,16 @@ static void score_prompt(struct engine *e, struct seq *s, uint32_t pos, const st
     engine_emit(e, &ev);
 }
 
-/* ---- the step ---- */
+/* ---- submission ---- */
 
 static void on_layer(void *arg, uint32_t layer)
 {
     struct engine *e = arg;
+    struct batch  *b = engine_batch(e);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
     if (!e->opt.on_kv_ready) return;
-    for (uint32_t i = 0; i < e->batch.n_parts; i++) {
-        const struct batch_part *p = &e->batch.parts[i];
+    for (uint32_t i = 0; i < b->n_parts; i++) {
+        const struct batch_part *p = &b->parts[i];
         if (p->seq->prefill_only) e->opt.on_kv_ready(e->opt.arg, p->seq->id, layer, p->begin, p->end, p->seq->blocks);
     }
 }
@@ -142,9 +72,25 @@ static bool has_prefill_only(const struct batch *b)
     return false;
 }
 
-static void forward(struct engine *e)
+/* The known token whose logprobs a row is for; -1: one is to be chosen. */
+static int32_t score_of(const struct batch_logit *l) { return l->sample ? -1 : l->seq->tokens[l->pos + 1]; }
+
+static void fill_wants(struct engine *e)
 {
-    struct batch *b = &e->batch;
+    const struct model_config *c = &e->opt.model->config;
+    const struct batch        *b = engine_batch(e);
+    for (uint32_t i = 0; i < b->n_logits; i++) {
+        const struct seq *s = b->logits[i].seq;
+        e->wants[i] = (struct sample_want){
+            .params = &s->sampling, .tokens = s->tokens, .n_tokens = s->n_tokens, .n_prompt = s->n_prompt, .n_out = seq_n_out(s) + s->n_late,
+            .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
+        };
+    }
+}
+
+static bool submit(struct engine *e)
+{
+    struct batch      *b = engine_batch(e);
     struct model_batch mb = {
         .n_rows = (int32_t)b->n_rows,
         .ids = b->ids,
@@ -154,6 +100,8 @@ static void forward(struct engine *e)
         .logit_rows = b->logit_rows,
         .n_logits = (int32_t)b->n_logits,
         .logits = e->logits,
+        .wants = e->wants,
+        .turn = e->turn,
         .kv = e->kv.ptr,
         .block_tokens = e->opt.block_tokens,
         .n_blocks = e->layout.n_blocks,
@@ -161,7 +109,8 @@ static void forward(struct engine *e)
         .on_layer_arg = e,
         .on_layer_reads = e->opt.on_kv_ready && has_prefill_only(b),
     };
-    model_forward(e->opt.model, &mb);
+    fill_wants(e);
+    return model_submit(e->opt.model, &mb);
 }
 
 static uint32_t overlap(uint32_t a_begin, uint32_t a_end, uint32_t b_begin, uint32_t b_end)
@@ -172,76 +121,161 @@ static uint32_t overlap(uint32_t a_begin, uint32_t a_end, uint32_t b_begin, uint
 
 static void count_computed(struct engine *e)
 {
-    for (uint32_t i = 0; i < e->batch.n_parts; i++) {
-        const struct batch_part *p = &e->batch.parts[i];
+    const struct batch *b = engine_batch(e);
+    for (uint32_t i = 0; i < b->n_parts; i++) {
+        const struct batch_part *p = &b->parts[i];
         struct seq *s = p->seq;
         uint32_t again = overlap(p->begin, p->end, s->xfer_begin, s->xfer_end);
         s->n_recomputed += again;
         counter_add(e->meters.recomputed, again);
         s->n_computed = p->end;
         engine_set_owed(e, s, s->n_owed > p->end - p->begin ? s->n_owed - (p->end - p->begin) : 0);
-        seq_name_blocks(s, e->pool, e->opt.block_tokens);
     }
 }
 
+static void count_late(struct engine *e)
+{
+    const struct batch *b = engine_batch(e);
+    for (uint32_t i = 0; i < b->n_logits; i++) {
+        if (!b->logits[i].sample) continue;
+        b->logits[i].seq->n_late++;
+        b->logits[i].seq->late_row = i;
+    }
+}
+
+static void take_off(struct engine *e)
+{
+    const struct kernel_ctx *k = e->opt.model->kernels;
+    const uint64_t           n_replayed = k->n_replayed;
+    struct flight           *f = &e->flights[e->turn];
+    if (e->flights[e->turn ^ 1].on) counter_add(e->meters.ahead, 1);
+    f->begin_ns = clock_ns();
+    f->sampled = submit(e);
+    f->on = true;
+    counter_add(e->meters.recorded, k->n_replayed - n_replayed);
+    count_computed(e);
+    count_late(e);
+}
+
+/* ---- landing ---- */
+
 /* log-sum-exp of the rows for which somebody wants logprobs. */
-static void normalise(struct engine *e)
+static void normalise(struct engine *e, const struct batch *b)
 {
     struct kernel_ctx *host = kernel_host(e->opt.model->kernels);
     size_t n_vocab = e->limits.n_vocab;
     bool wanted = false;
-    for (uint32_t i = 0; i < e->batch.n_logits; i++) {
-        const struct batch_logit *l = &e->batch.logits[i];
-        wanted |= !l->sample || l->seq->sampling.n_logprobs >= 0;
-    }
-    if (wanted) host->ops->log_sum_exp(host, e->lse, e->logits, n_vocab, e->batch.n_logits, n_vocab);
+    for (uint32_t i = 0; i < b->n_logits; i++) wanted |= !b->logits[i].sample || b->logits[i].seq->sampling.n_logprobs >= 0;
+    if (wanted) host->ops->log_sum_exp(host, e->lse, e->logits, n_vocab, b->n_logits, n_vocab);
+}
+
+static void fill_row(const struct engine *e, const struct batch_logit *l, uint32_t i)
+{
+    const struct model_config *c = &e->opt.model->config;
+    const struct seq *s = l->seq;
+    e->rows[i].score = score_of(l);
+    e->rows[i].in = (struct sampler_input){
+        .logits = e->logits + (size_t)i * e->limits.n_vocab,
+        .lse = e->lse[i],
+        .params = &s->sampling,
+        .tokens = s->tokens,
+        .n_tokens = s->n_tokens,
+        .n_prompt = s->n_prompt,
+        .eos = c->eos,
+        .n_eos = c->n_eos,
+    };
+}
+
+/* The host chooses: all rows first, since what comes of them may free sequences. */
+static void sample(struct engine *e, const struct batch *b)
+{
+    normalise(e, b);
+    for (uint32_t i = 0; i < b->n_logits; i++) fill_row(e, &b->logits[i], i);
+    sampler_batch_run(e->sampler, e->rows, b->n_logits);
+    for (uint32_t i = 0; i < b->n_logits; i++) e->fetched[i] = e->rows[i].out;
+}
+
+static void name_blocks(struct engine *e, const struct batch *b)
+{
+    for (uint32_t i = 0; i < b->n_parts; i++)
+        if (b->parts[i].seq) seq_name_blocks(b->parts[i].seq, e->pool, e->opt.block_tokens);
 }
 
 /* Sequences that have no token to ask for (echo with max_tokens 0) end with their last position. The others' parts are cleared
- * here: using their logits may free them. */
-static void keep_silent_parts(struct engine *e)
+ * here: taking their tokens may free them. */
+static void keep_silent_parts(const struct batch *b)
 {
-    for (uint32_t i = 0; i < e->batch.n_parts; i++) {
-        const struct seq *s = e->batch.parts[i].seq;
-        if (seq_n_pending(s) > 0 || seq_wants_token(s)) e->batch.parts[i].seq = NULL;
+    for (uint32_t i = 0; i < b->n_parts; i++) {
+        const struct seq *s = b->parts[i].seq;
+        if (s && !(b->parts[i].end == s->n_tokens && s->n_late == 0 && seq_is_full(s))) b->parts[i].seq = NULL;
     }
 }
 
-static void finish_silent_parts(struct engine *e)
+static void finish_silent_parts(struct engine *e, const struct batch *b)
 {
-    for (uint32_t i = 0; i < e->batch.n_parts; i++)
-        if (e->batch.parts[i].seq) engine_finish(e, e->batch.parts[i].seq, OK, FINISH_LENGTH, -1);
+    for (uint32_t i = 0; i < b->n_parts; i++)
+        if (b->parts[i].seq) engine_finish(e, b->parts[i].seq, OK, FINISH_LENGTH, -1);
 }
 
-static void use_logits(struct engine *e)
+static void take_tokens(struct engine *e, const struct batch *b)
 {
-    const uint32_t n = e->batch.n_logits; /* all rows first: what comes of them may free sequences */
-    for (uint32_t i = 0; i < n; i++) fill_row(e, &e->rows[i], i);
-    sampler_batch_run(e->sampler, e->rows, n);
-    for (uint32_t i = 0; i < n; i++) {
-        const struct batch_logit *l = &e->batch.logits[i];
-        if (l->sample) engine_take_token(e, l->seq, &e->rows[i].out);
-        else score_prompt(e, l->seq, l->pos, &e->rows[i].out);
+    for (uint32_t i = 0; i < b->n_logits; i++) {
+        const struct batch_logit *l = &b->logits[i];
+        if (!l->seq) continue; /* it ended a step ago */
+        if (l->sample) l->seq->n_late--;
+        if (l->sample) engine_take_token(e, l->seq, &e->fetched[i]);
+        else score_prompt(e, l->seq, l->pos, &e->fetched[i]);
     }
 }
 
 /* A step of a device that failed has no results. */
 static bool has_results(const struct engine *e) { return device_fault(e->device, NULL) == OK; }
 
+static void land(struct engine *e, int turn)
+{
+    const struct batch *b = &e->batches[turn];
+    struct flight      *f = &e->flights[turn];
+    if (f->sampled) model_fetch(e->opt.model, turn, e->fetched, b->n_logits);
+    if (!has_results(e)) return;
+    f->on = false;
+    if (!f->sampled) sample(e, b);
+    engine_drop_kept(e);
+    name_blocks(e, b);
+    keep_silent_parts(b);
+    take_tokens(e, b);
+    finish_silent_parts(e, b);
+    counter_add(e->meters.steps, 1);
+    histogram_observe(e->meters.step_seconds, (double)(clock_ns() - f->begin_ns) * 1e-9);
+    atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
+}
+
+void engine_settle(struct engine *e)
+{
+    if (e->flights[e->turn].on) land(e, e->turn);
+}
+
+/* ---- the step ---- */
+
+/* May the next step be built while one is under way? */
+static bool may_run_ahead(const struct engine *e)
+{
+    if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
+    if (!list_empty(&e->waiting) && LIST_FIRST(&e->waiting, struct seq, node)->prefill_only) return false;
+    LIST_FOREACH(s, &e->running, struct seq, node)
+        if (s->prefill_only || (s->n_late > 0 && sampling_has_penalties(&s->sampling))) return false;
+    return true;
+}
+
 bool engine_step(struct engine *e)
 {
-    uint64_t begin_ns = clock_ns();
-    batch_build(e);
-    if (e->batch.n_rows == 0) return e->batch.preempted; /* what was freed may let somebody start */
-    forward(e);
+    const int before = e->turn;
+    bool      worked = e->flights[before].on;
+    if (worked && !may_run_ahead(e)) engine_settle(e);
     if (!has_results(e)) return false;
-    count_computed(e);
-    normalise(e);
-    keep_silent_parts(e);
-    use_logits(e);
-    finish_silent_parts(e);
-    counter_add(e->meters.steps, 1);
-    histogram_observe(e->meters.step_seconds, (double)(clock_ns() - begin_ns) * 1e-9);
-    atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
-    return true;
+    e->turn = before ^ 1;
+    batch_build(e);
+    if (engine_batch(e)->n_rows > 0) take_off(e);
+    if (e->flights[before].on) land(e, before);
+    if (e->flights[e->turn].on && !e->flights[e->turn].sampled) land(e, e->turn);
+    return has_results(e) && (worked || engine_batch(e)->n_rows > 0 || engine_batch(e)->preempted); /* what was freed may let somebody start */
 }

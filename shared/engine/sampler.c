@@ -79,11 +79,6 @@ static bool is_allowed(const uint64_t *allowed, uint32_t id)
 
 /* ---- what changes logits ---- */
 
-static bool has_penalties(const struct sampling_params *p)
-{
-    return p->presence_penalty != 0 || p->frequency_penalty != 0 || (p->repetition_penalty != 1 && p->repetition_penalty > 0);
-}
-
 static bool ends_too_early(const struct sampler_input *in)
 {
     return in->n_tokens - in->n_prompt < in->params->min_tokens;
@@ -92,7 +87,7 @@ static bool ends_too_early(const struct sampler_input *in)
 static bool changes_logits(const struct sampler_input *in)
 {
     const struct sampling_params *p = in->params;
-    return p->allowed || p->n_bias || has_penalties(p) || ends_too_early(in);
+    return p->allowed || p->n_bias || sampling_has_penalties(p) || ends_too_early(in);
 }
 
 static void forbid_ids(struct sampler *s, const int32_t *ids, uint32_t n)
@@ -139,7 +134,7 @@ static const float *process(struct sampler *s, const struct sampler_input *in)
     }
     for (uint32_t i = 0; i < p->n_bias; i++)
         if (in_vocab(s, p->bias[i].id)) s->x[p->bias[i].id] += p->bias[i].bias;
-    if (has_penalties(p)) apply_penalties(s, in);
+    if (sampling_has_penalties(p)) apply_penalties(s, in);
     return s->x;
 }
 

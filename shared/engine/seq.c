@@ -15,12 +15,22 @@ uint32_t seq_n_out(const struct seq *s)
 
 uint32_t seq_n_pending(const struct seq *s)
 {
-    return s->n_tokens - s->n_computed;
+    return s->n_tokens + s->n_late - s->n_computed;
 }
 
 bool seq_wants_token(const struct seq *s)
 {
-    return s->n_tokens < s->n_limit;
+    return s->n_tokens + s->n_late < s->n_limit;
+}
+
+bool seq_is_full(const struct seq *s)
+{
+    return s->n_tokens >= s->n_limit;
+}
+
+bool seq_has_work(const struct seq *s)
+{
+    return seq_n_pending(s) > 0 && (s->n_late == 0 || seq_wants_token(s)); /* its last token is not computed */
 }
 
 uint32_t seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens)
@@ -171,7 +181,7 @@ void seq_fence_blocks(struct seq *s, struct kv_pool *pool)
 
 void seq_name_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens)
 {
-    uint32_t n_full = s->n_computed / block_tokens;
+    uint32_t n_full = (s->n_computed < s->n_tokens ? s->n_computed : s->n_tokens) / block_tokens;
     hash_to(s, block_tokens, n_full);
     for (; s->n_named < n_full; s->n_named++) kv_pool_name(pool, s->blocks[s->n_named], s->hashes[s->n_named]);
 }

@@ -6,7 +6,8 @@
  *
  * Lengths: tokens[0..n_tokens) are known; positions [0, n_computed) have their KV in the blocks. The last token sampled is known
  * but not computed, so a decoding sequence has n_tokens == n_computed + 1, and a step computes the pending tokens, one or many.
- * The row of the last known token gives the logits of the next one.
+ * The row of the last known token gives the logits of the next one. Where the device chooses tokens, steps run ahead of what the host
+ * knows: n_late tokens behind tokens[] are chosen by steps under way, and positions count as computed once a step has them.
  * Owner: whoever created it (any thread) until it is posted to the engine; the engine thread from then on. */
 #ifndef BATON_ENGINE_SEQ_H
 #define BATON_ENGINE_SEQ_H
@@ -28,6 +29,8 @@ struct seq {
 
     int32_t  *tokens;       /* [n_limit] */
     uint32_t  n_tokens, n_prompt, n_computed;
+    uint32_t  n_late;       /* tokens that steps under way choose: 0 to 2 */
+    uint32_t  late_row;     /* of the last such step's rows of logits: which one chooses it */
     uint32_t  n_limit;      /* tokens that end the sequence: max_tokens, the context or the pool */
     uint32_t  lp_next;      /* next prompt position whose logprob is owed; n_prompt: none */
 
@@ -62,8 +65,10 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
 void        seq_free(struct seq *s); /* holds no blocks any more */
 
 uint32_t    seq_n_out(const struct seq *s);     /* output tokens so far */
-uint32_t    seq_n_pending(const struct seq *s); /* tokens whose KV is not in the blocks */
-bool        seq_wants_token(const struct seq *s); /* the limit leaves room for one more */
+uint32_t    seq_n_pending(const struct seq *s); /* tokens whose KV is neither in the blocks nor on its way there */
+bool        seq_wants_token(const struct seq *s); /* the limit leaves room for one more behind those under way */
+bool        seq_is_full(const struct seq *s);     /* it does not for one behind those known */
+bool        seq_has_work(const struct seq *s);    /* a step can compute something of it */
 uint32_t    seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens);
 
 /* Take what the prefix cache has (at most n_tokens - 1 tokens, as one must be computed), then blocks up to `n_blocks`; all or
@@ -77,7 +82,7 @@ void        seq_drop_blocks(struct seq *s, struct kv_pool *pool);
  * `blocks` for seq_fence_blocks. */
 void        seq_quarantine_blocks(struct seq *s, struct kv_pool *pool);
 void        seq_fence_blocks(struct seq *s, struct kv_pool *pool);
-/* Offer the full computed blocks to the prefix cache. */
+/* Offer the full blocks whose tokens are computed and known to the prefix cache. */
 void        seq_name_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens);
 
 #endif

@@ -31,7 +31,7 @@ static struct widths widths_of(const struct model_config *c)
                             .out_absorbed = heads * m->kv_lora };
 }
 
-static size_t absorbed_rows(const struct model *m) { return m->max_rows < ABSORBED_ROWS ? m->max_rows : ABSORBED_ROWS; }
+size_t attention_mla_run_rows(const struct model *m) { return m->max_rows < ABSORBED_ROWS ? m->max_rows : ABSORBED_ROWS; }
 
 /* ---- bind -------------------------------------------------------------------------------------------------------- */
 
@@ -163,7 +163,7 @@ void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
 {
     const struct model_config *c = &b->m->config;
     const struct widths        n = widths_of(c);
-    const size_t               rows = b->m->max_rows, some = absorbed_rows(b->m);
+    const size_t               rows = b->m->max_rows, some = attention_mla_run_rows(b->m);
     bind_floats(b, rows, c->mla.q_lora, &w->q_a);
     bind_floats(b, rows, n.q, &w->q);
     bind_floats(b, rows, n.latent, &w->latent);
@@ -231,7 +231,7 @@ static void add_run(struct attention_mla_work *w, struct attn_list *lists, size_
 /* Generated rows in runs that lie one after the other, at most ABSORBED_ROWS each; a long sequence is cut. */
 static void list_generated(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists, struct attn_seq *to)
 {
-    const size_t limit = absorbed_rows(m);
+    const size_t limit = attention_mla_run_rows(m);
     for (int32_t i = 0; i < b->n_seqs; i++) {
         const struct attn_seq *from = &b->seqs[i];
         for (int32_t done = 0, part; is_absorbed(m, from) && done < from->n_q; done += part) {
@@ -261,6 +261,15 @@ int32_t attention_mla_lists(const struct model *m, const struct model_batch *b, 
     list_generated(m, b, w, lists, w->seqs + n);
     w->lists = lists;
     return 1 + w->n_runs;
+}
+
+int32_t attention_mla_whole(struct attention_mla_work *w, struct attn_list *lists)
+{
+    lists[0] = lists[1] = (struct attn_list){ 0 };
+    w->runs[0] = (struct mla_run){ 0 };
+    w->n_runs = 1;
+    w->lists = lists;
+    return 2;
 }
 
 /* ---- the two forms ---- */

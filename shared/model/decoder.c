@@ -258,35 +258,97 @@ static void layer_forward(const struct step *s, struct decoder *d, uint32_t i)
 }
 
 /* Only the rows that are sampled from go through the head: for a prompt chunk that is at most its last. */
-static void head_forward(const struct step *s, struct decoder *d, const int32_t *logit_rows)
+static void head_forward(const struct step *s, const struct decoder *d, const struct kernel_step *staged, float *logits)
 {
     const struct model_config *c = &s->m->config;
-    const struct model_batch  *b = s->b;
     struct kernel_ctx         *k = s->m->kernels;
-    float                     *logits = d->logits ? d->logits : b->logits;
-    const struct matmul_args head = { .w = d->head.data ? &d->head : &d->embed, .x = d->x, .x_stride = c->hidden, .x_rows = logit_rows,
-                                      .norm = d->final_norm, .norm_eps = c->rms_eps, .n_rows = (size_t)b->n_logits, .y = logits,
+    const struct matmul_args head = { .w = d->head.data ? &d->head : &d->embed, .x = d->x, .x_stride = c->hidden, .x_rows = staged->logit_rows,
+                                      .norm = d->final_norm, .norm_eps = c->rms_eps, .n_rows = (size_t)staged->n_logits, .y = logits,
                                       .y_stride = c->n_vocab };
     k->ops->matmul(k, &head, 1); /* [n_logits, V] */
-    device_download(k->device, b->logits, logits, (size_t)b->n_logits * c->n_vocab * sizeof *logits);
 }
 
-void decoder_forward(struct model *m, const struct model_batch *b)
+/* The slots of a staged step. */
+static void compute(struct model *m, const struct model_batch *b, const struct kernel_step *staged)
+{
+    struct decoder    *d = m->decoder;
+    struct kernel_ctx *k = m->kernels;
+    const struct step s = { .m = m, .b = b, .pos = staged->pos, .all = d->lists[0], .angles = d->angles, .x = d->x, .n_rows = (size_t)staged->n_rows };
+    k->ops->embed(k, d->x, &d->embed, staged->ids, s.n_rows);                              /* [R, H] */
+    for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
+    if (staged->n_logits > 0) head_forward(&s, d, staged, d->logits ? d->logits : b->logits);
+}
+
+/* What a step computed is there when it is over: its blocks are named, sent and given away then. */
+static void wait_for_logits(const struct model *m, const struct model_batch *b)
+{
+    struct device *device = m->kernels->device;
+    const float   *logits = m->decoder->logits;
+    if (logits && b->n_logits > 0) device_download(device, b->logits, logits, (size_t)b->n_logits * m->config.n_vocab * sizeof *logits);
+    else device_wait(device);
+}
+
+bool decoder_forward(struct model *m, const struct model_batch *b)
 {
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
     struct kernel_step staged = { .n_rows = b->n_rows, .n_logits = b->n_logits, .ids = b->ids, .pos = b->pos, .logit_rows = b->logit_rows, .lists = d->lists,
-                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens };
+                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .wants = b->wants, .turn = b->turn, .eager = b->on_layer_reads };
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     if (model_is_latent(&m->config)) staged.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
     k->ops->stage(k, &staged);
-    if (device_fault(k->device, NULL) != OK) return; /* nothing was handed over */
-    const struct step s = { .m = m, .b = b, .pos = staged.pos, .all = d->lists[0], .angles = d->angles, .x = d->x, .n_rows = (size_t)b->n_rows };
-    k->ops->embed(k, d->x, &d->embed, staged.ids, s.n_rows);                              /* [R, H] */
-    for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
-    if (b->n_logits > 0) head_forward(&s, d, staged.logit_rows);
-    else device_wait(k->device); /* what a step computed is there when it is over: its blocks are named, sent and given away then */
+    if (device_fault(k->device, NULL) != OK) return false; /* nothing was handed over */
+    if (!staged.replayed) compute(m, b, &staged);
+    if (k->ops->commit) k->ops->commit(k);
+    if (staged.sampled) k->ops->sample(k, d->logits, m->config.n_vocab);
+    else wait_for_logits(m, b);
+    return staged.sampled;
 }
+
+/* ---- before the first step --------------------------------------------------------------------------------------- */
+
+enum { RECORDED_ROWS = 512 }; /* of a step: what is longer computes for longer than launching takes */
+
+/* A recorded step is in one piece everywhere. */
+static uint32_t recorded_rows(const struct model *m)
+{
+    const struct model_config *c = &m->config;
+    uint32_t n = RECORDED_ROWS;
+    if (c->moe.n_experts && m->decoder->moe.max_rows < n) n = m->decoder->moe.max_rows;
+    if (model_is_latent(c) && attention_mla_run_rows(m) < n) n = (uint32_t)attention_mla_run_rows(m);
+    return n;
+}
+
+static bool record_one(struct model *m, const struct model_batch *b, int32_t i)
+{
+    struct decoder    *d = m->decoder;
+    struct kernel_ctx *k = m->kernels;
+    struct kernel_step s = { .lists = d->lists, .n_lists = 1, .block_tokens = (int32_t)b->block_tokens };
+    d->lists[0] = (struct attn_list){ .n_seqs = 1 };
+    if (model_is_latent(&m->config)) s.n_lists += attention_mla_whole(&d->mla, d->lists + 1);
+    if (!k->ops->record(k, i, &s)) return false;
+    if (model_is_latent(&m->config)) d->mla.runs[0].n = (size_t)s.n_rows;
+    compute(m, b, &s);
+    k->ops->commit(k);
+    return true;
+}
+
+enum status decoder_prepare(struct model *m, const struct model_steps *s, struct err *err)
+{
+    const struct model_config *c = &m->config;
+    const bool                 latent = model_is_latent(c);
+    struct kernel_ctx         *k = m->kernels;
+    const struct kernel_limits l = { .max_rows = m->max_rows, .max_logits = m->max_logits, .max_len = m->max_len, .n_vocab = c->n_vocab,
+                                     .block_tokens = s->block_tokens, .max_seqs = s->max_seqs, .n_lists = latent ? 3 : 1, .n_heads = c->n_heads,
+                                     .v_dim = latent ? c->mla.kv_lora : c->head_dim, .latent = latent, .n_kv_heads = latent ? 1 : c->n_kv_heads,
+                                     .head_dim = latent ? c->mla.kv_lora + c->mla.rope : c->head_dim, .max_recorded = s->record ? recorded_rows(m) : 0 };
+    TRY(k->ops->prepare(k, &l, err));
+    const struct model_batch b = { .kv = s->kv, .n_blocks = s->n_blocks, .block_tokens = s->block_tokens };
+    for (int32_t i = 0; l.max_recorded > 0 && record_one(m, &b, i); i++) continue;
+    return device_fault(k->device, err);
+}
+
+/* ---- for the blocks ---------------------------------------------------------------------------------------------- */
 
 struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer)
 {

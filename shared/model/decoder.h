@@ -17,6 +17,9 @@ struct packed_key;
 /* Pack, or take from o->packed_folder what `key` names, and allocate. */
 enum status decoder_pack(struct model *m, const struct model_options *o, const struct packed_key *key, struct err *err) MUST_CHECK;
 void        decoder_free(struct model *m);
-void        decoder_forward(struct model *m, const struct model_batch *b);
+/* True: the device chooses the tokens, and may not be done yet. False: logits and KV are there. */
+bool        decoder_forward(struct model *m, const struct model_batch *b);
+/* Memory for all steps, and recordings of the usual ones: model_prepare, of kernels that can. */
+enum status decoder_prepare(struct model *m, const struct model_steps *s, struct err *err) MUST_CHECK;
 
 #endif

@@ -79,13 +79,16 @@ struct model_generation {
 /* One step's work. */
 struct model_batch {
     int32_t                n_rows;
-    const int32_t         *ids;       /* [n_rows] token of each row */
+    const int32_t         *ids;       /* [n_rows] token of each row; below 0 as in kernel_step, of model_submit alone */
     const int32_t         *pos;       /* [n_rows] its position */
     const struct attn_seq *seqs;      /* [n_seqs] which rows belong to which sequence */
     int32_t                n_seqs;
     const int32_t         *logit_rows;/* [n_logits] rows whose logits are wanted, ascending */
     int32_t                n_logits;
     float                 *logits;    /* [n_logits, n_vocab], out */
+    /* model_submit alone: how the tokens are chosen where the device does it, and where the results go (kernel_step). */
+    const struct sample_want *wants;  /* [n_logits]; NULL: logits are wanted */
+    int                    turn;
     void                  *kv;        /* pool memory, layout model_kv_layout */
     uint32_t               n_blocks;  /* of the pool */
     uint32_t               block_tokens; /* tokens per block of the pool */
@@ -133,6 +136,20 @@ void        model_free(struct model *m);
 void        model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out);
 /* The same from a configuration alone, before anything is loaded; the fingerprint stays 0. */
 void        model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out);
+/* Computes a step: its logits, and the KV of its rows, are there when it returns. `wants` counts as NULL. */
 void        model_forward(struct model *m, const struct model_batch *b);
+/* Puts a step in the queue. True: the device chooses its tokens, and model_fetch waits for them; steps that are submitted meanwhile run behind it.
+ * False: as model_forward. Not more than two steps that were not fetched, of different turns. */
+bool        model_submit(struct model *m, const struct model_batch *b);
+void        model_fetch(struct model *m, int turn, struct token_logprobs *out, uint32_t n);
+
+/* What the engine's steps will be like, once it has its pool. */
+struct model_steps {
+    uint32_t max_seqs, block_tokens, n_blocks;
+    void    *kv;
+    bool     record; /* launches of the usual steps are recorded, where the kernels can */
+};
+/* Makes room for all steps and records those that can be; before the first. Kernels that compute as they are called need neither. ERR_NOMEM. */
+enum status model_prepare(struct model *m, const struct model_steps *s, struct err *err) MUST_CHECK;
 
 #endif

@@ -61,11 +61,11 @@ struct wish_row {
     std::vector<int32_t>    tokens, eos;
     uint32_t                n_prompt = 0;
     int32_t                 score = -1;
-    sample_wish wish()
+    sample_want wish()
     {
         params.bias = bias.data(), params.n_bias = (uint32_t)bias.size();
         params.allowed = allowed.empty() ? nullptr : allowed.data();
-        return { &params, tokens.data(), (uint32_t)tokens.size(), n_prompt, eos.data(), (uint32_t)eos.size(), score };
+        return { &params, tokens.data(), (uint32_t)tokens.size(), n_prompt, (uint32_t)tokens.size() - n_prompt, eos.data(), (uint32_t)eos.size(), score };
     }
 };
 
@@ -146,7 +146,7 @@ struct host_sampler {
     host_sampler(const host_sampler &) = delete;
     token_logprobs run(wish_row &row)
     {
-        const sample_wish w = row.wish();
+        const sample_want w = row.wish();
         token_logprobs    out;
         float             lse;
         kernels->ops->log_sum_exp(kernels, &lse, row.logits.data(), n_vocab, 1, n_vocab);
@@ -175,7 +175,7 @@ static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stri
     sample_maker *m = sample_maker_create(n_vocab);
     all.logits.assign(rows.size() * stride, 1e30f); /* what lies between rows would win */
     for (size_t i = 0; i < rows.size(); i++) {
-        const sample_wish w = rows[i].wish();
+        const sample_want w = rows[i].wish();
         sample_made       made;
         sample_maker_make(m, &w, &made);
         made.ask.edits = (int32_t)all.edits.size();
@@ -450,7 +450,7 @@ TEST(edits_are_few_and_in_order)
     sample_made   made;
     row.params.top_p = 1, row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
     row.tokens = { 9, 8, 7, 8, 70 }, row.n_prompt = 2, row.eos = { 99, 100 };
-    sample_wish w = row.wish();
+    sample_want w = row.wish();
     sample_maker_make(m, &w, &made);
     CHECK_EQ_INT(made.ask.n_edits, 0);
     CHECK_EQ_INT(made.work, 0);

@@ -35,6 +35,8 @@ struct rig_options {
     bool     no_prefix_cache;
     const char *model;   /* of the goldens; NULL: llama */
     enum activations activations;
+    const char *isa;     /* row of the kernel table; NULL: the processor's best */
+    bool     eager;
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
 };
 
@@ -57,6 +59,12 @@ __attribute__((unused)) static void rig_on_event(void *arg, const struct engine_
     CHECK_OK(mailbox_post(r->events, &e));
 }
 
+__attribute__((unused)) static void rig_on_fault(void *arg, const struct err *err)
+{
+    (void)arg;
+    test_fail(__FILE__, __LINE__, "%s", err->text);
+}
+
 __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o)
 {
     struct err err = { 0 };
@@ -67,7 +75,8 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
     struct model_options mo = { .path = test_data(path), .max_model_len = RIG_TOKENS_MAX };
     if (stat(mo.path, &sb) != 0) SKIP("the golden's folder under tests/data is not there");
     *r = (struct rig){ .metrics = metrics_create(), .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL) };
-    CHECK_OK(kernel_ctx_create("auto", o.activations, 2, &r->kernels, &err));
+    CHECK_OK(kernel_ctx_create(o.isa ? o.isa : "auto", o.activations, 2, &r->kernels, &err));
+    r->kernels->deterministic = true;
     struct engine_options eo = {
         .block_tokens = RIG_BLOCK_TOKENS,
         .n_blocks = o.n_blocks ? o.n_blocks : RIG_BLOCKS_MAX,
@@ -77,7 +86,9 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
         .prefix_cache = !o.no_prefix_cache,
         .metrics = r->metrics,
         .on_event = rig_on_event,
+        .eager = o.eager,
         .on_kv_ready = o.on_kv_ready,
+        .on_fault = rig_on_fault,
         .arg = r,
     };
     mo.max_rows = eo.max_batched_tokens;

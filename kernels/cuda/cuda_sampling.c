@@ -1,0 +1,124 @@
+/* cuda_sampling.c - tokens chosen on the card: what a step's rows ask is staged with it, the kernels of sample.h choose behind its head, and the
+ * results go to pinned memory, where cuda_fetch waits for them. There are two places for results, by turn: a step can be fetched while the next
+ * one runs. The ids stay on the card too, for the next step's embedding. Thread: engine. */
+#include "kernels/cuda/cuda_row.h"
+
+#include <string.h>
+
+#include "kernels/cuda/sample_ask.h"
+#include "shared/base/mem.h"
+
+/* ---- room -------------------------------------------------------------------------------------------------------- */
+
+static enum status get(struct cuda_ctx *c, struct dev_mem *m, size_t bytes, struct err *err)
+{
+    if (bytes <= m->bytes) return OK;
+    device_mem_free(c->base.device, m);
+    return device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, m, err);
+}
+
+enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
+{
+    struct cuda_sampling *s = &c->sampling;
+    const size_t          n = c->limits.max_logits;
+    if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK; /* the host samples */
+    cuda_sampling_release(c); /* scratch must be new where the vocabulary is another */
+    s->maker = sample_maker_create(c->limits.n_vocab);
+    TRY(get(c, &s->results, n * sizeof(struct token_logprobs), err));
+    TRY(get(c, &s->chosen, n * sizeof(int32_t), err));
+    TRY(get(c, &s->scratch, sample_scratch_bytes(n, c->limits.n_vocab), err));
+    for (int i = 0; i < 2; i++) {
+        if (!cuda_check(c->device, cudaMallocHost((void **)&s->fetched[i], n * sizeof *s->fetched[i]), "getting pinned memory") ||
+            !cuda_check(c->device, cudaEventCreateWithFlags(&s->there[i], cudaEventDisableTiming), "making an event"))
+            return device_fault(c->base.device, err);
+    }
+    return OK;
+}
+
+void cuda_sampling_release(struct cuda_ctx *c)
+{
+    struct cuda_sampling *s = &c->sampling;
+    struct dev_mem       *all[] = { &s->results, &s->chosen, &s->scratch };
+    for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(c->base.device, all[i]);
+    for (int i = 0; i < 2; i++) {
+        if (s->fetched[i]) (void)cuda_check(c->device, cudaFreeHost(s->fetched[i]), "freeing pinned memory");
+        if (s->there[i]) (void)cuda_check(c->device, cudaEventDestroy(s->there[i]), "ending an event");
+    }
+    sample_maker_free(s->maker);
+    *s = (struct cuda_sampling){ 0 };
+}
+
+/* ---- asking ------------------------------------------------------------------------------------------------------ */
+
+/* Edits and masks from `used` on, behind one another; both are counted from where the tables begin, in elements. */
+struct ask_room {
+    char  *begin;
+    size_t used, bytes;
+};
+
+/* n elements of `size`, at a multiple of their size; SIZE_MAX: no room. */
+static size_t add(struct ask_room *r, const void *from, size_t n, size_t size)
+{
+    const size_t first = (r->used + size - 1) / size, end = (first + n) * size;
+    if (end > r->bytes) return SIZE_MAX;
+    memcpy(r->begin + first * size, from, n * size);
+    r->used = end;
+    return first;
+}
+
+static bool write_ask(struct cuda_sampling *s, const struct sample_want *w, struct ask_room *room, struct sample_ask *to)
+{
+    struct sample_made made;
+    sample_maker_make(s->maker, w, &made);
+    if (made.ask.n_edits > 0) {
+        const size_t at = add(room, made.edits, (size_t)made.ask.n_edits, sizeof *made.edits);
+        if (at == SIZE_MAX) return false;
+        made.ask.edits = (int32_t)at;
+    }
+    if (made.n_words > 0) {
+        const size_t at = add(room, made.allowed, made.n_words, sizeof *made.allowed);
+        if (at == SIZE_MAX) return false;
+        made.ask.allowed = (int32_t)at;
+    }
+    s->work |= made.work;
+    *to = made.ask;
+    return true;
+}
+
+bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_want *wants, int32_t n, const struct cuda_step_parts *to)
+{
+    struct cuda_staging *st = &c->staging;
+    const size_t         begin = (size_t)(to->variable - st->host[st->turn]);
+    struct ask_room      room = { .begin = to->variable, .used = st->used - begin, .bytes = st->bytes - begin };
+    if (!wants || !c->sampling.scratch.ptr) return false;
+    c->sampling.work = 0;
+    for (int32_t i = 0; i < n; i++)
+        if (!write_ask(&c->sampling, &wants[i], &room, &to->asks[i])) return false;
+    st->used = begin + room.used;
+    return true;
+}
+
+/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+
+void cuda_sample(struct kernel_ctx *base, const float *logits, size_t n_vocab)
+{
+    struct cuda_ctx      *c = cuda_ctx_of(base);
+    struct cuda_sampling *s = &c->sampling;
+    const int             turn = c->step.turn;
+    const size_t          n = (size_t)c->step.n_logits;
+    const struct sample_call call = { .logits = logits, .stride = n_vocab, .n_vocab = (int32_t)n_vocab, .n_rows = (int32_t)n, .work = s->work,
+                                      .asks = c->staging.asks, .edits = (const void *)c->staging.variable, .allowed = (const void *)c->staging.variable,
+                                      .results = s->results.ptr, .ids = s->chosen.ptr, .scratch = s->scratch.ptr };
+    if (n > 0 && !cuda_check(c->device, sample_run(c->device->stream, &call), "choosing tokens")) return;
+    if (n > 0 && !cuda_check(c->device, cudaMemcpyAsync(s->fetched[turn], s->results.ptr, n * sizeof *s->fetched[turn], cudaMemcpyDeviceToHost,
+                                                        c->device->stream), "fetching tokens"))
+        return;
+    (void)cuda_check(c->device, cudaEventRecord(s->there[turn], c->device->stream), "fetching tokens");
+}
+
+void cuda_fetch(struct kernel_ctx *base, int turn, struct token_logprobs *out, size_t n)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    if (!cuda_check(c->device, cudaEventSynchronize(c->sampling.there[turn]), "a step")) return;
+    if (n > 0) memcpy(out, c->sampling.fetched[turn], n * sizeof *out);
+}

@@ -1,0 +1,110 @@
+/* engine_end.c - how sequences leave: their blocks go back, their end is told.
+ *
+ * A sequence can end while the step ahead has a row of it, since only its last token told. That row counts for nothing, but what it writes lands in
+ * the sequence's blocks: those stay taken until that step has landed. Thread: engine. */
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "shared/engine/engine_state.h"
+
+void engine_emit(struct engine *e, const struct engine_event *ev)
+{
+    e->opt.on_event(e->opt.arg, ev);
+}
+
+void engine_unlist(struct engine *e, struct seq *s)
+{
+    list_remove(&s->node);
+    if (s->state == SEQ_WAITING) atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
+    if (s->state == SEQ_RUNNING) e->n_running--;
+    if (s->state == SEQ_RESERVED) e->n_reserved--;
+}
+
+/* ---- blocks ---- */
+
+/* Takes the sequence out of a step under way; false: it has no part in it. */
+static bool leave_step(struct batch *b, const struct seq *s)
+{
+    bool found = false;
+    for (uint32_t i = 0; i < b->n_parts; i++) {
+        if (b->parts[i].seq != s) continue;
+        b->parts[i].seq = NULL;
+        found = true;
+    }
+    for (uint32_t i = 0; i < b->n_logits; i++)
+        if (b->logits[i].seq == s) b->logits[i].seq = NULL;
+    return found;
+}
+
+static void keep_blocks(struct engine *e, struct seq *s)
+{
+    ASSERT(e->n_kept < e->opt.max_seqs); /* those of one step */
+    e->kept[e->n_kept++] = (struct kept_blocks){ .blocks = s->blocks, .n = s->n_blocks };
+    s->blocks = NULL;
+    s->n_blocks = 0;
+}
+
+void engine_drop_kept(struct engine *e)
+{
+    while (e->n_kept > 0) {
+        struct kept_blocks *k = &e->kept[--e->n_kept];
+        while (k->n > 0) kv_pool_unref(e->pool, k->blocks[--k->n]); /* last first, as seq_drop_blocks */
+        mem_free(k->blocks);
+    }
+}
+
+static void give_back_blocks(struct engine *e, struct seq *s)
+{
+    for (int i = 0; i < 2; i++)
+        if (e->flights[i].on && leave_step(&e->batches[i], s)) {
+            keep_blocks(e, s);
+            return;
+        }
+    seq_drop_blocks(s, e->pool);
+}
+
+/* ---- leaving ---- */
+
+void engine_forget(struct engine *e, struct seq *s)
+{
+    engine_unlist(e, s);
+    engine_set_owed(e, s, 0);
+    give_back_blocks(e, s);
+    void *was = map_del(&e->seqs, map_key_u64(&s->id));
+    ASSERT(was == s);
+    seq_free(s);
+}
+
+/* Time in each stage; a stage that never began is 0, and so is what comes after it. */
+static void fill_times(const struct seq *s, struct engine_event *ev)
+{
+    uint64_t now = clock_ns();
+    uint64_t start = s->t_start_ns ? s->t_start_ns : now;
+    uint64_t first = s->t_first_ns ? s->t_first_ns : now;
+    ev->queue_ns = start - s->t_submit_ns;
+    ev->prefill_ns = first - start;
+    ev->decode_ns = now - first;
+}
+
+void engine_finish(struct engine *e, struct seq *s, enum status status, enum finish_reason why, int32_t stop_token)
+{
+    struct engine_event ev = {
+        .kind = ENGINE_FINISHED,
+        .id = s->id,
+        .status = status,
+        .finish = why,
+        .stop_token = stop_token,
+        .n_cached = s->n_cached,
+        .n_recomputed = s->n_recomputed,
+    };
+    fill_times(s, &ev);
+    if (s->prefill_only) {
+        engine_unlist(e, s);
+        engine_set_owed(e, s, 0);
+        s->state = SEQ_HELD;
+    } else {
+        engine_forget(e, s);
+    }
+    engine_emit(e, &ev);
+}
+
