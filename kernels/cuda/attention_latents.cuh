@@ -131,9 +131,9 @@ static __device__ __forceinline__ void latent_soften(const struct latent_shared 
         float top = -INFINITY, sum = 0;
         UNROLL for (int n = 0; n < S::NI; n++) top = fmaxf(top, s.top[n * S::MI * 16 + pair + 8 * half]);
         top = fmaxf(t->m[half], top * scale);
-        const float shrink = exp2f((t->m[half] - top) * LOG2_E), factor = scale * LOG2_E, base = top * LOG2_E;
+        const float shrink = exp2_fast((t->m[half] - top) * LOG2_E), factor = scale * LOG2_E, base = top * LOG2_E;
         UNROLL for (int b = 0; b < S::SCORES; b++) {
-            const float x = exp2f(fmaf(score[b][2 * half], factor, -base)), y = exp2f(fmaf(score[b][2 * half + 1], factor, -base));
+            const float x = exp2_fast(fmaf(score[b][2 * half], factor, -base)), y = exp2_fast(fmaf(score[b][2 * half + 1], factor, -base));
             *(unsigned *)(s.p + (pair + 8 * half) * WEIGHTS_STRIDE + key + b * 8) = pack_bf16(x, y);
             sum += x;
             sum += y;

@@ -185,11 +185,11 @@ static __device__ __forceinline__ void tile_soften(const struct tiles_call &c, c
                 top = fmaxf(top, *x);
             }
         top = fmaxf(m[half], quad_max(top) * c.scale);
-        const float shrink = exp2f((m[half] - top) * LOG2_E), factor = c.scale * LOG2_E, base = top * LOG2_E;
+        const float shrink = exp2_fast((m[half] - top) * LOG2_E), factor = c.scale * LOG2_E, base = top * LOG2_E;
         UNROLL for (int b = 0; b < SCORE_BLOCKS; b++)
             UNROLL for (int i = 0; i < 2; i++) {
                 float *x = &score[b][2 * half + i];
-                *x = exp2f(fmaf(*x, factor, -base));
+                *x = exp2_fast(fmaf(*x, factor, -base));
                 sum += *x;
             }
         l[half] = fmaf(l[half], shrink, sum);

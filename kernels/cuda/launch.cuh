@@ -74,6 +74,22 @@ static __device__ __forceinline__ void mma_bf16(float d[4], const unsigned a[4],
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* Two f32 as bf16, to nearest even, the first in the low half; a NaN becomes 0x7fff. */
+static __device__ __forceinline__ unsigned round_bf16x2(float low, float high)
+{
+    unsigned d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/* 2^x within two units in the last place; results that are subnormal are 0. */
+static __device__ __forceinline__ float exp2_fast(float x)
+{
+    float d;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
+    return d;
+}
+
 /* a b + c of two bf16 in a register each, every one rounded once. */
 static __device__ __forceinline__ unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c)
 {
@@ -96,6 +112,16 @@ template <int N> static inline void copy_async_wait() { simt_cp_async_wait(N); }
 static inline void load_matrix_x4(unsigned r[4], const void *row) { simt_ldmatrix_x4(r, row); }
 static inline void load_matrix_x4_transposed(unsigned r[4], const void *row) { simt_ldmatrix_x4_trans(r, row); }
 static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { simt_mma_bf16_m16n8k16(d, a, b, d); }
+static inline unsigned round_bf16x2(float low, float high)
+{
+    const unsigned l = isnan(low) ? 0x7fff : simt_float_to_bf16(low), h = isnan(high) ? 0x7fff : simt_float_to_bf16(high);
+    return l | h << 16;
+}
+static inline float exp2_fast(float x)
+{
+    const float y = exp2f(x);
+    return fabsf(y) < 0x1p-126f ? 0.0f : y;
+}
 static inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c)
 {
     unsigned d = 0;

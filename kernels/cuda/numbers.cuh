@@ -6,16 +6,9 @@
 
 static __device__ __forceinline__ float bf16_to_float(uint16_t bits) { return __uint_as_float((unsigned)bits << 16); }
 
-/* To nearest even; a NaN stays one. */
-static __device__ __forceinline__ uint16_t float_to_bf16(float x)
-{
-    unsigned bits = __float_as_uint(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-/* Two of them in a register, the first in the low half. */
-static __device__ __forceinline__ unsigned pack_bf16(float low, float high) { return float_to_bf16(low) | (unsigned)float_to_bf16(high) << 16; }
+/* To nearest even; a NaN stays one. pack: two of them in a register, the first in the low half. */
+static __device__ __forceinline__ unsigned pack_bf16(float low, float high) { return round_bf16x2(low, high); }
+static __device__ __forceinline__ uint16_t float_to_bf16(float x) { return (uint16_t)round_bf16x2(x, 0.0f); }
 static __device__ __forceinline__ float bf16_low(unsigned pair) { return __uint_as_float(pair << 16); }
 static __device__ __forceinline__ float bf16_high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
 
