@@ -113,7 +113,7 @@ static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 /* One segment of every row and head at a time at least: otherwise rows are not spread over blocks, and need no state. */
 static size_t state_floats(size_t n_rows, size_t n_heads, size_t v_dim)
 {
-    return 4 * n_heads + 2 * min_size(n_rows * n_heads, PARTS_FLOATS_MAX / part_floats((int)v_dim));
+    return 4 * n_heads + (2 * min_size(n_rows * n_heads, PARTS_FLOATS_MAX / part_floats((int)v_dim)) + 3) / 4 * 4; /* parts are aligned to 16 bytes */
 }
 
 extern "C" size_t attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys)
@@ -135,8 +135,8 @@ static size_t room_of(const struct attention *a) { return PARTS_FLOATS_MAX / ((s
 static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a, const struct merge_call &m, int32_t n_rows)
 {
     dim3        grid;
-    cudaError_t e = attention_grid((size_t)n_rows * blocks_for((size_t)m.n_heads, MERGE_WARPS), a->max_blocks, &grid);
-    return e == cudaSuccess ? launch(stream, merge_segments, grid, dim3(MERGE_WARPS * WARP), 0, m) : e;
+    cudaError_t e = attention_grid((size_t)n_rows * (size_t)m.n_heads, a->max_blocks, &grid);
+    return e == cudaSuccess ? launch(stream, merge_segments, grid, dim3(MERGE_THREADS), 0, m) : e;
 }
 
 /* At most n_rows rows with n_items segments. */
@@ -147,13 +147,15 @@ static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum
     struct rows_call  c = { a->kv, list, a->q, a->out, parts, a->n_heads, a->v_dim, 1, 0, 0, a->scale };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
     const int32_t wave = (int32_t)min_size(room_of(a), (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
-    const bool    by_latents = attention_latents_fit(a);
+    cudaError_t (*const how)(cudaStream_t, const struct rows_call *, int) = attention_latents_fit(a)                                   ? attention_latents_launch
+                                                                            : which == LISTED_GENERATED && attention_answers_fit(a) ? attention_answers_launch
+                                                                                                                                    : attention_rows_launch;
     for (int32_t turn = 0; m.end < n_items; turn ^= 1) {
         m.begin = c.item_begin = m.end;
         m.end = c.item_end = n_items - m.begin < wave ? n_items : m.begin + wave;
         m.before = a->scratch + 2 * a->n_heads * turn;
         m.after = a->scratch + 2 * a->n_heads * (1 - turn);
-        cudaError_t e = by_latents ? attention_latents_launch(stream, &c, a->max_blocks) : attention_rows_launch(stream, &c, a->max_blocks);
+        cudaError_t e = how(stream, &c, a->max_blocks);
         if (e == cudaSuccess && n_items > n_rows) e = merge_launch(stream, a, m, n_rows);
         if (e != cudaSuccess) return e;
     }

@@ -11,6 +11,10 @@ cudaError_t attention_grid(size_t n_units, int max_blocks, dim3 *grid);
 /* n_runs is filled in. */
 cudaError_t attention_rows_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);
 
+/* Whether rows of answers of this model go through tensor cores, a group of heads at a time; as attention_rows_launch. */
+bool        attention_answers_fit(const struct attention *a);
+cudaError_t attention_answers_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);
+
 /* Whether prompts of this model go through tiles. */
 bool        attention_tiles_fit(const struct attention *a);
 /* n_windows: of c->rows_per_tile rows each, at most. */

@@ -1,13 +1,14 @@
 /* attention_merge.cuh - results of segments into rows: (m, l, o) in ascending order, by the formulas of kernels/cpu/cpu_attention.c.
  *
  * A call merges one wave of segments. What rows have after it and need in the next one is O in `out` and (M, L) in a state.
- * One warp per row and head; bound by reading the parts, a few percent of the keys and values that they stand for. Thread: device. */
+ * What each segment weighs does not hang on the sums, so a warp's lanes find that out for 32 segments at a time; the sums go in order.
+ * Bound by reading the parts, a few percent of the keys and values that they stand for. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_MERGE_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_MERGE_CUH
 
 #include "kernels/cuda/attention_pool.cuh"
 
-enum { MERGE_WARPS = 4, MERGE_SIDE = 4 /* elements of a lane at a time */ };
+enum { MERGE_THREADS = 128, MERGE_AHEAD = 8 /* segments that are read at a time: a power of two up to 32 */ };
 
 struct merge_call {
     struct listed          list;
@@ -39,44 +40,84 @@ static __device__ __forceinline__ struct merge_span span_of(const struct merge_c
     return s;
 }
 
-/* One head of the i-th row, by a warp. */
+/* What a warp knows of up to 32 segments in a row: lane j of the j-th, by the formulas of merge_weights. */
+struct merge_lane {
+    float a, b, l, M; /* M: the largest of all up to the lane's */
+};
+
+/* M: of what came before; n of 32 segments whose parts begin at `part`. */
+static __device__ __forceinline__ struct merge_lane merge_look(const float *part, size_t stride, int n, float M)
+{
+    const int         lane = (int)(threadIdx.x % WARP);
+    const float       m = lane < n ? part[(size_t)lane * stride] : -INFINITY;
+    struct merge_lane x;
+    x.l = lane < n ? part[(size_t)lane * stride + 1] : 0;
+    x.M = m > M ? m : M;
+    UNROLL for (int step = 1; step < WARP; step *= 2) {
+        const float before = __shfl_up_sync(0xffffffffu, x.M, (unsigned)step);
+        if (lane >= step) x.M = x.M > before ? x.M : before;
+    }
+    const float last = __shfl_up_sync(0xffffffffu, x.M, 1);
+    x.a = expf((lane > 0 ? last : M) - x.M);
+    x.b = expf(m - x.M);
+    return x;
+}
+
+/* Of all segments so far; O: of the lane's element. */
+struct merge_sum {
+    float M, L, O;
+};
+
+/* n of 32 segments into s; `from`: the lane's element of the first. Loads go ahead of the sums, which are a chain. */
+static __device__ __forceinline__ void merge_add(const struct merge_lane &x, const float *from, size_t stride, int n, bool is_one, struct merge_sum *s)
+{
+    for (int base = 0; base < n; base += MERGE_AHEAD) {
+        float o[MERGE_AHEAD];
+        UNROLL for (int j = 0; j < MERGE_AHEAD; j++) o[j] = is_one && base + j < n ? from[(size_t)(base + j) * stride] : 0.0f;
+        UNROLL for (int j = 0; j < MERGE_AHEAD; j++) {
+            const float a = __shfl_sync(0xffffffffu, x.a, base + j), b = __shfl_sync(0xffffffffu, x.b, base + j);
+            const float l = __shfl_sync(0xffffffffu, x.l, base + j);
+            if (base + j >= n) continue;
+            s->L = fmaf(l, b, __fmul_rn(s->L, a));
+            s->O = merged(s->O, o[j], a, b);
+        }
+    }
+    s->M = __shfl_sync(0xffffffffu, x.M, n - 1);
+}
+
+/* One head of the i-th row, by a block: warps take 32 elements at a time. */
 static __device__ __forceinline__ void merge_head(const struct merge_call &c, int i, int head)
 {
     const struct cuda_row   row = listed_rows(c.list)[i];
     const struct merge_span s = span_of(c, row, i);
-    const int               lane = (int)(threadIdx.x % WARP);
     if (s.n == 1 || s.first >= s.end) return; /* one segment: its kernel has finished the row */
     const size_t at = (size_t)i * c.state_stride + 2 * (size_t)head, stride = (size_t)c.n_heads * part_floats(c.v_dim);
     const float *part = c.parts + s.part * stride + (size_t)head * part_floats(c.v_dim);
     float       *out = c.out + ((size_t)row.row * (size_t)c.n_heads + (size_t)head) * (size_t)c.v_dim;
-    float        M = 0, L = 0;
-    for (int base = lane; base < c.v_dim + lane; base += WARP * MERGE_SIDE) {
-        float O[MERGE_SIDE] = { 0 };
-        M = s.first ? c.before[at] : part[0];
-        L = s.first ? c.before[at + 1] : part[1];
-        UNROLL for (int k = 0; k < MERGE_SIDE; k++)
-            if (base + k * WARP < c.v_dim) O[k] = s.first ? out[base + k * WARP] : part[PART_HEAD + base + k * WARP];
-        for (int n = s.first ? 0 : 1; n < s.end - s.first; n++) {
-            const float *p = part + (size_t)n * stride;
-            float        a, b;
-            merge_weights(&M, &L, p[0], p[1], &a, &b);
-            UNROLL for (int k = 0; k < MERGE_SIDE; k++)
-                if (base + k * WARP < c.v_dim) O[k] = merged(O[k], p[PART_HEAD + base + k * WARP], a, b);
+    const int    lane = (int)(threadIdx.x % WARP), n = s.end - s.first;
+    struct merge_sum sum = { 0, 0, 0 };
+    for (int begin = (int)threadIdx.x - lane; begin < c.v_dim; begin += MERGE_THREADS) {
+        const int  d = begin + lane;
+        const bool is_one = d < c.v_dim;
+        sum.M = s.first ? c.before[at] : part[0];
+        sum.L = s.first ? c.before[at + 1] : part[1];
+        sum.O = !is_one ? 0.0f : s.first ? out[d] : part[PART_HEAD + d];
+        for (int k = s.first ? 0 : 1; k < n; k += WARP) {
+            const int               some = min((int)WARP, n - k);
+            const float            *from = part + (size_t)k * stride;
+            const struct merge_lane x = merge_look(from, stride, some, sum.M);
+            merge_add(x, from + PART_HEAD + d, stride, some, is_one, &sum);
         }
-        UNROLL for (int k = 0; k < MERGE_SIDE; k++)
-            if (base + k * WARP < c.v_dim) out[base + k * WARP] = s.end == s.n ? __fmul_rn(O[k], 1.0f / L) : O[k];
+        if (is_one) out[d] = s.end == s.n ? __fmul_rn(sum.O, 1.0f / sum.L) : sum.O;
     }
-    __syncwarp(); /* `before` may be `after` */
-    if (lane == 0 && s.end < s.n) c.after[at] = M, c.after[at + 1] = L; /* of all rows of a numbered wave the one that goes on */
+    __syncthreads(); /* `before` may be `after` */
+    if (threadIdx.x == 0 && s.end < s.n) c.after[at] = sum.M, c.after[at + 1] = sum.L; /* of all rows of a numbered wave the one that goes on */
 }
 
-static __global__ void __launch_bounds__(MERGE_WARPS * WARP) merge_segments(const struct merge_call c)
+static __global__ void __launch_bounds__(MERGE_THREADS, 4) merge_segments(const struct merge_call c)
 {
-    const int per_row = (c.n_heads + MERGE_WARPS - 1) / MERGE_WARPS, n_units = listed_n(c.list) * per_row;
-    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) {
-        const int head = unit % per_row * MERGE_WARPS + (int)(threadIdx.x / WARP);
-        if (head < c.n_heads) merge_head(c, unit / per_row, head);
-    }
+    const int n_units = listed_n(c.list) * c.n_heads;
+    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) merge_head(c, unit / c.n_heads, unit % c.n_heads);
 }
 
 #endif
