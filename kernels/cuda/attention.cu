@@ -10,16 +10,16 @@
 
 enum { APPEND_THREADS = 128, SIDE = 4 };
 enum { TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
-enum { BLOCKS_ENOUGH = 16 /* per processor: a few times as many as run on it, so that unequal ones level out */ };
+enum { APPEND_BLOCKS = 8, MERGE_BLOCKS = 8 /* per processor */ };
 enum { PARTS_FLOATS_MAX = 1 << 26 }; /* 256 MiB: segments of all heads that one pass has room for, some thousand of a usual model, 1,000 of 128 latents */
 
-cudaError_t attention_grid(size_t n_units, int max_blocks, dim3 *grid)
+cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, dim3 *grid)
 {
     int         device = 0, n_processors = 0;
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
-    const size_t enough = max_blocks > 0 ? (size_t)max_blocks : (size_t)(BLOCKS_ENOUGH * n_processors);
+    const size_t enough = max_blocks > 0 ? (size_t)max_blocks : (size_t)(per_processor * n_processors);
     *grid = dim3((unsigned)(n_units < enough ? n_units : enough));
     return cudaSuccess;
 }
@@ -70,7 +70,7 @@ extern "C" cudaError_t attention_append(cudaStream_t stream, const struct kv_lay
     const bool               by_4 = kv->head_dim % SIDE == 0;
     dim3                     grid;
     if (on->bounds.n_rows <= 0) return cudaSuccess;
-    cudaError_t e = attention_grid((size_t)on->bounds.n_rows, 0, &grid);
+    cudaError_t e = attention_grid((size_t)on->bounds.n_rows, APPEND_BLOCKS, 0, &grid);
     if (e != cudaSuccess) return e;
     void (*const kernel)(struct append_call) = kv->dtype == DTYPE_F32 ? (by_4 ? append_rows<float, true> : append_rows<float, false>)
                                                                       : (by_4 ? append_rows<uint16_t, true> : append_rows<uint16_t, false>);
@@ -135,7 +135,7 @@ static size_t room_of(const struct attention *a) { return PARTS_FLOATS_MAX / ((s
 static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a, const struct merge_call &m, int32_t n_rows)
 {
     dim3        grid;
-    cudaError_t e = attention_grid((size_t)n_rows * (size_t)m.n_heads, a->max_blocks, &grid);
+    cudaError_t e = attention_grid((size_t)n_rows * (size_t)m.n_heads, MERGE_BLOCKS, a->max_blocks, &grid);
     return e == cudaSuccess ? launch(stream, merge_segments, grid, dim3(MERGE_THREADS), 0, m) : e;
 }
 

@@ -4,15 +4,14 @@
 
 bool attention_answers_fit(const struct attention *a)
 {
-    const int group = a->n_heads / a->kv.n_heads;
-    return attention_tiles_fit(a) && group >= ANSWER_HEADS_LEAST && group <= ANSWER_HEADS;
+    return attention_tiles_fit(a) && a->n_heads / a->kv.n_heads >= ANSWER_HEADS_LEAST;
 }
 
 template <int DIM> static cudaError_t launch_answers(cudaStream_t stream, struct rows_call c, int max_blocks)
 {
     dim3 grid;
-    c.n_runs = 1;
-    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)c.kv.n_heads, max_blocks, &grid);
+    c.n_runs = (c.n_heads / c.kv.n_heads + ANSWER_HEADS - 1) / ANSWER_HEADS;
+    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)(c.kv.n_heads * c.n_runs), ANSWER_BLOCKS, max_blocks, &grid);
     return e == cudaSuccess ? launch(stream, attend_answers<DIM>, grid, dim3(ANSWER_THREADS), answer_shape<DIM>::BYTES, c) : e;
 }
 

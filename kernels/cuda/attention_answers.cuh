@@ -1,4 +1,4 @@
-/* attention_answers.cuh - answer rows on tensor cores: one segment of one query row, the 4 to 16 query heads of a kv head as the rows of a product.
+/* attention_answers.cuh - answer rows on tensor cores: one segment of one query row, the query heads of a kv head, 16 at a time, as the rows of a product.
  *
  * Work as attention_rows.cuh's. Four warps share a segment: warp w has the tiles w, w + 4, .. of it, a softmax of its own over them (online, in
  * f32, weights rounded to bf16) and a ring of stages of its own, which cp.async fills through the block table; so nobody waits for a barrier
@@ -13,7 +13,8 @@
 #include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
 
-enum { ANSWER_WARPS = 4, ANSWER_THREADS = ANSWER_WARPS * WARP, ANSWER_STAGES = 3, ANSWER_HEADS = 16, ANSWER_HEADS_LEAST = 4 };
+enum { ANSWER_WARPS = 4, ANSWER_THREADS = ANSWER_WARPS * WARP, ANSWER_STAGES = 3, ANSWER_HEADS = 16, ANSWER_BLOCKS = 2 /* per processor */ };
+enum { ANSWER_HEADS_LEAST = 4 /* of a group: with fewer, attention_rows.cuh keeps up with the memory */ };
 
 template <int DIM> struct answer_shape {
     static constexpr int KEYS = 2048 / DIM, BLOCKS = KEYS / 8; /* of a tile: 4 KiB of keys and as much of values */

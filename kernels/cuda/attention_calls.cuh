@@ -5,8 +5,9 @@
 #include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
 
-/* Blocks for n_units of work that they stride over: some more than the card has room for at a time. max_blocks: 0, or fewer still. */
-cudaError_t attention_grid(size_t n_units, int max_blocks, dim3 *grid);
+/* Blocks for n_units of work that they stride over, at most so many per processor: about as many as run on it at a time, since those that find
+ * nothing to do in a recorded launch take their turn too. max_blocks: 0, or the most. */
+cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, dim3 *grid);
 
 /* n_runs is filled in. */
 cudaError_t attention_rows_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);

@@ -12,7 +12,7 @@ template <int PAIRS, int WARPS> static cudaError_t launch_latents(cudaStream_t s
     using S = latent_shape<PAIRS, WARPS>;
     dim3 grid;
     c.n_runs = (c.n_heads + PAIRS - 1) / PAIRS;
-    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)c.n_runs, max_blocks, &grid);
+    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)c.n_runs, LATENT_BLOCKS, max_blocks, &grid);
     return e == cudaSuccess ? launch(stream, attend_latents<PAIRS, WARPS>, grid, dim3(S::THREADS), S::BYTES, c) : e;
 }
 

@@ -12,7 +12,7 @@
 #include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
 
-enum { LATENT = 576, VALUE = 512, LATENT_KEYS = 32, LATENT_PIECES = LATENT / CHUNK };
+enum { LATENT = 576, VALUE = 512, LATENT_KEYS = 32, LATENT_PIECES = LATENT / CHUNK, LATENT_BLOCKS = 2 /* per processor */ };
 enum { WEIGHTS_STRIDE = LATENT_KEYS + CHUNK }; /* so that ldmatrix meets no bank twice */
 
 template <int PAIRS, int WARPS> struct latent_shape {

@@ -5,7 +5,7 @@ template <class T, int LANES, int HEADS, bool WHOLE> static cudaError_t launch_r
 {
     dim3 grid;
     c.n_runs = (c.n_heads / c.kv.n_heads + HEADS - 1) / HEADS;
-    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)(c.kv.n_heads * c.n_runs), max_blocks, &grid);
+    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)(c.kv.n_heads * c.n_runs), ROWS_BLOCKS, max_blocks, &grid);
     if (e != cudaSuccess) return e;
     return launch(stream, attend_rows<T, LANES, HEADS, WHOLE>, grid, dim3(ROWS_THREADS), rows_shared_bytes(HEADS, c.kv.head_dim), c);
 }

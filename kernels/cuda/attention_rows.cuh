@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/attention_pool.cuh"
 
-enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / WARP, KEYS = 4 };
+enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / WARP, KEYS = 4, ROWS_BLOCKS = 4 /* per processor */ };
 
 struct rows_call {
     struct kv_layer        kv;

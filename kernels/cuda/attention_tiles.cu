@@ -11,7 +11,8 @@ cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call 
 {
     const dim3 block(TILE_THREADS);
     dim3       grid;
-    cudaError_t e = attention_grid((size_t)n_windows * (size_t)c->kv.n_heads * (size_t)(c->n_at_once > 0 ? c->n_at_once : 1), max_blocks, &grid);
+    cudaError_t e = attention_grid((size_t)n_windows * (size_t)c->kv.n_heads * (size_t)(c->n_at_once > 0 ? c->n_at_once : 1),
+                                   c->n_at_once > 0 ? TILES_SPREAD : TILES_WHOLE, max_blocks, &grid);
     if (e != cudaSuccess) return e;
     if (c->kv.head_dim == 64) return launch(stream, attend_tiles<64>, grid, block, tile_shared_bytes<64>(), *c);
     return launch(stream, attend_tiles<128>, grid, block, tile_shared_bytes<128>(), *c);

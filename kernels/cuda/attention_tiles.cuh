@@ -15,6 +15,7 @@
 #include "kernels/cuda/attention_pool.cuh"
 
 enum { TILE_KEYS = 64, TILE_PAIRS = 64, TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, TILE_STAGES = 2 };
+enum { TILES_SPREAD = 4, TILES_WHOLE = 16 /* blocks per processor: whole rows are unequal, and level out */ };
 enum { TILES_PER_SEGMENT = ATTENTION_SEGMENT / TILE_KEYS, SCORE_BLOCKS = TILE_KEYS / 8 };
 
 struct tiles_call {
