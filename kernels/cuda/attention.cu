@@ -87,7 +87,7 @@ static void number_seq(struct cuda_counts *counts, const struct attn_seq *seq, i
 {
     for (int32_t i = 0; i < seq->n_q; i++) {
         const int32_t pos = seq->pos_begin + i;
-        const struct cuda_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments };
+        const struct cuda_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments, 0 };
         if (rows) rows[counts->n_rows] = row;
         counts->n_rows++;
         counts->n_segments += pos / ATTENTION_SEGMENT + 1;
@@ -96,11 +96,31 @@ static void number_seq(struct cuda_counts *counts, const struct attn_seq *seq, i
     if (seq->n_q > 0 && !seq->generated) counts->n_keys_prompt = max_int(counts->n_keys_prompt, seq->pos_begin + seq->n_q);
 }
 
-extern "C" void attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, struct cuda_row *rows)
+/* Positions from 0 on, up to n, that two sequences have in the same blocks. */
+static int32_t n_in_common(const struct attn_seq *a, const struct attn_seq *b, int32_t n, int32_t block_tokens)
+{
+    int32_t n_blocks = 0;
+    while (n_blocks * block_tokens < n && a->block_table[n_blocks] == b->block_table[n_blocks]) n_blocks++;
+    return n_blocks * block_tokens < n ? n_blocks * block_tokens : n;
+}
+
+/* LIMIT: rows that are not neighbours in the list do not find out what they share. */
+static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t block_tokens, struct cuda_row *rows)
+{
+    for (int32_t i = 1; i < n_rows; i++) {
+        const struct cuda_row *before = &rows[i - 1];
+        const int32_t n = before->pos < rows[i].pos ? before->pos + 1 : rows[i].pos + 1;
+        if (n < ATTENTION_SEGMENT) continue;
+        rows[i].shared = (before->seq == rows[i].seq ? n : n_in_common(&seqs[before->seq], &seqs[rows[i].seq], n, block_tokens)) / ATTENTION_SEGMENT;
+    }
+}
+
+extern "C" void attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, int32_t block_tokens, struct cuda_row *rows)
 {
     memset(counts, 0, sizeof *counts);
     for (int32_t i = 0; i < n_seqs; i++)
         if (seqs[i].generated) number_seq(counts, &seqs[i], i, rows);
+    if (rows) find_shared(seqs, counts->n_rows, block_tokens, rows);
     counts->n_generated = counts->n_rows;
     counts->n_segments_generated = counts->n_segments;
     for (int32_t i = 0; i < n_seqs; i++)
@@ -144,12 +164,13 @@ static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum
 {
     const struct listed list = listed_of(a->on, which);
     float            *parts = parts_of(a);
-    struct rows_call  c = { a->kv, list, a->q, a->out, parts, a->n_heads, a->v_dim, 1, 0, 0, a->scale };
+    struct rows_call  c = { a->kv, list, a->q, a->out, parts, a->n_heads, a->v_dim, 1, 0, 0, false, a->scale };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
     const int32_t wave = (int32_t)min_size(room_of(a), (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
     cudaError_t (*const how)(cudaStream_t, const struct rows_call *, int) = attention_latents_fit(a)                                   ? attention_latents_launch
                                                                             : which == LISTED_GENERATED && attention_answers_fit(a) ? attention_answers_launch
                                                                                                                                     : attention_rows_launch;
+    c.is_all = wave >= n_items;
     for (int32_t turn = 0; m.end < n_items; turn ^= 1) {
         m.begin = c.item_begin = m.end;
         m.end = c.item_end = n_items - m.begin < wave ? n_items : m.begin + wave;

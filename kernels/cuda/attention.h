@@ -26,9 +26,10 @@ struct cuda_seq {
 };
 
 /* What the list's row i is: row `row` of q and out, at position `pos` of sequence `seq`; `segment`: segments of the list's rows before it,
- * where position p has p / ATTENTION_SEGMENT + 1. The rows of answer tokens come first, and a sequence's rows follow each other. */
+ * where position p has p / ATTENTION_SEGMENT + 1. The rows of answer tokens come first, and a sequence's rows follow each other.
+ * `shared`: as many of its first segments lie in the same blocks as those of the answer row before it, complete for both. */
 struct cuda_row {
-    int32_t row, pos, seq, segment;
+    int32_t row, pos, seq, segment, shared;
 };
 
 struct cuda_counts {
@@ -61,8 +62,8 @@ struct attention {
     int32_t                 n_at_once, max_blocks; /* 0: as many segments at a time and blocks as suit the card; for tests of what else gives the same bits */
 };
 
-/* Number the rows of a list: fill `rows`, which has room for those of all sequences (NULL: they are only counted), and `counts`. Host memory. */
-void        attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, struct cuda_row *rows);
+/* Number the rows of a list: fill `rows`, which has room for those of all sequences (NULL: they are only counted), and `counts`. Host memory. block_tokens: the pool's. */
+void        attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, int32_t block_tokens, struct cuda_row *rows);
 /* Enough for any call whose bounds have at most n_rows rows and n_keys keys, with n_heads heads of v_dim; grows with each of them. */
 size_t      attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys);
 /* Bounds for recording: at most n_rows rows, of which at most n_generated are of answer tokens and n_prompt of prompts, and as many keys up to

@@ -3,7 +3,8 @@
  * Work as attention_rows.cuh's. Four warps share a segment: warp w has the tiles w, w + 4, .. of it, a softmax of its own over them (online, in
  * f32, weights rounded to bf16) and a ring of stages of its own, which cp.async fills through the block table; so nobody waits for a barrier
  * until the segment ends and the warps' sums become one, in ascending order. Which keys a warp has depends on their positions alone. Keys behind
- * the last are zeros that weigh 0.
+ * the last are zeros that weigh 0. Rows of a product to spare take the heads of the list's next rows, where these have the same keys in the same
+ * blocks (a prompt's beginning that many requests share): keys and values are read once for them all, and the bits do not know.
  *
  * Bound by reading K and V once: two tiles of 8 KiB in flight per warp, two blocks a processor where it has 200 KiB of shared memory.
  * Products, ldmatrix and the rest take less than a third of that time by count of instructions. Thread: device. */
@@ -49,15 +50,35 @@ template <int DIM> static __device__ __forceinline__ void answer_locate(const st
         answer_places<DIM>()[j] = (uint32_t)(key_place(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head) / (DIM * sizeof(uint16_t)));
 }
 
-/* Fragments of A: a head each row, zeros behind the last. */
-template <int DIM> static __device__ __forceinline__ void answer_queries(const struct rows_call &c, const struct rows_block &b, unsigned q[DIM / 16][4])
+/* Rows of the list, from b's on, that share its segment and are computed with it; 0: it is computed with one before it. By a whole warp. */
+static __device__ __forceinline__ int answer_together(const struct rows_call &c, const struct rows_block &b)
+{
+    const struct cuda_row *rows = c.list.rows;
+    const int room = ANSWER_HEADS / b.n_heads, lane = (int)(threadIdx.x % WARP), next = b.list_row + 1 + lane;
+    int       before = 0, n = WARP;
+    if (room < 2 || c.n_runs > 1 || !c.is_all) return 1;
+    for (; n == WARP; before += n) { /* the first row shares nothing with any before it */
+        const int at = b.list_row - before - lane;
+        n = __ffs(~(int)__ballot_sync(0xffffffffu, at > 0 && rows[at].shared > b.segment)) - 1;
+        if (n < 0) n = WARP;
+    }
+    if (before % room != 0) return 0;
+    const unsigned follow = __ballot_sync(0xffffffffu, lane < room - 1 && next < listed_n(c.list) && rows[next].shared > b.segment);
+    return __ffs(~(int)follow);
+}
+
+/* Fragments of A: the heads of b's row, then those of n_rows - 1 after it, zeros behind the last. */
+template <int DIM>
+static __device__ __forceinline__ void answer_queries(const struct rows_call &c, const struct rows_block &b, int n_rows, unsigned q[DIM / 16][4])
 {
     UNROLL for (int half = 0; half < 2; half++) {
-        const int    head = (int)(threadIdx.x % WARP) / 4 + 8 * half;
-        const float *from = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)(b.head + head)) * DIM + 2 * (threadIdx.x % 4);
+        const int    pair = (int)(threadIdx.x % WARP) / 4 + 8 * half, head = pair % b.n_heads;
+        const bool   is_one = pair < n_rows * b.n_heads;
+        const int    row = is_one ? c.list.rows[b.list_row + pair / b.n_heads].row : 0;
+        const float *from = c.q + ((size_t)row * (size_t)c.n_heads + (size_t)(b.head + head)) * DIM + 2 * (threadIdx.x % 4);
         UNROLL for (int k = 0; k < DIM / 16; k++) {
             float2 x = make_float2(0, 0), y = x;
-            if (head < b.n_heads) x = *(const float2 *)(from + k * 16), y = *(const float2 *)(from + k * 16 + 8);
+            if (is_one) x = *(const float2 *)(from + k * 16), y = *(const float2 *)(from + k * 16 + 8);
             q[k][half] = pack_bf16(x.x, x.y);
             q[k][half + 2] = pack_bf16(y.x, y.y);
         }
@@ -147,7 +168,7 @@ static __device__ __forceinline__ void answer_weigh(const float p[answer_shape<D
 }
 
 /* The warp's tiles, turn by turn. */
-template <int DIM> static __device__ __forceinline__ void answer_walk(const struct rows_call &c, const struct rows_block &b, struct answer_lane<DIM> *t)
+template <int DIM> static __device__ __forceinline__ void answer_walk(const struct rows_call &c, const struct rows_block &b, int n_rows, struct answer_lane<DIM> *t)
 {
     constexpr int KEYS = answer_shape<DIM>::KEYS;
     const int     warp = (int)threadIdx.x / WARP;
@@ -155,7 +176,7 @@ template <int DIM> static __device__ __forceinline__ void answer_walk(const stru
     UNROLL for (int d = 0; d < DIM / 8; d++)
         UNROLL for (int i = 0; i < 4; i++) t->o[d][i] = 0;
     UNROLL for (int i = 0; i + 1 < ANSWER_STAGES; i++) answer_fetch<DIM>(c, b, i);
-    answer_queries<DIM>(c, b, t->q);
+    answer_queries<DIM>(c, b, n_rows, t->q);
     for (int i = 0; (i * ANSWER_WARPS + warp) * KEYS < b.n_keys; i++) {
         uint16_t *keys = answer_ring<DIM>(warp) + i % ANSWER_STAGES * answer_shape<DIM>::STAGE;
         float     score[answer_shape<DIM>::BLOCKS][4];
@@ -175,35 +196,36 @@ template <int DIM> static __device__ __forceinline__ void answer_leave(const str
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     UNROLL for (int half = 0; half < 2; half++) {
-        const int   head = lane / 4 + 8 * half;
+        const int   pair = lane / 4 + 8 * half;
         const float l = quad_sum(t.l[half]);
-        float      *to = answer_sums<DIM>(warp) + head * answer_shape<DIM>::SUMS_STRIDE + 2 * (lane % 4);
+        float      *to = answer_sums<DIM>(warp) + pair * answer_shape<DIM>::SUMS_STRIDE + 2 * (lane % 4);
         UNROLL for (int d = 0; d < DIM / 8; d++) *(float2 *)(to + d * 8) = make_float2(t.o[d][2 * half], t.o[d][2 * half + 1]);
-        if (lane % 4 == 0) answer_tops<DIM>(warp)[head] = t.m[half], answer_tops<DIM>(warp)[ANSWER_HEADS + head] = l;
+        if (lane % 4 == 0) answer_tops<DIM>(warp)[pair] = t.m[half], answer_tops<DIM>(warp)[ANSWER_HEADS + pair] = l;
     }
 }
 
 /* The warps' sums become the segment's. A warp without keys has a top of -INFINITY and weighs 0; the first always has some. */
-template <int DIM> static __device__ __forceinline__ void answer_finish(const struct rows_call &c, const struct rows_block &b)
+template <int DIM> static __device__ __forceinline__ void answer_finish(const struct rows_call &c, const struct rows_block &b, int n_rows)
 {
-    const bool whole = b.row.pos < ATTENTION_SEGMENT;
-    for (int i = (int)threadIdx.x; i < b.n_heads * (DIM / 4); i += ANSWER_THREADS) {
-        const int    h = i / (DIM / 4), d = i % (DIM / 4) * 4;
-        const size_t head = (size_t)(b.head + h);
-        float        top = -INFINITY, l = 0;
-        float4       o = make_float4(0, 0, 0, 0);
-        UNROLL for (int w = 0; w < ANSWER_WARPS; w++) top = fmaxf(top, answer_tops<DIM>(w)[h]);
+    for (int i = (int)threadIdx.x; i < n_rows * b.n_heads * (DIM / 4); i += ANSWER_THREADS) {
+        const int             pair = i / (DIM / 4), d = i % (DIM / 4) * 4;
+        const struct cuda_row row = c.list.rows[b.list_row + pair / b.n_heads];
+        const bool            whole = row.pos < ATTENTION_SEGMENT;
+        const size_t          n_heads = (size_t)c.n_heads, head = (size_t)(b.head + pair % b.n_heads);
+        float                 top = -INFINITY, l = 0;
+        float4                o = make_float4(0, 0, 0, 0);
+        UNROLL for (int w = 0; w < ANSWER_WARPS; w++) top = fmaxf(top, answer_tops<DIM>(w)[pair]);
         UNROLL for (int w = 0; w < ANSWER_WARPS; w++) {
-            const float  by = exp2_fast((answer_tops<DIM>(w)[h] - top) * LOG2_E);
-            const float4 x = *(const float4 *)(answer_sums<DIM>(w) + h * answer_shape<DIM>::SUMS_STRIDE + d);
-            l = fmaf(answer_tops<DIM>(w)[ANSWER_HEADS + h], by, l);
+            const float  by = exp2_fast((answer_tops<DIM>(w)[pair] - top) * LOG2_E);
+            const float4 x = *(const float4 *)(answer_sums<DIM>(w) + pair * answer_shape<DIM>::SUMS_STRIDE + d);
+            l = fmaf(answer_tops<DIM>(w)[ANSWER_HEADS + pair], by, l);
             o = make_float4(fmaf(x.x, by, o.x), fmaf(x.y, by, o.y), fmaf(x.z, by, o.z), fmaf(x.w, by, o.w));
         }
-        float *part = c.parts + ((size_t)(b.item - c.item_begin) * (size_t)c.n_heads + head) * part_floats(DIM);
+        float *part = c.parts + ((size_t)(row.segment + b.segment - c.item_begin) * n_heads + head) * part_floats(DIM);
         if (!whole && d == 0) part[0] = top, part[1] = l;
         const float by = 1.0f / l;
         if (whole) o = make_float4(__fmul_rn(o.x, by), __fmul_rn(o.y, by), __fmul_rn(o.z, by), __fmul_rn(o.w, by));
-        *(float4 *)(whole ? c.out + ((size_t)b.row.row * (size_t)c.n_heads + head) * DIM + d : part + PART_HEAD + d) = o;
+        *(float4 *)(whole ? c.out + ((size_t)row.row * n_heads + head) * DIM + d : part + PART_HEAD + d) = o;
     }
 }
 
@@ -212,13 +234,15 @@ template <int DIM> static __global__ void __launch_bounds__(ANSWER_THREADS, 2) a
     const int n_units = rows_n_units(c);
     for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) {
         const struct rows_block b = rows_block_of(c, ANSWER_HEADS, unit);
+        const int               n_rows = answer_together(c, b);
         struct answer_lane<DIM> t;
+        if (n_rows == 0) continue;
         answer_locate<DIM>(c, b);
         __syncthreads();
-        answer_walk<DIM>(c, b, &t);
+        answer_walk<DIM>(c, b, n_rows, &t);
         answer_leave<DIM>(t);
         __syncthreads();
-        answer_finish<DIM>(c, b);
+        answer_finish<DIM>(c, b, n_rows);
         __syncthreads(); /* what is shared is taken again */
     }
 }

@@ -22,13 +22,15 @@ struct rows_call {
     int32_t                n_heads, v_dim;
     int32_t                n_runs;               /* of HEADS query heads per kv head */
     int32_t                item_begin, item_end; /* the wave's of (row, segment), as far as there are */
+    bool                   is_all;               /* one wave is all: there is room for the parts of any of its rows */
     float                  scale;
 };
 
 /* What a block works on, the same in all threads. */
 struct rows_block {
     struct cuda_row row;
-    int             item, kv_head, head, n_heads; /* query heads head .. head + n_heads */
+    int             list_row, item;
+    int             kv_head, head, n_heads;       /* query heads head .. head + n_heads */
     int             segment, n_keys;              /* of the segment */
     int             chunks, v_chunks, v_stride;   /* of a key, of a value, and that rounded up to a power of two */
 };
@@ -84,7 +86,8 @@ static __device__ __forceinline__ struct rows_block rows_block_of(const struct r
     struct rows_block b;
     const int per_item = c.kv.n_heads * c.n_runs, at = unit % per_item, group = c.n_heads / c.kv.n_heads;
     b.item = c.item_begin + unit / per_item;
-    b.row = c.list.rows[row_of_item(c.list.rows, listed_n(c.list), b.item)];
+    b.list_row = row_of_item(c.list.rows, listed_n(c.list), b.item);
+    b.row = c.list.rows[b.list_row];
     b.kv_head = at / c.n_runs;
     b.head = b.kv_head * group + at % c.n_runs * heads;
     b.n_heads = min(heads, (b.kv_head + 1) * group - b.head);

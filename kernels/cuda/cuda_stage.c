@@ -192,7 +192,7 @@ static bool send(struct cuda_ctx *c)
 static void count_lists(struct cuda_staging *st, const struct kernel_step *s)
 {
     room_for_lists(st, s->n_lists);
-    for (int32_t i = 0; i < s->n_lists; i++) attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, NULL);
+    for (int32_t i = 0; i < s->n_lists; i++) attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, NULL);
 }
 
 /* True: what its rows want of sampling is part of it. */
@@ -208,7 +208,7 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const st
     fill(to.logit_rows, s->logit_rows, (size_t)s->n_logits, (size_t)filled->n_logits);
     for (int32_t i = 0; i < s->n_lists; i++) {
         put_list(&s->lists[i], s->block_tokens, &st->places[i], (int32_t *)(void *)to.variable, &table);
-        attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, st->places[i].rows);
+        attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, st->places[i].rows);
         *st->places[i].counts = st->lists[i].bounds;
     }
     st->used += padded((size_t)table, sizeof(int32_t));

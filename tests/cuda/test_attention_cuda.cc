@@ -123,6 +123,7 @@ struct range {
 struct way {
     int  n_at_once, max_blocks;
     bool wide;
+    int  shares; /* if not 0: rows are told that they share so many segments with the row before them */
 };
 
 using results = std::map<std::pair<int, int>, std::vector<float>>; /* by sequence and position */
@@ -187,7 +188,7 @@ public:
         st->rows.resize(n_rows);
         st->list = {};
         struct cuda_counts counts;
-        attention_list_rows(&counts, st->host.data(), (int32_t)st->host.size(), st->rows.data());
+        attention_list_rows(&counts, st->host.data(), (int32_t)st->host.size(), s.block_tokens, st->rows.data());
         st->list.bounds = counts;
         st->device[0] = new memory(st->seqs);
         st->device[1] = new memory(st->rows);
@@ -269,7 +270,7 @@ public:
         CHECK(is == want, "the pool is not what was appended");
     }
 
-    void run(const std::vector<range> &ranges, results *to, const way &by = { 0, 0, false })
+    void run(const std::vector<range> &ranges, results *to, const way &by = { 0, 0, false, 0 })
     {
         std::vector<int32_t> begins;
         int32_t n_rows = place(ranges, &begins);
@@ -280,6 +281,8 @@ public:
         memory out((size_t)n_rows * width * sizeof(float));
         struct attention a = { kv, &st.list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, scale, s.exact, nullptr, by.n_at_once, by.max_blocks };
         if (by.wide) widen(&a, &st.list);
+        for (size_t i = 1; by.shares && i < st.rows.size(); i++) st.rows[i].shared = by.shares;
+        st.device[1]->put(st.rows.data());
         const struct cuda_counts &of = st.list.bounds;
         memory scratch(attention_scratch_floats((size_t)of.n_rows, (size_t)s.n_heads, (size_t)s.v_dim, (size_t)of.n_keys_max) * sizeof(float));
         a.scratch = scratch.at<float>();
@@ -480,6 +483,69 @@ static void test_answers(void)
     }
 }
 
+/* The first n positions of `to` become those of `from`, in its blocks. */
+static void share(world *w, size_t from, size_t to, int n)
+{
+    const size_t width = (size_t)(w->s.kv_heads * w->s.head_dim);
+    const sequence &a = w->seqs[from];
+    sequence       &b = w->seqs[to];
+    std::copy_n(a.k.begin(), (size_t)n * width, b.k.begin());
+    std::copy_n(a.v.begin(), (size_t)n * width, b.v.begin());
+    std::copy_n(a.table.begin(), n / w->s.block_tokens, b.table.begin());
+}
+
+static void shared_beginnings(const struct shape &s)
+{
+    char name[160];
+    snprintf(name, sizeof name, "beginnings that rows share: %d/%d heads of %d, blocks of %d", s.n_heads, s.kv_heads, s.head_dim, s.block_tokens);
+    test(name, [&] {
+        world w(s, { 1700, 1100, 1500, 700, 90, 1300 });
+        const std::vector<range> all = { { 0, 1690, 1, true }, { 1, 1099, 1, true }, { 2, 1400, 3, true }, { 5, 1200, 1, true }, { 3, 699, 1, true },
+                                         { 4, 89, 1, true },   { 1, 511, 1, true },  { 0, 900, 1, true },  { 3, 500, 6, false } };
+        for (size_t to : { 1, 2, 5 }) share(&w, 0, to, 1088);
+        share(&w, 0, 3, 576);
+        w.append_all();
+        w.check_pool();
+        std::vector<int32_t> begins;
+        world::staged        st;
+        world::place(all, &begins);
+        w.stage(&st, all, begins);
+        world::unstage(&st);
+        const int shared[] = { 0, 2, 2, 2, 2, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0 };
+        for (size_t i = 0; i < st.rows.size(); i++) CHECK(st.rows[i].shared == shared[i], "row %zu shares %d segments, not %d", i, st.rows[i].shared, shared[i]);
+        results together, alone, waves, wide;
+        w.run(all, &together);
+        for (const range &r : all)
+            for (int i = 0; i < r.n_q; i++) w.run({ { r.seq, r.pos + i, 1, r.generated } }, &alone);
+        CHECK(same(together, alone), "rows depend on whom they share keys with");
+        w.run(all, &waves, { 3, 0, false, 0 });
+        CHECK(same(together, waves), "rows depend on how many segments run at a time");
+        w.run(all, &wide, { 0, 2, true, 0 });
+        CHECK(same(together, wide), "rows depend on bounds");
+        w.check(together, takes_bf16, all, 1);
+    });
+}
+
+/* That what is shared is read once shows where a list says so and it is not true. */
+static void test_shared(void)
+{
+    shared_beginnings(heads(8, 2, 64, 16, DTYPE_BF16, false));
+    shared_beginnings(heads(5, 1, 128, 64, DTYPE_BF16, false));
+    shared_beginnings(heads(16, 2, 128, 32, DTYPE_BF16, false));
+    shared_beginnings(heads(12, 1, 64, 16, DTYPE_BF16, false));
+    shared_beginnings(heads(4, 2, 64, 16, DTYPE_BF16, false));
+    test("shared segments are read once", [] {
+        world w(heads(8, 2, 64, 16, DTYPE_BF16, false), { 1100, 1200, 600 });
+        w.append_all();
+        const std::vector<range> all = { { 0, 1099, 1, true }, { 1, 1199, 1, true }, { 2, 599, 1, true } };
+        results told, truly;
+        w.run(all, &told, { 0, 0, false, 1 });
+        for (size_t to : { 1, 2 }) std::copy_n(w.seqs[0].table.begin(), 32, w.seqs[to].table.begin());
+        w.run(all, &truly);
+        CHECK(same(told, truly), "every row read keys of its own");
+    });
+}
+
 static void test_latent(void)
 {
     struct shape small = { 12, 1, 40, 32, 16, DTYPE_BF16, true, false }, large = { 16, 1, 576, 512, 64, DTYPE_BF16, true, false };
@@ -510,10 +576,10 @@ static void same_bits(const char *name, const struct shape &s, int less = 0)
         for (const range &r : all) w.run({ r }, &alone);
         CHECK(same(together, alone), "rows depend on the batch");
         for (int n : { 1, 2, 5 }) {
-            w.run(all, &waves, { n, 0, false });
+            w.run(all, &waves, { n, 0, false, 0 });
             CHECK(same(together, waves), "rows depend on how many segments run at a time (%d)", n);
         }
-        const way ways[] = { { 0, 0, true }, { 0, 3, true }, { 0, 1, false }, { 1, 5, false } };
+        const way ways[] = { { 0, 0, true, 0 }, { 0, 3, true, 0 }, { 0, 1, false, 0 }, { 1, 5, false, 0 } };
         for (const way &by : ways) {
             results others;
             w.run(all, &others, by);
@@ -523,7 +589,7 @@ static void same_bits(const char *name, const struct shape &s, int less = 0)
         const int begin = 480, end = less ? 520 : 630;
         w.run({ { 3, begin, end - begin, false } }, &whole);
         for (int pos = begin, n = 1; pos < end; pos += n, n = std::min(n * 3, end - pos))
-            w.run({ { 2, 5, 1, false }, { 3, pos, n, false } }, &chunks, { n % 2, 0, false });
+            w.run({ { 2, 5, 1, false }, { 3, pos, n, false } }, &chunks, { n % 2, 0, false, 0 });
         CHECK(same(whole, chunks), "rows depend on how a prompt was chunked");
     });
 }
@@ -695,7 +761,7 @@ int main(int argc, char **argv)
 {
     const std::map<std::string, void (*)(void)> tests = { { "answers", test_answers }, { "append", test_chunked_append }, { "bits", test_same_bits }, { "latent", test_latent },
                                                           { "lengths", test_lengths }, { "nan", test_nan }, { "nothing", test_nothing }, { "replay", test_replay },
-                                                          { "shapes", test_shapes } };
+                                                          { "shapes", test_shapes }, { "shared", test_shared } };
     int n_devices = 0;
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
         printf("SKIPPED, NOT TESTED: no CUDA card, and no emulated one in this build: the kernels were NOT run\n0 passed, 0 failed, 1 skipped\n");
