@@ -32,7 +32,8 @@ static gemm_call call_of(const struct gemm *g)
     c.w = (const unsigned char *)g->w, c.w_stride = g->w_stride;
     c.row_bytes = gemm_row_bytes(g->form, g->n_in);
     c.scales_at = gemm_scales_at(g->form, g->n_out, g->n_in);
-    c.begin = g->begin, c.n_groups = g->begin ? g->n_groups : 1;
+    c.begin = g->begin, c.n_groups = g->n_groups;
+    if (!g->begin) c.x_group = g->x_group, c.y_group = g->y_group;
     c.n_rows = (int32_t)g->n_rows, c.rows_above = 0, c.rows_at_most = INT32_MAX;
     c.n_out = (int32_t)g->n_out, c.n_in = (int32_t)g->n_in;
     c.n_in_filled = (int32_t)round_up(g->n_in, GEMM_STEP);
@@ -58,7 +59,8 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
     const bool silu = g->then == GEMM_SILU || g->then == GEMM_SILU_BF16;
-    if ((unsigned)g->form >= GEMM_FORMS || g->n_rows > INT32_MAX || g->n_out > INT32_MAX || g->n_in > INT32_MAX || (silu && !g->paired))
+    if ((unsigned)g->form >= GEMM_FORMS || g->n_rows > INT32_MAX || g->n_out > INT32_MAX || g->n_in > INT32_MAX || (silu && !g->paired) ||
+        g->n_groups < 1)
         return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
     if (g->form == GEMM_F32) return gemm_f32(stream, &c);

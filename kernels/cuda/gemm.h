@@ -13,6 +13,9 @@
  * A row of y depends on its row of x alone, never on what the other rows hold. There are two ways of adding up, each with an order of its own:
  * one for few rows of a group, which reads W as fast as memory goes, and one on tiles for many. The number of the group's rows decides, unless
  * `fixed`: then all calls take the second, and a row of y has the same bits however many rows it comes with. F32 always has.
+ * Groups are of two kinds: with `begin` each has rows of its own (experts), without it all rows go by every matrix, each group's from and to
+ * columns of its own (the heads of MLA: x + g * x_group, y + g * y_group). Rows of bf16 x are read up to a multiple of GEMM_STEP: where a
+ * group's elements end before that, zeros have to follow, or a NaN of the next group's would be this one's too.
  * Calls put work on the stream and return; they do not wait and do not allocate. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_GEMM_H
 #define BATON_KERNELS_CUDA_GEMM_H
@@ -45,8 +48,10 @@ struct gemm {
     const void      *w;         /* the matrix of group 0 */
     size_t           w_stride;  /* bytes to the next group's */
     int32_t          n_groups;  /* 1 at least */
-    const int32_t   *begin;     /* [n_groups + 1]: group g has rows begin[g] .. begin[g + 1] of x and y; NULL: one group has them all */
+    const int32_t   *begin;     /* [n_groups + 1]: group g has rows begin[g] .. begin[g + 1] of x and y; NULL: every group has all n_rows */
     size_t           n_rows;    /* of y; with `begin` an upper bound of begin[n_groups] - begin[0] */
+    size_t           x_group;   /* without `begin`: elements of x from a group's first row to the next group's; of bf16 a multiple of 8 */
+    size_t           y_group;   /* likewise elements of y */
     const void      *x;         /* f32 (F32), otherwise bf16 */
     size_t           x_stride;  /* elements between rows: of bf16 a multiple of GEMM_STEP, x aligned to 16 bytes */
     const int32_t   *x_rows;    /* [n_rows]: which row of x; NULL: the same as of y */

@@ -16,6 +16,7 @@ struct gemm_call {
     size_t               w_stride, row_bytes, scales_at;
     const int32_t       *begin;
     int32_t              n_groups;
+    size_t               x_group, y_group; /* 0 with `begin` */
     int32_t              n_rows;       /* or an upper bound */
     int32_t              rows_above;   /* groups of no more rows than this are another kernel's */
     int32_t              rows_at_most; /* and so are those of more than this */
@@ -74,11 +75,25 @@ static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int
     return found;
 }
 
+/* Where every group has all rows. */
+static __device__ __forceinline__ gemm_rows rows_of_each(const gemm_call &c, int32_t tile, int32_t n_tile)
+{
+    gemm_rows r = { 0, 0, 0 };
+    if (c.n_groups > 1) {
+        const int32_t per_group = (c.n_rows + n_tile - 1) / n_tile;
+        r.group = tile / per_group;
+        tile -= r.group * per_group;
+    }
+    r.begin = tile * n_tile;
+    r.n = min(max(c.n_rows - r.begin, 0), n_tile);
+    return r;
+}
+
 /* The tile-th run of at most n_tile rows when the groups' runs are counted through. Every warp searches for itself, so that no barrier is needed:
  * lanes count the runs of their groups, then the lane that has the one looks again. */
 static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int32_t tile, int32_t n_tile)
 {
-    if (!c.begin) return gemm_rows{ 0, tile * n_tile, min(max(c.n_rows - tile * n_tile, 0), n_tile) };
+    if (!c.begin) return rows_of_each(c, tile, n_tile);
     const int32_t lane = (int32_t)(threadIdx.x % WARP);
     for (int32_t first = 0; first < c.n_groups; first += WARP * GROUPS_PER_LANE) {
         const int32_t group = first + lane * GROUPS_PER_LANE;
@@ -103,12 +118,17 @@ static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int
 /* An upper bound of the runs of at most n_tile rows: every group that is this kernel's can end in a part of one. */
 static inline unsigned n_tiles_at_most(const gemm_call &c, int32_t n_tile)
 {
-    if (!c.begin) return blocks_for((size_t)c.n_rows, (size_t)n_tile);
+    if (!c.begin) return (unsigned)c.n_groups * blocks_for((size_t)c.n_rows, (size_t)n_tile);
     const int32_t n_groups = c.n_rows / (c.rows_above + 1);
     return (unsigned)(c.n_rows / n_tile + (n_groups < c.n_groups ? n_groups : c.n_groups));
 }
 
-static __device__ __forceinline__ size_t x_row(const gemm_call &c, int32_t y_row) { return (size_t)(c.x_rows ? c.x_rows[y_row] : y_row) * c.x_stride; }
+/* Where row i of the rows begins in x, in elements. */
+static __device__ __forceinline__ size_t x_row(const gemm_call &c, const gemm_rows &rows, int32_t i)
+{
+    const int32_t y_row = rows.begin + i;
+    return (size_t)(c.x_rows ? c.x_rows[y_row] : y_row) * c.x_stride + (size_t)rows.group * c.x_group;
+}
 
 /* ---- scales ---- */
 
@@ -133,7 +153,7 @@ template <enum gemm_form F> static __device__ __forceinline__ float column_scale
     return column < c.n_out ? scales_of(c, group)[column] : 0.0f;
 }
 
-/* ---- results ---- */
+/* ---- results: no multiplication and addition that a compiler might make one of in one kernel and not in another ---- */
 
 static __device__ __forceinline__ float bias_of(const gemm_call &c, int32_t column)
 {
@@ -144,25 +164,25 @@ static __device__ __forceinline__ float bias_of(const gemm_call &c, int32_t colu
 static __device__ __forceinline__ void put_silu(const gemm_call &c, size_t at, int32_t column, float gate, float up)
 {
     float y = 0;
-    if (column < c.n_out) y = silu(gate + bias_of(c, column)) * (up + bias_of(c, column + 1));
+    if (column < c.n_out) y = __fmul_rn(silu(__fadd_rn(gate, bias_of(c, column))), __fadd_rn(up, bias_of(c, column + 1)));
     if (c.then == GEMM_SILU_BF16) ((uint16_t *)c.y)[at + column / 2] = float_to_bf16(y);
     else ((float *)c.y)[at + column / 2] = y;
 }
 
-/* The sums of columns `column`, which is even, and the next, of y's row. The column is below n_columns. */
-static __device__ __forceinline__ void put_pair(const gemm_call &c, int32_t y_row, int32_t column, float first, float second)
+/* The sums of columns `column`, which is even, and the next, of row i of the rows. The column is below n_columns. */
+static __device__ __forceinline__ void put_pair(const gemm_call &c, const gemm_rows &rows, int32_t i, int32_t column, float first, float second)
 {
-    const size_t at = (size_t)y_row * c.y_stride;
+    const size_t at = (size_t)(rows.begin + i) * c.y_stride + (size_t)rows.group * c.y_group;
     if (c.then == GEMM_SILU || c.then == GEMM_SILU_BF16) {
         put_silu(c, at, column, first, second);
         return;
     }
     float *y = (float *)c.y + at + column;
-    first += bias_of(c, column);
-    y[0] = c.then == GEMM_ADD ? y[0] + first : first;
+    first = __fadd_rn(first, bias_of(c, column));
+    y[0] = c.then == GEMM_ADD ? __fadd_rn(y[0], first) : first;
     if (column + 1 >= c.n_out) return;
-    second += bias_of(c, column + 1);
-    y[1] = c.then == GEMM_ADD ? y[1] + second : second;
+    second = __fadd_rn(second, bias_of(c, column + 1));
+    y[1] = c.then == GEMM_ADD ? __fadd_rn(y[1], second) : second;
 }
 
 #endif

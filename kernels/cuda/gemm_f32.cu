@@ -39,7 +39,7 @@ static __device__ __forceinline__ void find_source(f32_source<T> *s, const gemm_
     const int tid = (int)threadIdx.x;
     for (int i = 0; i < T::X_LOADS; i++) {
         const int row = (tid + i * T::THREADS) / T::K;
-        s->x[i] = row < T::ROWS && row < rows.n ? (const float *)c.x + x_row(c, rows.begin + row) : nullptr;
+        s->x[i] = row < T::ROWS && row < rows.n ? (const float *)c.x + x_row(c, rows, row) : nullptr;
     }
     const unsigned char *w = c.w + (size_t)rows.group * c.w_stride;
     for (int i = 0; i < T::W_LOADS; i++) {
@@ -120,7 +120,7 @@ template <class T> static __global__ void __launch_bounds__(T::THREADS) f32_kern
     const int32_t row = (int32_t)threadIdx.x / T::ACROSS * T::PER_ROWS, column = first_column + (int32_t)threadIdx.x % T::ACROSS * T::PER_COLUMNS;
     for (int i = 0; i < T::PER_ROWS; i++)
         for (int j = 0; j < T::PER_COLUMNS; j += 2)
-            if (row + i < rows.n && column + j < c.n_columns) put_pair(c, rows.begin + row + i, column + j, sums[i][j], sums[i][j + 1]);
+            if (row + i < rows.n && column + j < c.n_columns) put_pair(c, rows, row + i, column + j, sums[i][j], sums[i][j + 1]);
 }
 
 template <class T> static cudaError_t run(cudaStream_t stream, const gemm_call &c)

@@ -126,7 +126,8 @@ static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm
         first += part[i][2 * pair][row];
         second += part[i][2 * pair + 1][row];
     }
-    put_pair(c, rows.begin + row, column, first * column_scale<F>(c, rows.group, column), second * column_scale<F>(c, rows.group, column + 1));
+    put_pair(c, rows, row, column, __fmul_rn(first, column_scale<F>(c, rows.group, column)),
+             __fmul_rn(second, column_scale<F>(c, rows.group, column + 1)));
 }
 
 template <enum gemm_form F, int N_TILES>
@@ -140,7 +141,7 @@ static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_r
         p.w[i] = c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + quarter * 16;
     }
     for (int n = 0; n < N_TILES; n++) {
-        p.x[n] = (const uint16_t *)c.x + x_row(c, rows.begin + min(lane / 4 + 8 * n, rows.n - 1)) + quarter * few_shape<F>::ELEMENTS;
+        p.x[n] = (const uint16_t *)c.x + x_row(c, rows, min(lane / 4 + 8 * n, rows.n - 1)) + quarter * few_shape<F>::ELEMENTS;
     }
     /* Both rows of W are of one block of scales: 8 apart, from a multiple of 16 on, and both of gate or of up. */
     const float *f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1)) : nullptr;
@@ -161,6 +162,6 @@ cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm
 {
     static void (*const kernels[GEMM_FORMS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16>, few_kernel<GEMM_W8>, few_kernel<GEMM_W4>,
                                                                   few_kernel<GEMM_F8> };
-    const unsigned n_groups = (unsigned)(c->n_rows < c->n_groups ? c->n_rows : c->n_groups); /* that can have rows at all */
+    const unsigned n_groups = (unsigned)(c->begin && c->n_rows < c->n_groups ? c->n_rows : c->n_groups); /* that can have rows at all */
     return launch(stream, kernels[form], dim3(blocks_for((size_t)c->n_columns, FEW_W_ROWS), n_groups), dim3(FEW_THREADS), 0, *c);
 }

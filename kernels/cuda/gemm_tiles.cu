@@ -56,7 +56,7 @@ static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm
         const int32_t row = x_row_0 + i * (T::THREADS / 8);
         s->x[i] = (const unsigned char *)c.x + tid % 8 * 16;
         if (row >= rows.n) continue;
-        s->x[i] += 2 * x_row(c, rows.begin + row);
+        s->x[i] += 2 * x_row(c, rows, row);
         s->x_rows |= 1u << i;
     }
     s->w = c.w + (size_t)rows.group * c.w_stride + (size_t)(first_column + w_row_0) * c.row_bytes + w_piece * 16;
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void put_tile(const gemm_call &c, const gemm_r
 #pragma unroll 1
     for (int row = (int)threadIdx.x / (T::COLUMNS / 2); row < rows.n; row += T::THREADS / (T::COLUMNS / 2)) {
         const float2 v = *(const float2 *)(sums + row * T::Y_PITCH + 2 * pair);
-        put_pair(c, rows.begin + row, column, v.x * scale[0], v.y * scale[1]);
+        put_pair(c, rows, row, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
     }
 }
 
@@ -276,10 +276,11 @@ enum { SMS_USUAL = 128 }; /* 108 of an A100 to 148 of a B200; the choice is of s
 /* The largest tile that a group's usual rows fill to more than a half and that gives every SM one. */
 static tile_row choose_shape(enum gemm_form form, const gemm_call &c)
 {
-    const size_t rows = blocks_for((size_t)c.n_rows, (size_t)c.n_groups);
+    const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups) : (size_t)c.n_rows;
     for (int i = 0; i + 1 < N_SHAPES; i++) {
         const tile_row t = shape_in_form(form, i);
-        const size_t n_blocks = (size_t)blocks_for((size_t)c.n_rows, (size_t)t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns);
+        const size_t n_blocks = (size_t)blocks_for((size_t)c.n_rows, (size_t)t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns) *
+                                (size_t)(c.begin ? 1 : c.n_groups);
         if (2 * rows > (size_t)t.rows && n_blocks >= SMS_USUAL) return t;
     }
     return shape_in_form(form, N_SHAPES - 1);

@@ -21,7 +21,8 @@ static __device__ __forceinline__ float e4m3_to_float(uint8_t bits)
     return __uint_as_float(sign | (exponent + 120) << 23 | mantissa << 20);
 }
 
-static __device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+/* As exact as f32 has it: __expf, which is not, is no faster where sums are of a thousand products and more. */
+static __device__ __forceinline__ float silu(float x) { return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x))); }
 
 /* Over a warp, in a fixed order; every lane gets it. */
 static __device__ __forceinline__ float warp_sum(float x)

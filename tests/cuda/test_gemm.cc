@@ -18,7 +18,8 @@ struct product {
     enum gemm_then       then = GEMM_STORE;
     bool                 paired = false, bias = false, gathered = false, fixed = false;
     size_t               n_rows = 1, n_out = 1, n_in = 1;
-    std::vector<int32_t> groups; /* rows of each; empty: one group, without `begin` */
+    size_t               each = 1; /* groups that have all rows; without `begin` */
+    std::vector<int32_t> groups;   /* rows of each; empty: without `begin` */
     bool is_silu() const { return then == GEMM_SILU || then == GEMM_SILU_BF16; }
 };
 
@@ -26,11 +27,11 @@ struct product {
 struct trial {
     product                       p;
     std::vector<reference_matrix> w;
-    std::vector<double>           x; /* [rows of x][n_in] */
+    std::vector<double>           x; /* [rows of x][each][n_in] */
     std::vector<int32_t>          x_rows, begin;
     std::vector<float>            bias;
     std::vector<unsigned char>    x_bytes, y_before, y;
-    size_t                        n_x_rows, x_stride, y_stride, y_bytes; /* y_bytes: of an element of y */
+    size_t                        n_x_rows, x_stride, x_group, y_stride, y_group, n_y, y_bytes; /* y_bytes: of an element of y; n_y: of a row */
 };
 
 enum { FIRST_ROW = 3, GUARD_ROWS = 2 };
@@ -40,25 +41,28 @@ static void make_x(trial *t, numbers *from)
     const product &p = t->p;
     const bool     f32 = p.form == GEMM_F32;
     t->n_x_rows = p.n_rows + (p.groups.empty() ? 0 : FIRST_ROW) + (p.gathered ? 5 : 0); /* none to spare: reading behind them shows */
-    t->x_stride = f32 ? p.n_in + 3 : filled(p.n_in) + GEMM_STEP;
+    t->x_group = f32 ? p.n_in + 1 : filled(p.n_in) + 8;
+    t->x_stride = f32 ? p.each * t->x_group + 2 : filled(p.each * t->x_group) + GEMM_STEP;
     t->x_bytes.assign(t->n_x_rows * t->x_stride * (f32 ? 4 : 2), 0xff); /* NaN behind the rows */
-    t->x.resize(t->n_x_rows * p.n_in);
-    for (size_t row = 0; row < t->n_x_rows; row++)
+    t->x.resize(t->n_x_rows * p.each * p.n_in);
+    for (size_t i = 0; i < t->n_x_rows * p.each; i++)
         for (size_t k = 0; k < (f32 ? p.n_in : filled(p.n_in)); k++) {
             const float    v = k < p.n_in ? (float)from->next() : 0;
             const uint16_t bits = bf16_of(v);
-            if (f32) memcpy(&t->x_bytes[(row * t->x_stride + k) * 4], &v, 4);
-            else memcpy(&t->x_bytes[(row * t->x_stride + k) * 2], &bits, 2);
-            if (k < p.n_in) t->x[row * p.n_in + k] = f32 ? v : float_of_bf16(bits);
+            const size_t   at = i / p.each * t->x_stride + i % p.each * t->x_group + k;
+            if (f32) memcpy(&t->x_bytes[at * 4], &v, 4);
+            else memcpy(&t->x_bytes[at * 2], &bits, 2);
+            if (k < p.n_in) t->x[i * p.n_in + k] = f32 ? v : float_of_bf16(bits);
         }
 }
 
 static void make_y(trial *t, numbers *from)
 {
     const product &p = t->p;
-    const size_t   n = p.then == GEMM_SILU_BF16 ? filled(p.n_out / 2) : p.is_silu() ? p.n_out / 2 : p.n_out;
+    t->n_y = p.then == GEMM_SILU_BF16 ? filled(p.n_out / 2) : p.is_silu() ? p.n_out / 2 : p.n_out;
     t->y_bytes = p.then == GEMM_SILU_BF16 ? 2 : 4;
-    t->y_stride = n + (p.then == GEMM_SILU_BF16 ? 8 : 5);
+    t->y_group = t->n_y + 3;
+    t->y_stride = (p.each - 1) * t->y_group + t->n_y + (p.then == GEMM_SILU_BF16 ? 8 : 5);
     t->y_before.assign((p.n_rows + FIRST_ROW + GUARD_ROWS) * t->y_stride * t->y_bytes, GUARD);
     if (p.then != GEMM_ADD) return;
     for (size_t i = 0; i < t->y_before.size() / 4; i++) {
@@ -72,7 +76,7 @@ static trial make_trial(const product &p, uint64_t seed)
     trial   t;
     numbers from = { seed };
     t.p = p;
-    const size_t n_groups = p.groups.empty() ? 1 : p.groups.size();
+    const size_t n_groups = p.groups.empty() ? p.each : p.groups.size();
     for (size_t g = 0; g < n_groups; g++) t.w.push_back(reference_pack(p.form, p.paired, p.n_out, p.n_in, &from));
     make_x(&t, &from);
     make_y(&t, &from);
@@ -97,6 +101,7 @@ static void run_trial(trial *t)
     g.begin = t->begin.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows;
     g.x = x.p, g.x_stride = t->x_stride;
+    if (p.groups.empty()) g.x_group = t->x_group, g.y_group = t->y_group;
     g.x_rows = p.gathered ? (const int32_t *)x_rows.p : nullptr;
     g.bias = p.bias ? (const float *)bias.p : nullptr;
     g.y = y.p, g.y_stride = t->y_stride;
@@ -116,7 +121,7 @@ static expected expected_sum(const trial &t, size_t group, size_t row, size_t co
 {
     const product      &p = t.p;
     const size_t        x_row = p.gathered ? (size_t)t.x_rows[row] : row;
-    const reference_sum s = reference_dot(t.w[group], p.n_in, column, &t.x[x_row * p.n_in]);
+    const reference_sum s = reference_dot(t.w[group], p.n_in, column, &t.x[(x_row * p.each + (p.each > 1 ? group : 0)) * p.n_in]);
     double              bias = 0;
     if (p.bias) bias = t.bias[p.paired ? column / 2 + column % 2 * (p.n_out / 2) : column];
     const double roundings = ((double)p.n_in + 8) * 0x1p-24; /* of a chain in f32 */
@@ -147,9 +152,12 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, const expe
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "form %d then %d paired %d bias %d gathered %d fixed %d groups %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g", p.form,
-              p.then, p.paired, p.bias, p.gathered, p.fixed, p.groups.size(), p.n_rows, p.n_out, p.n_in, row, i, got, want.value, want.may_err);
+              "form %d then %d paired %d bias %d gathered %d fixed %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g", p.form,
+              p.then, p.paired, p.bias, p.gathered, p.fixed, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got, want.value, want.may_err);
 }
+
+/* Where a group's columns begin in a row of y. */
+static size_t column_in_y(const trial &t, size_t group, size_t i) { return i + (t.p.each > 1 ? group * t.y_group : 0); }
 
 static expected expected_y(const trial &t, size_t group, size_t row, size_t i)
 {
@@ -159,27 +167,27 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i)
         return expected_silu(expected_sum(t, group, row, 2 * i), expected_sum(t, group, row, 2 * i + 1), p.then == GEMM_SILU_BF16);
     }
     expected e = expected_sum(t, group, row, i);
-    if (p.then == GEMM_ADD) e.value += read_y(t, t.y_before, row, i), e.may_err += 0x1p-22 * (fabs(e.value) + 1);
+    if (p.then == GEMM_ADD) e.value += read_y(t, t.y_before, row, column_in_y(t, group, i)), e.may_err += 0x1p-22 * (fabs(e.value) + 1);
     return e;
 }
 
 /* Rows begin .. begin + n of a group; the marks say which bytes of y are results. */
 static void check_rows(const trial &t, size_t group, size_t begin, size_t n, std::vector<bool> *marks)
 {
-    const size_t n_y = t.y_stride - (t.y_bytes == 2 ? 8 : 5);
     for (size_t row = begin; row < begin + n; row++)
-        for (size_t i = 0; i < n_y; i++) {
+        for (size_t i = 0; i < t.n_y; i++) {
+            const size_t   column = column_in_y(t, group, i);
             const expected want = expected_y(t, group, row, i);
-            const double   got = read_y(t, t.y, row, i);
-            if (!(fabs(got - want.value) <= want.may_err)) fail_at(t, row, i, got, want);
-            for (size_t b = 0; b < t.y_bytes; b++) (*marks)[(row * t.y_stride + i) * t.y_bytes + b] = true;
+            const double   got = read_y(t, t.y, row, column);
+            if (!(fabs(got - want.value) <= want.may_err)) fail_at(t, row, column, got, want);
+            for (size_t b = 0; b < t.y_bytes; b++) (*marks)[(row * t.y_stride + column) * t.y_bytes + b] = true;
         }
 }
 
 static void check_trial(const trial &t)
 {
     std::vector<bool> marks(t.y.size(), false);
-    if (t.begin.empty()) check_rows(t, 0, 0, t.p.n_rows, &marks);
+    for (size_t g = 0; t.begin.empty() && g < t.p.each; g++) check_rows(t, g, 0, t.p.n_rows, &marks);
     for (size_t g = 0; g + 1 < t.begin.size(); g++) check_rows(t, g, (size_t)t.begin[g], (size_t)(t.begin[g + 1] - t.begin[g]), &marks);
     for (size_t i = 0; i < t.y.size(); i++)
         if (!marks[i] && t.y[i] != t.y_before[i]) {
@@ -293,6 +301,22 @@ TEST(gemm_groups)
             }
 }
 
+/* Every group has all rows: the heads of MLA. */
+TEST(gemm_groups_of_all_rows)
+{
+    need_card();
+    for (int form = 0; form < GEMM_FORMS; form++)
+        for (size_t n_rows : { 1, 9, 16, 17, 70 })
+            for (int fixed = 0; fixed < 2; fixed++) {
+                product p;
+                p.form = (enum gemm_form)form, p.n_rows = n_rows, p.each = 3, p.n_out = 70, p.n_in = 136, p.fixed = fixed;
+                p.gathered = n_rows % 2, p.then = fixed ? GEMM_ADD : GEMM_STORE;
+                try_product(p);
+                p.paired = true, p.bias = true, p.then = fixed ? GEMM_SILU_BF16 : GEMM_SILU;
+                try_product(p);
+            }
+}
+
 /* Row `row` of t alone, bit for bit. */
 static void check_alone(const trial &t, size_t row)
 {
@@ -402,12 +426,14 @@ TEST(gemm_refuses_what_it_cannot_do)
     struct gemm g = {};
     g.form = GEMM_BF16, g.n_out = 2, g.n_in = 2, g.n_rows = 1, g.then = GEMM_SILU, g.n_groups = 1;
     CHECK(gemm_run(nullptr, &g) != cudaSuccess);
-    g.then = GEMM_STORE, g.n_rows = 0;
+    g.then = GEMM_STORE, g.n_groups = 0;
+    CHECK(gemm_run(nullptr, &g) != cudaSuccess);
+    g.n_groups = 1, g.n_rows = 0;
     GOOD(gemm_run(nullptr, &g));
 }
 
 TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
           CASE_T(gemm_w4_equals_a_plain_loop, 250), CASE_T(gemm_f8_equals_a_plain_loop, 250), CASE_T(gemm_long_rows_and_many_columns, 250),
-          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
+          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
           CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan),
           CASE(gemm_every_stored_number), CASE(gemm_refuses_what_it_cannot_do))
