@@ -9,10 +9,11 @@
  *   F8    e4m3 * scale[block of the row][k / 128]               scale [blocks][ceil(n_in / 128)] f32, blocks of 128 rows; a paired matrix
  *                                                               has gate's blocks, then up's
  * F32 takes x in f32 and adds up in f32; all others take x in bf16, the weight in bf16 (W8, W4 and F8: the stored number, which bf16 holds
- * exactly; the scale multiplies sums) and add up in f32. F32 adds up in one chain over k ascending.
+ * exactly; the scale multiplies sums) and add up in f32.
  * A row of y depends on its row of x alone, never on what the other rows hold. There are two ways of adding up, each with an order of its own:
  * one for few rows of a group, which reads W as fast as memory goes, and one on tiles for many. The number of the group's rows decides, unless
- * `fixed`: then all calls take the second, and a row of y has the same bits however many rows it comes with. F32 always has.
+ * `fixed`: then all calls take the second, and a row of y has the same bits however many rows it comes with. F32 always has: k is shared by lanes in a way
+ * that depends on n_out and n_in alone (gemm_f32.cu), not in one chain as on the processor, so that the bits are not the processor's.
  * Groups are of two kinds: with `begin` each has rows of its own (experts), without it all rows go by every matrix, each group's from and to
  * columns of its own (the heads of MLA: x + g * x_group, y + g * y_group). Rows of bf16 x are read up to a multiple of GEMM_STEP: where a
  * group's elements end before that, zeros have to follow, or a NaN of the next group's would be this one's too.

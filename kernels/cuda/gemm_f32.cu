@@ -1,135 +1,215 @@
-/* gemm_f32.cu - products of f32 by f32: the exact path, in plain fused multiply-adds.
+/* gemm_f32.cu - products of f32 by f32: routers at every step, and the exact path, in plain fused multiply-adds.
  *
- * Every sum is one chain of fmas over k ascending, from +0, then + bias: the definition in kernels/kernels.h, whatever the shape of the tile.
- * Tiles of W and x lie in shared memory with k as the slow index; those of the next K elements are under way in registers meanwhile.
- * Bound by fma for many rows; for few by how much of W can be under way at a time, some way below what memory gives: it is there to compare
- * with. Thread: device; gemm_f32: engine. */
+ * k goes to 8 lanes, four elements each in turn, and for narrow matrices (a router has a few hundred columns at most, too few to fill a card
+ * with a warp each) steps of 32 elements also to 16 warps in turn. Every lane's sum is one chain of fmas over its k's, ascending, from +0; lanes
+ * are added in pairs 4, 2 and 1 apart, then warps in ascending order. Which of the two it is depends on the matrix alone, and all shapes of a
+ * warp's tile add in that order: a row's bits do not depend on how many rows come with it.
+ * x and W are read where they lie, W by 128 bytes a row; a warp's lanes share rows of x (and of W), so that what goes through the first cache
+ * is balanced with the fmas. Bound for few rows by memory, for many by fma and the second cache.
+ * LIMIT: for thousands of rows some way below an f32 product by way of shared memory: the exact path is there to compare with.
+ * Thread: device; gemm_f32: engine. */
 #include "kernels/cuda/gemm_call.cuh"
 
-/* ROWS by COLUMNS of y a block, PER_ROWS by PER_COLUMNS a thread, K elements at a time. */
-template <int ROWS_, int COLUMNS_, int PER_ROWS_, int PER_COLUMNS_, int K_> struct f32_tile {
+enum { F32_LANES = 8, F32_QUAD = 4, F32_STEP = F32_LANES * F32_QUAD };
+enum { F32_NARROW = 512, F32_NARROW_WARPS = 16 }; /* columns, and how many warps share k then */
+
+/* A thread has PER_ROWS by PER_COLUMNS of y for its k's; the 4 eighths of a warp lie ACROSS side by side, the others below each other; of a
+ * block's warps K_WARPS share k, the others lie WARPS_ACROSS side by side. AHEAD steps are loaded before they are multiplied. */
+template <int K_WARPS_, int WARPS_DOWN, int WARPS_ACROSS_, int PER_ROWS_, int PER_COLUMNS_, int ACROSS_, int AHEAD_> struct f32_tile {
     enum {
-        ROWS = ROWS_, COLUMNS = COLUMNS_, PER_ROWS = PER_ROWS_, PER_COLUMNS = PER_COLUMNS_, K = K_,
-        THREADS = ROWS / PER_ROWS * (COLUMNS / PER_COLUMNS), ACROSS = COLUMNS / PER_COLUMNS,
-        X_LOADS = (ROWS * K + THREADS - 1) / THREADS, W_LOADS = COLUMNS * K / 4 / THREADS,
-        X_PITCH = ROWS + 2, W_PITCH = COLUMNS + 2 /* lanes that store a piece of a row then meet in few banks */
+        K_WARPS = K_WARPS_, WARPS_ACROSS = WARPS_ACROSS_, PER_ROWS = PER_ROWS_, PER_COLUMNS = PER_COLUMNS_, ACROSS = ACROSS_, AHEAD = AHEAD_,
+        DOWN = WARP / F32_LANES / ACROSS, THREADS = K_WARPS * WARPS_DOWN * WARPS_ACROSS * WARP,
+        WARP_ROWS = DOWN * PER_ROWS, WARP_COLUMNS = ACROSS * PER_COLUMNS,
+        ROWS = WARPS_DOWN * WARP_ROWS, COLUMNS = WARPS_ACROSS * WARP_COLUMNS
     };
-    static_assert(COLUMNS * K / 4 % THREADS == 0, "all threads load as much of W");
-    static_assert(PER_COLUMNS % 2 == 0 && THREADS % K == 0, "pairs of columns; a thread loads one k of x");
+    static_assert(COLUMNS % 2 == 0, "pairs of columns");
+    static_assert(sizeof(float) * K_WARPS * ROWS * (COLUMNS + 1) <= SHARED_USUAL, "sums meet in shared memory");
 };
 
-template <class T> struct f32_shared {
-    float x[T::K][T::X_PITCH], w[T::K][T::W_PITCH];
+/* What a thread works on; where there is no such row or column it takes one that there is, and its sums are left out at the end. */
+template <class T> struct f32_place {
+    const float         *x;
+    unsigned             x_stride;         /* floats */
+    unsigned             x_rows[T::PER_ROWS];
+    const unsigned char *w;                /* column 0 of the thread's */
+    unsigned             w_columns;        /* behind it that there are */
+    unsigned             row_bytes;
+    int32_t              n_in, lane_k;     /* lane_k: first of a step's k's that are the thread's */
+    bool                 aligned;          /* rows of x, to 16 bytes */
 };
 
-/* What a thread has under way. */
-template <class T> struct f32_next {
-    float  x[T::X_LOADS];
-    float4 w[T::W_LOADS];
+struct f32_at {
+    int32_t k_warp, row, column; /* of the block's tile: the thread's first */
 };
 
-template <class T> struct f32_source {
-    const float *x[T::X_LOADS]; /* NULL: zeros */
-    const float *w[T::W_LOADS];
-};
+template <class T> static __device__ __forceinline__ f32_at place_in_tile()
+{
+    const int32_t warp = (int32_t)threadIdx.x / WARP, eighth = (int32_t)threadIdx.x % WARP / F32_LANES, of_tile = warp / T::K_WARPS;
+    return f32_at{ warp % T::K_WARPS, of_tile / T::WARPS_ACROSS * T::WARP_ROWS + eighth / T::ACROSS * T::PER_ROWS,
+                   of_tile % T::WARPS_ACROSS * T::WARP_COLUMNS + eighth % T::ACROSS * T::PER_COLUMNS };
+}
 
 template <class T>
-static __device__ __forceinline__ void find_source(f32_source<T> *s, const gemm_call &c, const gemm_rows &rows, int32_t first_column)
+static __device__ __forceinline__ f32_place<T> find_place(const gemm_call &c, const gemm_rows &rows, const f32_at &at, int32_t first_column)
 {
-    const int tid = (int)threadIdx.x;
-    for (int i = 0; i < T::X_LOADS; i++) {
-        const int row = (tid + i * T::THREADS) / T::K;
-        s->x[i] = row < T::ROWS && row < rows.n ? (const float *)c.x + x_row(c, rows, row) : nullptr;
+    f32_place<T>  p;
+    const int32_t column = min(first_column + at.column, c.n_out - 1);
+    p.x = (const float *)c.x + (size_t)rows.group * c.x_group;
+    p.x_stride = (unsigned)c.x_stride;
+    p.aligned = ((uintptr_t)p.x | (uintptr_t)p.x_stride * sizeof(float)) % sizeof(float4) == 0;
+    for (int i = 0; i < T::PER_ROWS; i++) {
+        const int32_t row = rows.begin + min(at.row + i, rows.n - 1);
+        p.x_rows[i] = (unsigned)(c.x_rows ? c.x_rows[row] : row);
     }
-    const unsigned char *w = c.w + (size_t)rows.group * c.w_stride;
-    for (int i = 0; i < T::W_LOADS; i++) {
-        const int32_t column = first_column + (tid + i * T::THREADS) / (T::K / 4);
-        s->w[i] = column < c.n_out ? (const float *)(w + (size_t)column * c.row_bytes) : nullptr;
+    p.row_bytes = (unsigned)c.row_bytes;
+    p.w = c.w + (size_t)rows.group * c.w_stride + (size_t)(unsigned)column * p.row_bytes;
+    p.w_columns = (unsigned)(c.n_out - 1 - column);
+    p.n_in = c.n_in;
+    p.lane_k = (int32_t)threadIdx.x % F32_LANES * F32_QUAD;
+    return p;
+}
+
+/* Four elements of row i of x; zeros from n_in on, where the row may end. */
+template <bool WHOLE, class T> static __device__ __forceinline__ float4 read_x(const f32_place<T> &p, int i, int32_t k)
+{
+    const float *x = p.x + (size_t)p.x_rows[i] * p.x_stride + k;
+    if (WHOLE) return __ldg((const float4 *)x);
+    float4 v = make_float4(0, 0, 0, 0);
+    if (k < p.n_in) v.x = x[0];
+    if (k + 1 < p.n_in) v.y = x[1];
+    if (k + 2 < p.n_in) v.z = x[2];
+    if (k + 3 < p.n_in) v.w = x[3];
+    return v;
+}
+
+/* Rows of W are filled up with zeros to more than a step. */
+template <class T> static __device__ __forceinline__ float4 read_w(const f32_place<T> &p, int j, int32_t k)
+{
+    const unsigned column = min((unsigned)j, p.w_columns);
+    return __ldg((const float4 *)(p.w + (size_t)column * p.row_bytes) + k / F32_QUAD);
+}
+
+static __device__ __forceinline__ float multiply_quad(float sum, const float4 &w, const float4 &x)
+{
+    sum = __fmaf_rn(w.x, x.x, sum);
+    sum = __fmaf_rn(w.y, x.y, sum);
+    sum = __fmaf_rn(w.z, x.z, sum);
+    return __fmaf_rn(w.w, x.w, sum);
+}
+
+template <class T> struct f32_sums {
+    float v[T::PER_ROWS][T::PER_COLUMNS];
+};
+
+/* Step `step` of 32 k's. */
+template <bool WHOLE, class T> static __device__ __forceinline__ void multiply_step(f32_sums<T> *sums, const f32_place<T> &p, int32_t step)
+{
+    const int32_t k = step * F32_STEP + p.lane_k;
+    float4 w[T::PER_COLUMNS];
+#pragma unroll
+    for (int j = 0; j < T::PER_COLUMNS; j++) w[j] = read_w<T>(p, j, k);
+#pragma unroll
+    for (int i = 0; i < T::PER_ROWS; i++) {
+        const float4 x = read_x<WHOLE, T>(p, i, k);
+#pragma unroll
+        for (int j = 0; j < T::PER_COLUMNS; j++) sums->v[i][j] = multiply_quad(sums->v[i][j], w[j], x);
     }
 }
 
-template <class T> static __device__ __forceinline__ void load_next(f32_next<T> *to, const f32_source<T> &s, const gemm_call &c, int32_t k)
+/* AHEAD whole steps, those below n_whole: all loads first. */
+template <class T> static __device__ __forceinline__ void multiply_ahead(f32_sums<T> *sums, const f32_place<T> &p, int32_t step, int32_t n_whole)
 {
-    const int tid = (int)threadIdx.x;
-    const int32_t k_x = k + tid % T::K, k_w = k + tid % (T::K / 4) * 4;
-    for (int i = 0; i < T::X_LOADS; i++) to->x[i] = s.x[i] && k_x < c.n_in ? s.x[i][k_x] : 0.0f;
-    for (int i = 0; i < T::W_LOADS; i++)
-        to->w[i] = s.w[i] && k_w < c.n_in_filled ? *(const float4 *)(s.w[i] + k_w) : make_float4(0, 0, 0, 0);
-}
-
-template <class T> static __device__ __forceinline__ void store_next(f32_shared<T> *to, const f32_next<T> &from)
-{
-    const int tid = (int)threadIdx.x;
-    for (int i = 0; i < T::X_LOADS; i++) {
-        const int row = (tid + i * T::THREADS) / T::K;
-        if (row < T::ROWS) to->x[tid % T::K][row] = from.x[i];
+    float4 w[T::AHEAD][T::PER_COLUMNS], x[T::AHEAD][T::PER_ROWS];
+#pragma unroll
+    for (int a = 0; a < T::AHEAD; a++) {
+        const int32_t at = step + a * T::K_WARPS, k = at * F32_STEP + p.lane_k;
+#pragma unroll
+        for (int j = 0; j < T::PER_COLUMNS; j++) w[a][j] = at < n_whole ? read_w<T>(p, j, k) : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < T::PER_ROWS; i++) x[a][i] = at < n_whole ? read_x<true, T>(p, i, k) : make_float4(0, 0, 0, 0);
     }
-    for (int i = 0; i < T::W_LOADS; i++) {
-        const int column = (tid + i * T::THREADS) / (T::K / 4), k = tid % (T::K / 4) * 4;
-        to->w[k][column] = from.w[i].x;
-        to->w[k + 1][column] = from.w[i].y;
-        to->w[k + 2][column] = from.w[i].z;
-        to->w[k + 3][column] = from.w[i].w;
+#pragma unroll
+    for (int a = 0; a < T::AHEAD; a++) {
+        if (step + a * T::K_WARPS >= n_whole) break;
+#pragma unroll
+        for (int i = 0; i < T::PER_ROWS; i++)
+#pragma unroll
+            for (int j = 0; j < T::PER_COLUMNS; j++) sums->v[i][j] = multiply_quad(sums->v[i][j], w[a][j], x[a][i]);
     }
 }
 
-template <class T> static __device__ __forceinline__ void multiply_k(float sums[T::PER_ROWS][T::PER_COLUMNS], const f32_shared<T> &in, int k)
+/* The thread's chains: steps k_warp, k_warp + K_WARPS, ... */
+template <class T> static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32_place<T> &p, int32_t step)
 {
-    const int row = (int)threadIdx.x / T::ACROSS * T::PER_ROWS, column = (int)threadIdx.x % T::ACROSS * T::PER_COLUMNS;
-    float w[T::PER_COLUMNS];
-#pragma unroll
-    for (int j = 0; j < T::PER_COLUMNS; j += 2) {
-        const float2 two = *(const float2 *)&in.w[k][column + j];
-        w[j] = two.x, w[j + 1] = two.y;
-    }
-#pragma unroll
-    for (int i = 0; i < T::PER_ROWS; i++)
-#pragma unroll
-        for (int j = 0; j < T::PER_COLUMNS; j++) sums[i][j] = __fmaf_rn(w[j], in.x[k][row + i], sums[i][j]);
-}
-
-/* The last elements of k are counted: fma with zeros would make +0 of a sum that is -0. */
-template <class T> static __device__ __forceinline__ void multiply(float sums[T::PER_ROWS][T::PER_COLUMNS], const f32_shared<T> &in, int32_t n_k)
-{
-    if (n_k >= T::K) {
-#pragma unroll
-        for (int k = 0; k < T::K; k++) multiply_k<T>(sums, in, k);
+    const int32_t n_steps = (p.n_in + F32_STEP - 1) / F32_STEP, n_whole = p.aligned ? p.n_in / F32_STEP : 0;
+    if (T::AHEAD > 1) {
+        for (; step < n_whole; step += T::AHEAD * T::K_WARPS) multiply_ahead<T>(sums, p, step, n_whole);
+        while (step - T::K_WARPS >= n_whole) step -= T::K_WARPS; /* the last round may have had fewer */
     } else {
-        for (int k = 0; k < n_k; k++) multiply_k<T>(sums, in, k);
+        for (; step < n_whole; step += T::K_WARPS) multiply_step<true, T>(sums, p, step);
     }
+    for (; step < n_steps; step += T::K_WARPS) multiply_step<false, T>(sums, p, step);
 }
 
-template <class T> static __global__ void __launch_bounds__(T::THREADS) f32_kernel(const gemm_call c)
+/* Over the 8 lanes that share a place, in a fixed order; all get it. */
+static __device__ __forceinline__ float add_lanes(float x)
 {
-    __shared__ __align__(16) f32_shared<T> in;
+    for (int apart = F32_LANES / 2; apart > 0; apart /= 2) x = __fadd_rn(x, __shfl_xor_sync(0xffffffffu, x, apart));
+    return x;
+}
+
+template <class T> static __global__ void __launch_bounds__(T::THREADS, T::THREADS < 512 ? 2 : 1) f32_kernel(const gemm_call c)
+{
+    __shared__ float part[T::K_WARPS][T::ROWS][T::COLUMNS + 1];
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.x, T::ROWS);
     if (rows.n == 0) return;
     const int32_t first_column = (int32_t)blockIdx.y * T::COLUMNS;
-    f32_source<T> source;
-    f32_next<T> next;
-    float sums[T::PER_ROWS][T::PER_COLUMNS] = {};
-    find_source<T>(&source, c, rows, first_column);
-    load_next<T>(&next, source, c, 0);
-    for (int32_t k = 0; k < c.n_in; k += T::K) {
-        __syncthreads();
-        store_next<T>(&in, next);
-        __syncthreads();
-        if (k + T::K < c.n_in) load_next<T>(&next, source, c, k + T::K);
-        multiply<T>(sums, in, c.n_in - k);
-    }
-    const int32_t row = (int32_t)threadIdx.x / T::ACROSS * T::PER_ROWS, column = first_column + (int32_t)threadIdx.x % T::ACROSS * T::PER_COLUMNS;
+    const f32_at  at = place_in_tile<T>();
+    f32_sums<T>   sums = {};
+    multiply_all<T>(&sums, find_place<T>(c, rows, at, first_column), at.k_warp);
+#pragma unroll
     for (int i = 0; i < T::PER_ROWS; i++)
-        for (int j = 0; j < T::PER_COLUMNS; j += 2)
-            if (row + i < rows.n && column + j < c.n_columns) put_pair(c, rows, row + i, column + j, sums[i][j], sums[i][j + 1]);
+#pragma unroll
+        for (int j = 0; j < T::PER_COLUMNS; j++) {
+            const float sum = add_lanes(sums.v[i][j]);
+            if (threadIdx.x % F32_LANES == 0) part[at.k_warp][at.row + i][at.column + j] = sum;
+        }
+    __syncthreads();
+    for (int32_t i = (int32_t)threadIdx.x; i < T::ROWS * T::COLUMNS / 2; i += T::THREADS) {
+        const int32_t row = i / (T::COLUMNS / 2), column = i % (T::COLUMNS / 2) * 2;
+        if (row >= rows.n || first_column + column >= c.n_columns) continue;
+        float first = part[0][row][column], second = part[0][row][column + 1];
+        for (int warp = 1; warp < T::K_WARPS; warp++) {
+            first = __fadd_rn(first, part[warp][row][column]);
+            second = __fadd_rn(second, part[warp][row][column + 1]);
+        }
+        put_pair(c, rows, row, first_column + column, first, second);
+    }
 }
+
+/* ---- shapes: one row, some, and many ---- */
+
+template <class T> static size_t n_blocks_of(const gemm_call &c) { return (size_t)n_tiles_at_most(c, T::ROWS) * blocks_for((size_t)c.n_columns, T::COLUMNS); }
 
 template <class T> static cudaError_t run(cudaStream_t stream, const gemm_call &c)
 {
     return launch(stream, f32_kernel<T>, dim3(n_tiles_at_most(c, T::ROWS), blocks_for((size_t)c.n_columns, T::COLUMNS)), dim3(T::THREADS), 0, c);
 }
 
+enum { F32_BLOCKS_ENOUGH = 64 }; /* of the largest tile: half the SMs of a card; the choice is of speed alone */
+
+template <class ONE, class SOME, class MANY> static cudaError_t run_fitting(cudaStream_t stream, const gemm_call &c)
+{
+    const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups) : (size_t)c.n_rows;
+    if (rows == 1) return run<ONE>(stream, c);
+    if (rows <= SOME::ROWS || n_blocks_of<MANY>(c) < F32_BLOCKS_ENOUGH) return run<SOME>(stream, c);
+    return run<MANY>(stream, c);
+}
+
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c)
 {
-    if (blocks_for((size_t)c->n_rows, (size_t)c->n_groups) <= 16) return run<f32_tile<8, 64, 1, 2, 32>>(stream, *c);
-    return run<f32_tile<64, 64, 4, 4, 16>>(stream, *c);
+    enum { K = F32_NARROW_WARPS };
+    if (c->x_stride > UINT32_MAX || c->row_bytes > UINT32_MAX) return cudaErrorInvalidValue;
+    if (c->n_out <= F32_NARROW) return run_fitting<f32_tile<K, 1, 1, 1, 1, 4, 4>, f32_tile<K, 1, 1, 8, 1, 4, 1>, f32_tile<K, 1, 1, 4, 8, 2, 1>>(stream, *c);
+    return run_fitting<f32_tile<1, 1, 4, 1, 1, 4, 8>, f32_tile<1, 1, 4, 8, 1, 4, 2>, f32_tile<1, 2, 4, 8, 4, 2, 1>>(stream, *c);
 }

@@ -344,6 +344,21 @@ TEST(gemm_rows_have_the_same_bits_alone)
         }
 }
 
+/* F32 has two ways of sharing k, by the matrix, and three shapes of tiles for each; all rows of a way have the same bits. */
+TEST(gemm_f32_rows_have_the_same_bits_alone)
+{
+    need_card();
+    static const size_t shapes[][3] = { { 3, 512, 1030 }, { 9, 70, 96 }, { 523, 64, 600 }, { 3, 514, 300 }, { 600, 800, 70 } }; /* rows, n_out, n_in */
+    for (const auto &shape : shapes)
+        for (int aligned = 0; aligned < 2; aligned++) {
+            product p;
+            p.form = GEMM_F32, p.n_rows = shape[0], p.n_out = shape[1], p.bias = true;
+            p.n_in = shape[2] / 4 * 4 + (aligned ? 1 : 2); /* rows of x are n_in + 3 apart */
+            const trial t = try_product(p);
+            for (size_t row : { (size_t)0, p.n_rows / 2, p.n_rows - 1 }) check_alone(t, row);
+        }
+}
+
 /* A group's rows as rows of its matrix alone. */
 TEST(gemm_fixed_groups_have_the_bits_of_single_products)
 {
@@ -435,5 +450,5 @@ TEST(gemm_refuses_what_it_cannot_do)
 TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
           CASE_T(gemm_w4_equals_a_plain_loop, 250), CASE_T(gemm_f8_equals_a_plain_loop, 250), CASE_T(gemm_long_rows_and_many_columns, 250),
           CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
-          CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan),
+          CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan),
           CASE(gemm_every_stored_number), CASE(gemm_refuses_what_it_cannot_do))
