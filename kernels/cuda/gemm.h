@@ -14,6 +14,8 @@
  * one for few rows of a group, which reads W as fast as memory goes, and one on tiles for many. The number of the group's rows decides, unless
  * `fixed`: then all calls take the second, and a row of y has the same bits however many rows it comes with. F32 always has: k is shared by lanes in a way
  * that depends on n_out and n_in alone (gemm_f32.cu), not in one chain as on the processor, so that the bits are not the processor's.
+ * Where there is `scratch`, products that are not `fixed` of narrow matrices for up to 64 rows are summed in slices of k; the slices depend on
+ * the matrix alone. A row has other bits with scratch than without.
  * Groups are of two kinds: with `begin` each has rows of its own (experts), without it all rows go by every matrix, each group's from and to
  * columns of its own (the heads of MLA: x + g * x_group, y + g * y_group). Rows of bf16 x are read up to a multiple of GEMM_STEP: where a
  * group's elements end before that, zeros have to follow, or a NaN of the next group's would be this one's too.
@@ -60,6 +62,7 @@ struct gemm {
     void            *y;         /* f32, or bf16 */
     size_t           y_stride;  /* elements between rows */
     enum gemm_then   then;      /* y of a paired matrix that is not of SILU: its rows as they lie, gate and up in turn */
+    void            *scratch;   /* gemm_scratch_bytes, zeroed once; of calls on one stream. NULL: narrow matrices are read far slower */
     bool             fixed;     /* one way of adding up whatever n_rows is: for --deterministic */
 };
 
@@ -69,6 +72,8 @@ size_t      gemm_matrix_bytes(enum gemm_form form, bool paired, size_t n_out, si
 size_t      gemm_scales_at(enum gemm_form form, size_t n_out, size_t n_in);
 /* Bytes of one row of W. */
 size_t      gemm_row_bytes(enum gemm_form form, size_t n_in);
+/* Bytes of struct gemm's scratch, whatever the products. Its owner zeroes it once; calls leave it as they need it. */
+size_t      gemm_scratch_bytes(void);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 
 #ifdef __cplusplus

@@ -31,6 +31,8 @@ struct gemm_call {
     size_t               y_stride;
     enum gemm_then       then;
     bool                 paired;
+    unsigned char       *scratch;      /* gemm_slices.cuh; NULL: none */
+    int32_t              n_slices;     /* of k; 1 but where a kernel says otherwise */
 };
 
 /* The kernels. `form` is not F32 but of the last. */

@@ -6,11 +6,15 @@
  * k's of its fragment in both operands, and no element moves between lanes. Two buffers in registers: eight loads of W are under way while
  * the eight before are multiplied, 64 KiB per SM with two blocks of 128 registers on it (4.8 TB/s and 1 us ask for some 36). x comes from the
  * caches.
- * Sums of a warp are one chain over its spans, ascending; the warps' are added in ascending order. F8: a span has one scale.
+ * Sums of a warp are one chain over its spans, ascending; the warps' are added in ascending order. F8: a span has one scale. Matrices with fewer
+ * than 4,096 columns have their spans cut into slices (gemm_slices.cuh).
+ * Instructions count too: at 4.8 TB/s and 132 SMs of 4 a cycle an H200 can afford some 12 for an element of bf16, 6 of 8 bits and 3 of 4 bits;
+ * up to 8 rows take 2, 3 to 3.5 and 2.5.
  * Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_few: engine. */
+#include "kernels/cuda/gemm_slices.cuh"
 #include "kernels/cuda/gemm_widen.cuh"
 
-enum { FEW_W_ROWS = 16, FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = 128, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
+enum { FEW_W_ROWS = 16, FEW_PART = FEW_W_ROWS * GEMM_FEW_ROWS, FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = 128, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
 static_assert((int)FEW_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
 
 /* Per form: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
@@ -26,10 +30,18 @@ template <int N_TILES> struct few_place {
     const unsigned char *w[2];       /* where its 16 bytes of the row's first 64 are */
     const uint16_t      *x[N_TILES]; /* and the same elements of x */
     int32_t              n_in;       /* elements of a row from there on */
+    int32_t              n_spans;    /* the spans to take end here */
+    const float         *f8_scale;   /* of span 0 */
 };
 
 struct few_weights {
     uint4 v[FEW_LOADS];
+};
+
+/* seen: of F8, both rows' bytes so far, more than 0x7f where one was NaN. */
+template <int N_TILES> struct few_sums {
+    float    v[N_TILES][4];
+    unsigned seen;
 };
 
 /* First element of the thread's load i of a span, counted from those of its first one. */
@@ -38,8 +50,14 @@ template <enum gemm_form F> static __device__ __forceinline__ int32_t few_k(int3
     return span * FEW_SPAN + i * 4 * few_shape<F>::ELEMENTS;
 }
 
+/* Whether there is such a load: of whole spans it is known, rows of others end in the middle of one. */
+template <enum gemm_form F, int N_TILES, bool WHOLE> static __device__ __forceinline__ bool few_has(const few_place<N_TILES> &p, int32_t span, int i)
+{
+    return span < p.n_spans && (WHOLE || few_k<F>(span, i) < p.n_in);
+}
+
 /* Spans `span`, span + FEW_WARPS, ... */
-template <enum gemm_form F, int N_TILES>
+template <enum gemm_form F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void few_load(few_weights *to, const few_place<N_TILES> &p, int32_t span)
 {
     typedef few_shape<F> shape;
@@ -47,25 +65,37 @@ static __device__ __forceinline__ void few_load(few_weights *to, const few_place
     for (int i = 0; i < FEW_LOADS; i++) {
         const int s = i / (2 * shape::LOADS), load = i / 2 % shape::LOADS, row = i % 2;
         to->v[i] = make_uint4(0, 0, 0, 0);
-        if (few_k<F>(span + s * FEW_WARPS, load) < p.n_in)
+        if (few_has<F, N_TILES, WHOLE>(p, span + s * FEW_WARPS, load))
             to->v[i] = __ldcs((const uint4 *)(p.w[row] + (size_t)span * shape::SPAN_BYTES + s * FEW_WARPS * shape::SPAN_BYTES + load * 64));
     }
 }
 
-/* One load's worth of k: both rows of W by the rows of x. */
-template <enum gemm_form F, int N_TILES>
-static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], const few_place<N_TILES> &p, const uint4 w[2], int32_t k)
+template <enum gemm_form F> static __device__ __forceinline__ void few_widen(unsigned out[4], const unsigned *in, unsigned *seen)
 {
+    if (F != GEMM_F8) {
+        widen_8<F>(out, in);
+        return;
+    }
+    widen_e4m3_numbers(out, in);
+    for (int i = 0; i < 2; i++) *seen |= (in[i] & 0x7f7f7f7fu) + 0x01010101u; /* nan_e4m3, but for the last step */
+}
+
+/* One load's worth of k: both rows of W by the rows of x. */
+template <enum gemm_form F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], unsigned *seen, const few_place<N_TILES> &p, const uint4 w[2],
+                                                    int32_t span, int load)
+{
+    const int32_t  k = few_k<F>(span, load);
     const unsigned low[4] = { w[0].x, w[0].y, w[0].z, w[0].w }, high[4] = { w[1].x, w[1].y, w[1].z, w[1].w };
 #pragma unroll
     for (int e = 0; e < few_shape<F>::ELEMENTS / 8; e++) {
         unsigned a[2][4];
-        widen_8<F>(a[0], low + e * stored<F>::WORDS_PER_8);
-        widen_8<F>(a[1], high + e * stored<F>::WORDS_PER_8);
+        few_widen<F>(a[0], low + e * stored<F>::WORDS_PER_8, seen);
+        few_widen<F>(a[1], high + e * stored<F>::WORDS_PER_8, seen);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
             uint4 x = make_uint4(0, 0, 0, 0);
-            if (k < p.n_in) x = __ldg((const uint4 *)(p.x[n] + k + 8 * e));
+            if (WHOLE || k < p.n_in) x = __ldg((const uint4 *)(p.x[n] + k + 8 * e));
             const unsigned first[4] = { a[0][0], a[1][0], a[0][1], a[1][1] }, second[4] = { a[0][2], a[1][2], a[0][3], a[1][3] };
             const unsigned b_first[2] = { x.x, x.y }, b_second[2] = { x.z, x.w };
             mma_bf16(sums[n], first, b_first);
@@ -74,68 +104,100 @@ static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], cons
     }
 }
 
-template <enum gemm_form F, int N_TILES>
-static __device__ __forceinline__ void few_spans(float sums[N_TILES][4], const few_place<N_TILES> &p, const few_weights &w, int32_t span,
-                                                 int32_t n_spans, const float *f8_scale)
+template <enum gemm_form F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_spans(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, const few_weights &w, int32_t span)
 {
     typedef few_shape<F> shape;
 #pragma unroll
     for (int s = 0; s < shape::SPANS; s++) {
         const int32_t at = span + s * FEW_WARPS;
         float of_span[N_TILES][4] = {};
-        if (at >= n_spans) return;
+        if (at >= p.n_spans) return;
 #pragma unroll
         for (int load = 0; load < shape::LOADS; load++)
-            few_multiply<F, N_TILES>(F == GEMM_F8 ? of_span : sums, p, &w.v[(s * shape::LOADS + load) * 2], few_k<F>(at, load));
+            few_multiply<F, N_TILES, WHOLE>(F == GEMM_F8 ? of_span : sums->v, &sums->seen, p, &w.v[(s * shape::LOADS + load) * 2], at, load);
         if (F != GEMM_F8) continue;
-        const float scale = __ldg(f8_scale + at);
+        const float scale = __ldg(p.f8_scale + at);
         for (int n = 0; n < N_TILES; n++)
-            for (int i = 0; i < 4; i++) sums[n][i] = __fmaf_rn(of_span[n][i], scale, sums[n][i]);
+            for (int i = 0; i < 4; i++) sums->v[n][i] = __fmaf_rn(of_span[n][i], scale, sums->v[n][i]);
     }
 }
 
 /* The warp's spans, one chain. */
-template <enum gemm_form F, int N_TILES>
-static __device__ __forceinline__ void few_sum(float sums[N_TILES][4], const few_place<N_TILES> &p, int32_t n_spans, const float *f8_scale)
+template <enum gemm_form F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_sum(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, int32_t span)
 {
     const int32_t step = FEW_WARPS * few_shape<F>::SPANS;
     few_weights now, next;
-    int32_t span = (int32_t)(threadIdx.x / WARP);
-    few_load<F>(&now, p, span);
-    for (; span < n_spans; span += step) {
-        few_load<F>(&next, p, span + step);
-        few_spans<F, N_TILES>(sums, p, now, span, n_spans, f8_scale);
+    few_load<F, N_TILES, WHOLE>(&now, p, span);
+    for (; span < p.n_spans; span += step) {
+        few_load<F, N_TILES, WHOLE>(&next, p, span + step);
+        few_spans<F, N_TILES, WHOLE>(sums, p, now, span);
         now = next;
     }
 }
 
-/* Adds the warps' sums and hands pairs of columns on. */
+/* F8: a NaN among a row's weights is one of all its sums, which four lanes have between them. Whose it is is looked for again, as there should be
+ * none. */
+template <int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_keep_nan(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, int32_t span)
+{
+    if (!__any_sync(0xffffffffu, (sums->seen & 0x80808080u) != 0)) return;
+    unsigned nan[2] = { 0, 0 };
+#pragma unroll 1
+    for (; span < p.n_spans; span += FEW_WARPS)
+#pragma unroll 1
+        for (int load = 0; load < few_shape<GEMM_F8>::LOADS; load++) {
+            if (!few_has<GEMM_F8, N_TILES, WHOLE>(p, span, load)) continue;
+            for (int i = 0; i < 2; i++) {
+                const uint4 w = *(const uint4 *)(p.w[i] + (size_t)span * few_shape<GEMM_F8>::SPAN_BYTES + load * 64);
+                nan[i] |= nan_e4m3(w.x) | nan_e4m3(w.y) | nan_e4m3(w.z) | nan_e4m3(w.w);
+            }
+        }
+    for (int i = 0; i < 2; i++) {
+        nan[i] |= __shfl_xor_sync(0xffffffffu, nan[i], 1);
+        nan[i] |= __shfl_xor_sync(0xffffffffu, nan[i], 2);
+        for (int n = 0; nan[i] && n < N_TILES; n++) sums->v[n][2 * i] = sums->v[n][2 * i + 1] = __uint_as_float(0x7fc00000u);
+    }
+}
+
+/* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on. */
 template <enum gemm_form F, int N_TILES>
-static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &rows, int32_t first_column, const float sums[N_TILES][4])
+static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &kept, const few_sums<N_TILES> &sums)
 {
     __shared__ float part[FEW_WARPS][FEW_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     for (int n = 0; n < N_TILES; n++)
-        for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][n * 8 + lane % 4 * 2 + i % 2] = sums[n][i];
+        for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][n * 8 + lane % 4 * 2 + i % 2] = sums.v[n][i];
     __syncthreads();
-    const int pair = (int)threadIdx.x % (FEW_W_ROWS / 2), row = (int)threadIdx.x / (FEW_W_ROWS / 2);
-    const int32_t column = first_column + 2 * pair;
-    if (row >= rows.n || column >= c.n_columns) return;
-    float first = 0, second = 0;
-    for (int i = 0; i < FEW_WARPS; i++) {
-        first += part[i][2 * pair][row];
-        second += part[i][2 * pair + 1][row];
+    const gemm_rows rows = kept;
+    const int     pair = (int)threadIdx.x % (FEW_W_ROWS / 2), row = (int)threadIdx.x / (FEW_W_ROWS / 2);
+    const int32_t tile = (int32_t)blockIdx.x, column = tile * FEW_W_ROWS + 2 * pair, at = row * FEW_W_ROWS + 2 * pair;
+    const bool    has = row < rows.n && column < c.n_columns;
+    float2        sum = make_float2(0, 0);
+    for (int i = 0; has && i < FEW_WARPS; i++)
+        sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]), __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
+    if (c.n_slices > 1) {
+        if (has) __stcg((float2 *)(slice_part(c, tile, (int32_t)blockIdx.z, FEW_PART) + at), sum);
+        if (!is_last_slice(c, tile)) return;
+        if (has) sum = add_slices(c, tile, FEW_PART, at);
     }
-    put_pair(c, rows, row, column, __fmul_rn(first, column_scale<F>(c, rows.group, column)),
-             __fmul_rn(second, column_scale<F>(c, rows.group, column + 1)));
+    if (!has) return;
+    put_pair(c, rows, row, column, __fmul_rn(sum.x, column_scale<F>(c, rows.group, column)),
+             __fmul_rn(sum.y, column_scale<F>(c, rows.group, column + 1)));
 }
 
-template <enum gemm_form F, int N_TILES>
+template <enum gemm_form F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows)
 {
+    __shared__ gemm_rows kept; /* for the end: registers are short */
+    if (threadIdx.x == 0) kept = rows;
     const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = (int32_t)blockIdx.x * FEW_W_ROWS;
+    const int32_t n_spans = (c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, per_slice = (n_spans + c.n_slices - 1) / c.n_slices;
+    const int32_t first_span = (int32_t)blockIdx.z * per_slice;
     few_place<N_TILES> p;
     p.n_in = c.n_in_filled - quarter * few_shape<F>::ELEMENTS;
+    p.n_spans = min(n_spans, first_span + per_slice);
     for (int i = 0; i < 2; i++) {
         const int32_t row = min(first_column + lane / 4 + 8 * i, c.n_out - 1);
         p.w[i] = c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + quarter * 16;
@@ -144,24 +206,37 @@ static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_r
         p.x[n] = (const uint16_t *)c.x + x_row(c, rows, min(lane / 4 + 8 * n, rows.n - 1)) + quarter * few_shape<F>::ELEMENTS;
     }
     /* Both rows of W are of one block of scales: 8 apart, from a multiple of 16 on, and both of gate or of up. */
-    const float *f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1)) : nullptr;
-    float sums[N_TILES][4] = {};
-    few_sum<F, N_TILES>(sums, p, (c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, f8_scale);
-    few_finish<F, N_TILES>(c, rows, first_column, sums);
+    p.f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1)) : nullptr;
+    few_sums<N_TILES> sums = {};
+    few_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+    if (F == GEMM_F8) few_keep_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+    few_finish<F, N_TILES>(c, kept, sums);
 }
 
-template <enum gemm_form F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
+/* WHOLE: rows of W are of whole spans. */
+template <enum gemm_form F, bool WHOLE> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
 {
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
     if (rows.n == 0) return;
-    if (rows.n <= 8) few_rows<F, 1>(c, rows);
-    else few_rows<F, 2>(c, rows);
+    if (rows.n <= 8) few_rows<F, 1, WHOLE>(c, rows);
+    else few_rows<F, 2, WHOLE>(c, rows);
 }
 
-cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c)
+template <bool WHOLE> static void (*kernel_of(enum gemm_form form))(const gemm_call)
 {
-    static void (*const kernels[GEMM_FORMS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16>, few_kernel<GEMM_W8>, few_kernel<GEMM_W4>,
-                                                                  few_kernel<GEMM_F8> };
-    const unsigned n_groups = (unsigned)(c->begin && c->n_rows < c->n_groups ? c->n_rows : c->n_groups); /* that can have rows at all */
-    return launch(stream, kernels[form], dim3(blocks_for((size_t)c->n_columns, FEW_W_ROWS), n_groups), dim3(FEW_THREADS), 0, *c);
+    static void (*const kernels[GEMM_FORMS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16, WHOLE>, few_kernel<GEMM_W8, WHOLE>,
+                                                                  few_kernel<GEMM_W4, WHOLE>, few_kernel<GEMM_F8, WHOLE> };
+    return kernels[form];
+}
+
+/* Two blocks on every SM; a slice gives each of its warps a span at least. */
+enum { FEW_BLOCKS_WANTED = 256, FEW_SLICE_LEAST = FEW_WARPS * FEW_SPAN };
+
+cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *call)
+{
+    gemm_call c = *call;
+    c.n_slices = n_slices_for(c, FEW_W_ROWS, FEW_BLOCKS_WANTED, FEW_SLICE_LEAST);
+    const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups); /* that can have rows at all */
+    return launch(stream, c.n_in_filled % FEW_SPAN == 0 ? kernel_of<true>(form) : kernel_of<false>(form),
+                  dim3(blocks_for((size_t)c.n_columns, FEW_W_ROWS), n_groups, (unsigned)c.n_slices), dim3(FEW_THREADS), 0, c);
 }

@@ -32,18 +32,27 @@ static __device__ __forceinline__ void widen_int4(unsigned out[4], unsigned in)
     const unsigned above = in >> 4; /* the odd ones, where the even ones were */
     const unsigned both[4] = { __byte_perm(in, above, 0x0400), __byte_perm(in, above, 0x0501), __byte_perm(in, above, 0x0602),
                                __byte_perm(in, above, 0x0703) };
-    for (int i = 0; i < 4; i++) out[i] = fma_bf16x2((both[i] & 0x000f000fu) | 0x43004300u, BF16_ONES, 0xc308c308u);
+    for (int i = 0; i < 4; i++) out[i] = fma_bf16x2(and_or(both[i], 0x000f000fu, 0x43004300u), BF16_ONES, 0xc308c308u);
 }
 
-/* e4m3's exponent and mantissa lie four bits lower in bf16, 120 short in the exponent; subnormal ones come right by the product. */
-static __device__ __forceinline__ void widen_e4m3(unsigned out[4], const unsigned in[2])
+/* e4m3's exponent and mantissa lie four bits higher in bf16 than in a byte, 120 short in the exponent; subnormal ones come right by the product.
+ * Bytes are spread with their sign above them, which is then in bf16's place too after a shift. NaN becomes 480 with its sign. */
+static __device__ __forceinline__ void widen_e4m3_numbers(unsigned out[4], const unsigned in[2])
 {
     for (int i = 0; i < 4; i++) {
-        const unsigned v = in[i / 2], s = __byte_perm(v, 0, i % 2 ? 0x3424 : 0x1404);
-        out[i] = fma_bf16x2((s & 0x80008000u) | (s >> 4 & 0x07f007f0u), 0x7b807b80u, 0x80008000u);
+        const unsigned s = __byte_perm(in[i / 2], 0, i % 2 ? 0xb3a2 : 0x9180);
+        out[i] = fma_bf16x2(s << 4 & 0x87f087f0u, 0x7b807b80u, 0x80008000u);
     }
-    const unsigned nan[2] = { ((in[0] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u, ((in[1] & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u };
-    if (nan[0] | nan[1]) /* the one pattern of NaN, which a checkpoint should not have */
+}
+
+/* Bytes of 0x80 where e4m3 has its one pattern of NaN. */
+static __device__ __forceinline__ unsigned nan_e4m3(unsigned v) { return ((v & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
+
+static __device__ __forceinline__ void widen_e4m3(unsigned out[4], const unsigned in[2])
+{
+    widen_e4m3_numbers(out, in);
+    const unsigned nan[2] = { nan_e4m3(in[0]), nan_e4m3(in[1]) };
+    if (nan[0] | nan[1]) /* which a checkpoint should not have */
         for (int i = 0; i < 4; i++) {
             const unsigned of = i % 2 ? nan[i / 2] >> 16 : nan[i / 2];
             out[i] |= (of & 0x80u ? 0x00007fffu : 0) | (of & 0x8000u ? 0x7fff0000u : 0);

@@ -97,6 +97,13 @@ static __device__ __forceinline__ unsigned fma_bf16x2(unsigned a, unsigned b, un
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+/* (a & b) | c, in one instruction, which the compiler does not find where b and c are constants. */
+static __device__ __forceinline__ unsigned and_or(unsigned a, unsigned b, unsigned c)
+{
+    unsigned d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 #else
 #define UNROLL
 #define UNROLL_BY(n)
@@ -131,6 +138,7 @@ static inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c)
     }
     return d;
 }
+static inline unsigned and_or(unsigned a, unsigned b, unsigned c) { return (a & b) | c; }
 #endif
 
 static inline unsigned blocks_for(size_t n, size_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }

@@ -16,7 +16,7 @@ static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_S
 struct product {
     enum gemm_form       form = GEMM_BF16;
     enum gemm_then       then = GEMM_STORE;
-    bool                 paired = false, bias = false, gathered = false, fixed = false;
+    bool                 paired = false, bias = false, gathered = false, fixed = false, scratch = false;
     size_t               n_rows = 1, n_out = 1, n_in = 1;
     size_t               each = 1; /* groups that have all rows; without `begin` */
     std::vector<int32_t> groups;   /* rows of each; empty: without `begin` */
@@ -88,6 +88,14 @@ static trial make_trial(const product &p, uint64_t seed)
     return t;
 }
 
+/* Scratch is as the next call needs it: its counters, which it begins with, are zero. */
+static void check_counters(const void *scratch)
+{
+    std::vector<unsigned char> counters(1024);
+    GOOD(cudaMemcpy(counters.data(), scratch, counters.size(), cudaMemcpyDeviceToHost));
+    for (unsigned char byte : counters) CHECK_EQ_INT(byte, 0);
+}
+
 /* With groups y's rows begin at FIRST_ROW, and n_rows is more than there are. */
 static void run_trial(trial *t)
 {
@@ -105,8 +113,11 @@ static void run_trial(trial *t)
     g.x_rows = p.gathered ? (const int32_t *)x_rows.p : nullptr;
     g.bias = p.bias ? (const float *)bias.p : nullptr;
     g.y = y.p, g.y_stride = t->y_stride;
+    device_bytes scratch(std::vector<unsigned char>(p.scratch ? gemm_scratch_bytes() : 0));
+    g.scratch = p.scratch ? scratch.p : nullptr;
     GOOD(gemm_run(nullptr, &g));
     GOOD(cudaDeviceSynchronize());
+    if (p.scratch) check_counters(scratch.p);
     t->y.resize(t->y_before.size());
     GOOD(cudaMemcpy(t->y.data(), y.p, t->y.size(), cudaMemcpyDeviceToHost));
 }
@@ -301,6 +312,14 @@ TEST(gemm_groups)
             }
 }
 
+/* The same call gives the same bits, whichever of its blocks comes last: every other launch runs them in another order. */
+static void check_again(const trial &t)
+{
+    trial again = t;
+    run_trial(&again);
+    CHECK(again.y == t.y);
+}
+
 /* Every group has all rows: the heads of MLA. */
 TEST(gemm_groups_of_all_rows)
 {
@@ -338,10 +357,28 @@ TEST(gemm_rows_have_the_same_bits_alone)
         for (size_t n_rows : { 2, 9, 16, 21, 130 }) {
             product p;
             p.form = (enum gemm_form)form, p.n_rows = n_rows, p.n_in = 1200, p.n_out = 40, p.fixed = n_rows > 16, p.bias = true;
+            p.scratch = form % 2, p.n_in = 1200 + (p.scratch ? 1200 : 0);
             if (n_rows == 130) p.n_in = 140, p.n_out = 8300;
             const trial t = try_product(p);
             for (size_t row : { (size_t)0, n_rows / 2, n_rows - 1 }) check_alone(t, row);
         }
+}
+
+/* Narrow matrices in slices of k, as many as their shape gives, whole and not; every shape twice, as the counters have to be zero again. */
+TEST(gemm_slices)
+{
+    need_card();
+    static const size_t shapes[][2] = { { 18, 2100 }, { 130, 4224 } }; /* n_out, n_in */
+    for (int form = GEMM_BF16; form < GEMM_FORMS; form++)
+        for (const auto &shape : shapes)
+            for (size_t n_rows : { 1, 11, 16, 17, 33, 65 }) {
+                if (n_rows > 33 && (shape[0] > 18 || form != GEMM_BF16)) continue;
+                product p;
+                p.form = (enum gemm_form)form, p.n_rows = n_rows, p.n_out = shape[0], p.n_in = shape[1], p.scratch = true, p.bias = true;
+                p.paired = n_rows % 2, p.then = n_rows % 2 ? GEMM_SILU_BF16 : GEMM_ADD, p.gathered = n_rows == 11;
+                const trial t = try_product(p);
+                if (n_rows == 16 || n_rows == 33) check_again(t);
+            }
 }
 
 /* F32 has two ways of sharing k, by the matrix, and three shapes of tiles for each; all rows of a way have the same bits. */
@@ -449,6 +486,6 @@ TEST(gemm_refuses_what_it_cannot_do)
 
 TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
           CASE_T(gemm_w4_equals_a_plain_loop, 250), CASE_T(gemm_f8_equals_a_plain_loop, 250), CASE_T(gemm_long_rows_and_many_columns, 250),
-          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
+          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
           CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan),
           CASE(gemm_every_stored_number), CASE(gemm_refuses_what_it_cannot_do))
