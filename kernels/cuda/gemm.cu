@@ -26,7 +26,7 @@ size_t gemm_matrix_bytes(enum gemm_form form, bool paired, size_t n_out, size_t 
     return gemm_scales_at(form, n_out, n_in) + round_up(n_scales(form, paired, n_out, n_in) * sizeof(float), MATRIX_STEP);
 }
 
-size_t gemm_scratch_bytes(void) { return SLICES_COUNTER_BYTES + sizeof(float) * (size_t)SLICED_BLOCKS_MAX * SLICES_PART_FLOATS_MAX; }
+size_t gemm_scratch_bytes(void) { return SLICES_COUNTER_BYTES + sizeof(float) * (size_t)SLICES_ROOM_FLOATS; }
 
 static gemm_call call_of(const struct gemm *g)
 {
@@ -44,7 +44,7 @@ static gemm_call call_of(const struct gemm *g)
     c.bias = g->bias;
     c.y = g->y, c.y_stride = g->y_stride;
     c.then = g->then, c.paired = g->paired;
-    c.scratch = (unsigned char *)g->scratch, c.n_slices = 1;
+    c.scratch = g->fixed ? NULL : (unsigned char *)g->scratch, c.n_slices = 1;
     return c;
 }
 

@@ -231,6 +231,7 @@ template <bool WHOLE> static void (*kernel_of(enum gemm_form form))(const gemm_c
 
 /* Two blocks on every SM; a slice gives each of its warps a span at least. */
 enum { FEW_BLOCKS_WANTED = 256, FEW_SLICE_LEAST = FEW_WARPS * FEW_SPAN };
+static_assert((int)FEW_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * FEW_BLOCKS_WANTED * FEW_PART <= SLICES_ROOM_FLOATS, "see n_slices_for");
 
 cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *call)
 {

@@ -10,9 +10,9 @@
 #include "kernels/cuda/gemm_call.cuh"
 
 enum { SLICES_MAX = 8, SLICED_TILES_MAX = 256, SLICES_COUNTER_BYTES = SLICED_TILES_MAX * 4 };
-enum { SLICED_BLOCKS_MAX = 2 * SLICED_TILES_MAX, SLICES_PART_FLOATS_MAX = 64 * 128 }; /* the largest tile that is sliced: gemm_tiles.cu */
+enum { SLICES_ROOM_FLOATS = 2 << 20 }; /* the kernels assert that their parts fit */
 
-/* So many slices that blocks_wanted blocks run, of k_least elements of k each at least. */
+/* So many slices that blocks_wanted blocks run (fewer than twice as many do), of k_least elements of k each at least. */
 static inline int32_t n_slices_for(const gemm_call &c, int32_t tile_columns, int32_t blocks_wanted, int32_t k_least)
 {
     const int32_t n_tiles = (int32_t)blocks_for((size_t)c.n_columns, (size_t)tile_columns), by_k = c.n_in_filled / k_least;

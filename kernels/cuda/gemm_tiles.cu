@@ -11,15 +11,18 @@
  * of sums, 220), so one block of 8 warps an SM; held to 128 for a second block it spills. By registers four and more of the others fit (F8
  * three), by shared memory, 48 to 64 KiB in bf16, three on an H100.
  * Results leave by way of shared memory.
- * Every sum is one chain over k, ascending, in all shapes of tiles (F8: a chain per 128 elements, times the scale, then added): which shape a
- * call takes changes no bit. The shape table is at the end. Thread: device; gemm_tiles: engine. */
+ * Every sum is one chain over k, ascending, in all shapes of tiles (F8: a chain per 128 elements, times the scale, then added), but where k is in
+ * slices, which are one each: which shape a call takes changes no bit. The shape table is at the end. Thread: device; gemm_tiles: engine. */
+#include "kernels/cuda/gemm_slices.cuh"
 #include "kernels/cuda/gemm_widen.cuh"
 
 enum { TILE_K = GEMM_STEP, X_ROW_BYTES = TILE_K * 2, F8_STAGES = GEMM_F8_BLOCK / TILE_K };
 
-/* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their registers. */
-template <enum gemm_form F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS> struct tile {
+/* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their registers. IN_SLICES: of k, where a call
+ * has several (gemm_slices.cuh). */
+template <enum gemm_form F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS, bool IN_SLICES_ = false> struct tile {
     enum {
+        IN_SLICES = IN_SLICES_, PART = M * N,
         ROWS = M, COLUMNS = N, STAGES = N_STAGES, BLOCKS = N_BLOCKS, THREADS = WARPS_M * WARPS_N * WARP,
         WARP_ROWS = M / WARPS_M, WARP_COLUMNS = N / WARPS_N, WARPS_ACROSS = WARPS_N,
         M_TILES = WARP_ROWS / 16, N_TILES = WARP_COLUMNS / 8,
@@ -63,6 +66,12 @@ static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm
     s->w_rows = w_row_0 < T::COLUMNS ? c.n_out - first_column - w_row_0 : 0;
     s->x_to = x_row_0 * X_ROW_BYTES + piece_at<F>(x_row_0, tid % 8) * 16;
     s->w_to = T::X_BYTES + w_row_0 * T::W_ROW_BYTES + (F == GEMM_BF16 ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
+}
+
+template <class T> static __device__ __forceinline__ void skip_stages(tile_source<T> *s, int32_t n)
+{
+    for (int i = 0; i < T::X_COPIES; i++) s->x[i] += (size_t)n * X_ROW_BYTES;
+    s->w += (size_t)n * T::W_ROW_BYTES;
 }
 
 /* Orders the next stage into its place. */
@@ -178,6 +187,15 @@ template <class T> static __device__ __forceinline__ void collect_tile(float *to
                 *(float2 *)(to + (row + 16 * m + 4 * i) * T::Y_PITCH + column + 8 * n) = make_float2(sums[m][n][i], sums[m][n][i + 1]);
 }
 
+/* The slice's sums as a part of the tile. */
+template <class T> static __device__ __forceinline__ void store_part(float *to, const float *sums, int32_t n_rows)
+{
+    for (int i = (int)threadIdx.x; i < n_rows * T::COLUMNS / 4; i += T::THREADS) {
+        const int row = i / (T::COLUMNS / 4), column = i % (T::COLUMNS / 4) * 4;
+        __stcg((float4 *)(to + row * T::COLUMNS + column), *(const float4 *)(sums + row * T::Y_PITCH + column));
+    }
+}
+
 template <enum gemm_form F, class T>
 static __device__ __forceinline__ void put_tile(const gemm_call &c, const gemm_rows &rows, int32_t first_column, const float *sums)
 {
@@ -187,7 +205,9 @@ static __device__ __forceinline__ void put_tile(const gemm_call &c, const gemm_r
     const float scale[2] = { column_scale<F>(c, rows.group, column), column_scale<F>(c, rows.group, column + 1) };
 #pragma unroll 1
     for (int row = (int)threadIdx.x / (T::COLUMNS / 2); row < rows.n; row += T::THREADS / (T::COLUMNS / 2)) {
-        const float2 v = *(const float2 *)(sums + row * T::Y_PITCH + 2 * pair);
+        const bool   sliced = T::IN_SLICES && c.n_slices > 1;
+        const float2 v = sliced ? add_slices(c, (int32_t)blockIdx.x, T::PART, row * T::COLUMNS + 2 * pair)
+                                : *(const float2 *)(sums + row * T::Y_PITCH + 2 * pair);
         put_pair(c, rows, row, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
     }
 }
@@ -214,9 +234,15 @@ template <enum gemm_form F, class T> static __global__ void __launch_bounds__(T:
     const int32_t first_column = at.column * T::COLUMNS;
     tile_source<T> source;
     find_source<F, T>(&source, c, rows, first_column);
-    const int32_t n_stages = c.n_in_filled / TILE_K;
+    int32_t first_stage = 0, n_stages = c.n_in_filled / TILE_K; /* n_stages: where they end */
+    if (T::IN_SLICES && c.n_slices > 1) {
+        const int32_t per_slice = ((n_stages + c.n_slices - 1) / c.n_slices + F8_STAGES - 1) / F8_STAGES * F8_STAGES;
+        first_stage = (int32_t)blockIdx.y * per_slice;
+        n_stages = min(n_stages, first_stage + per_slice);
+        skip_stages<T>(&source, first_stage);
+    }
     for (int i = 0; i < T::STAGES - 1; i++) {
-        if (i < n_stages) order_stage<T>(&source, c, shared_memory() + i * T::STAGE_BYTES);
+        if (first_stage + i < n_stages) order_stage<T>(&source, c, shared_memory() + i * T::STAGE_BYTES);
         copy_async_commit(); /* an empty group keeps the count */
     }
 
@@ -225,7 +251,7 @@ template <enum gemm_form F, class T> static __global__ void __launch_bounds__(T:
     if (F == GEMM_F8)
         for (int i = 0; i < 2; i++) scales[i] = f8_scales(c, rows.group, min(first_column, c.n_out - 1) + (c.paired ? i : 0));
     int now = 0, next = (T::STAGES - 1) * T::STAGE_BYTES; /* where in shared memory */
-    for (int32_t stage = 0; stage < n_stages; stage++) {
+    for (int32_t stage = first_stage; stage < n_stages; stage++) {
         copy_async_wait<T::STAGES - 2>();
         __syncthreads(); /* all copies have landed, and nobody reads the place any more that comes next */
         if (stage + T::STAGES - 1 < n_stages) order_stage<T>(&source, c, shared_memory() + next);
@@ -242,6 +268,10 @@ template <enum gemm_form F, class T> static __global__ void __launch_bounds__(T:
     float *collected = (float *)shared_memory();
     collect_tile<T>(collected, sums);
     __syncthreads();
+    if (T::IN_SLICES && c.n_slices > 1) {
+        store_part<T>(slice_part(c, (int32_t)blockIdx.x, (int32_t)blockIdx.y, T::PART), collected, rows.n);
+        if (!is_last_slice(c, (int32_t)blockIdx.x)) return;
+    }
     put_tile<F, T>(c, rows, first_column, collected);
 }
 
@@ -255,13 +285,18 @@ struct tile_row {
 
 template <enum gemm_form F, class T> static tile_row row_of() { return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED }; }
 
-/* Largest first: for prompts, for batches of decode steps and experts with some dozens of rows, and for matrices with too few columns to give every
- * SM a larger one. A block of compute capability 8.6 has 99 KiB of shared memory: that limits the stages of the first. */
-enum { N_SHAPES = 3 };
+/* Largest first: for prompts; for batches of decode steps, which read W at memory's rate and x again for every 128 columns (64 KiB and more of W
+ * are on their way to an SM; with narrower tiles x would take more of the second cache's rate than W); for experts with some dozens of rows;
+ * and for matrices with too few columns to give every SM a larger one. A block of compute capability 8.6 has 99 KiB of shared memory: that
+ * limits the stages of the first ones. */
+enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N_SHAPES };
 template <enum gemm_form F> static tile_row shape_of(int i)
 {
-    if (i == 0) return row_of<F, tile<F, 128, 128, 2, 4, F == GEMM_BF16 ? 3 : 4, 1>>();
-    if (i == 1) return row_of<F, tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
+    enum { BATCH_STAGES = F == GEMM_BF16 ? 4 : F == GEMM_W4 ? 8 : 6, BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2 };
+    if (i == SHAPE_PROMPT) return row_of<F, tile<F, 128, 128, 2, 4, F == GEMM_BF16 ? 3 : 4, 1>>();
+    if (i == SHAPE_64_ROWS) return row_of<F, tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
+    if (i == SHAPE_EXPERTS) return row_of<F, tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
+    if (i == SHAPE_32_ROWS) return row_of<F, tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
     return row_of<F, tile<F, 32, 32, 2, 2, F == GEMM_BF16 ? 6 : 8, 4>>();
 }
 
@@ -286,11 +321,22 @@ static tile_row choose_shape(enum gemm_form form, const gemm_call &c)
     return shape_in_form(form, N_SHAPES - 1);
 }
 
-cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c)
+enum { BATCH_ROWS = 64, BATCH_COLUMNS = 128, BATCH_SLICE_LEAST = 8 * TILE_K };
+static_assert(2 * SMS_USUAL * BATCH_ROWS * BATCH_COLUMNS <= SLICES_ROOM_FLOATS, "n_slices_for gives fewer than twice the blocks wanted");
+
+/* A batch of decode steps: one row of tiles, in slices of k where the matrix is narrow. */
+static bool is_batch(const gemm_call &c) { return c.scratch && !c.begin && c.n_groups == 1 && c.n_rows <= BATCH_ROWS; }
+
+cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_form form, const struct gemm_call *call)
 {
-    const tile_row t = choose_shape(form, *c);
-    const size_t   n_blocks = (size_t)n_tiles_at_most(*c, t.rows) * blocks_for((size_t)c->n_columns, (size_t)t.columns);
+    gemm_call c = *call;
+    tile_row  t = choose_shape(form, c);
+    if (is_batch(c)) {
+        t = shape_in_form(form, c.n_rows <= 32 ? SHAPE_32_ROWS : SHAPE_64_ROWS);
+        c.n_slices = n_slices_for(c, BATCH_COLUMNS, SMS_USUAL, BATCH_SLICE_LEAST);
+    }
+    const size_t n_blocks = (size_t)n_tiles_at_most(c, t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns);
     if (n_blocks == 0) return cudaSuccess; /* fewer rows than a group of this kernel has */
     if (n_blocks > INT32_MAX) return cudaErrorInvalidValue;
-    return launch(stream, t.kernel, dim3((unsigned)n_blocks), dim3((unsigned)t.threads), t.shared, *c);
+    return launch(stream, t.kernel, dim3((unsigned)n_blocks, (unsigned)c.n_slices), dim3((unsigned)t.threads), t.shared, c);
 }

@@ -88,6 +88,13 @@ static trial make_trial(const product &p, uint64_t seed)
     return t;
 }
 
+/* One for all calls of a case: zeroed once. */
+static void *scratch_of_case(void)
+{
+    static device_bytes all{ std::vector<unsigned char>(gemm_scratch_bytes()) };
+    return all.p;
+}
+
 /* Scratch is as the next call needs it: its counters, which it begins with, are zero. */
 static void check_counters(const void *scratch)
 {
@@ -113,11 +120,10 @@ static void run_trial(trial *t)
     g.x_rows = p.gathered ? (const int32_t *)x_rows.p : nullptr;
     g.bias = p.bias ? (const float *)bias.p : nullptr;
     g.y = y.p, g.y_stride = t->y_stride;
-    device_bytes scratch(std::vector<unsigned char>(p.scratch ? gemm_scratch_bytes() : 0));
-    g.scratch = p.scratch ? scratch.p : nullptr;
+    g.scratch = p.scratch ? scratch_of_case() : nullptr;
     GOOD(gemm_run(nullptr, &g));
     GOOD(cudaDeviceSynchronize());
-    if (p.scratch) check_counters(scratch.p);
+    if (p.scratch) check_counters(g.scratch);
     t->y.resize(t->y_before.size());
     GOOD(cudaMemcpy(t->y.data(), y.p, t->y.size(), cudaMemcpyDeviceToHost));
 }
@@ -238,7 +244,7 @@ static void try_form(enum gemm_form form)
         for (size_t n_rows : { 0, 1, 2, 3, 8, 9, 17, 70, 130 }) {
             if (TEST_IS_SANITIZED && n_rows > 17 && size[0] < 70) continue;
             product p;
-            p.form = form, p.n_out = size[0], p.n_in = size[1], p.n_rows = n_rows;
+            p.form = form, p.n_out = size[0], p.n_in = size[1], p.n_rows = n_rows, p.scratch = n_rows % 2;
             try_thens(p);
             p.fixed = true, p.gathered = true;
             if (n_rows < 10) try_thens(p);
@@ -381,6 +387,22 @@ TEST(gemm_slices)
             }
 }
 
+/* A batch of 17 to 64 rows is summed in slices in one way, whichever of the tiles it takes. */
+TEST(gemm_batches_have_the_same_bits)
+{
+    need_card();
+    for (int form = GEMM_BF16; form < GEMM_FORMS; form++) {
+        product p;
+        p.form = (enum gemm_form)form, p.n_rows = 60, p.n_out = 140, p.n_in = 1700, p.scratch = true;
+        const trial t = try_product(p);
+        trial fewer = t;
+        fewer.p.n_rows = 20;
+        fewer.y_before.resize(20 * t.y_stride * t.y_bytes);
+        run_trial(&fewer);
+        CHECK(memcmp(fewer.y.data(), t.y.data(), fewer.y.size()) == 0);
+    }
+}
+
 /* F32 has two ways of sharing k, by the matrix, and three shapes of tiles for each; all rows of a way have the same bits. */
 TEST(gemm_f32_rows_have_the_same_bits_alone)
 {
@@ -486,6 +508,6 @@ TEST(gemm_refuses_what_it_cannot_do)
 
 TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
           CASE_T(gemm_w4_equals_a_plain_loop, 250), CASE_T(gemm_f8_equals_a_plain_loop, 250), CASE_T(gemm_long_rows_and_many_columns, 250),
-          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
+          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250), CASE_T(gemm_batches_have_the_same_bits, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
           CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan),
           CASE(gemm_every_stored_number), CASE(gemm_refuses_what_it_cannot_do))
