@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tests/simt/simt_block.h"
+#include "tests/simt/simt_hopper.h"
 #include "tests/simt/simt_memory.h"
 #include "tests/simt/simt_sanitize.h"
 
@@ -29,6 +30,7 @@ void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes)
         simt_die("cp.async of %d bytes from %p to %p: not aligned", bytes, global, shared);
     check_memory(shared, src_bytes ? global : nullptr);
     memset(shared, 0xff, (size_t)bytes);
+    simt_proxy_ordered(shared, (size_t)bytes);
     copies.queue.push_back({ (char *)shared, (const char *)global, bytes, src_bytes });
 }
 
@@ -46,6 +48,7 @@ static void perform_oldest(simt_copies &copies, size_t n)
         const simt_copy &c = copies.queue[i];
         memcpy(c.to, c.from, (size_t)c.source_bytes);
         memset(c.to + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
+        simt_proxy_landed(c.to, (size_t)c.bytes);
     }
     copies.queue.erase(copies.queue.begin(), copies.queue.begin() + (ptrdiff_t)n);
 }

@@ -13,6 +13,7 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_fiber.h"
+#include "tests/simt/simt_hopper.h"
 #include "tests/simt/simt_shared.h"
 #include "tests/simt/simt_tsan.h"
 
@@ -87,6 +88,7 @@ static block_thread *current(const char *what)
 }
 
 int          simt_lane(void) { return (int)(current("a lane's number")->linear % 32); }
+unsigned     simt_thread_number(void) { return current("a thread's number")->linear; }
 simt_copies &simt_thread_copies(void) { return current("cp.async")->copies; }
 
 static void wait_as(block_thread *t, thread_state state)
@@ -101,6 +103,7 @@ static void leave(block_thread *t)
 {
     warp *w = &block.warps[t->linear / 32];
     if (!t->copies.queue.empty()) simt_die("a thread returned and had not waited for %zu of its cp.async", t->copies.queue.size());
+    simt_wgmma_leave();
     t->copies.groups.clear();
     w->gone |= 1u << t->linear % 32;
     for (int i = 0; i < w->n_meetings; i++)
@@ -210,6 +213,7 @@ static void run_block(size_t dynamic_shared, unsigned first_pass)
 {
     prepare_threads(blockDim.x * blockDim.y * blockDim.z);
     simt_shared_begin(dynamic_shared);
+    simt_mbarrier_begin(), simt_proxy_begin(), simt_wgmma_begin();
     unsigned n_spins = 0;
     simt_tsan_release(&block.sync_ends);
     for (unsigned pass = first_pass; block.n_live; pass++) {
@@ -221,6 +225,7 @@ static void run_block(size_t dynamic_shared, unsigned first_pass)
         if (n_spins > SPINS_MAX) simt_die("all threads of block (%u, %u, %u) sleep and nobody comes to wake them", blockIdx.x, blockIdx.y, blockIdx.z);
     }
     simt_tsan_acquire(&block.sync_ends);
+    simt_wgmma_end();
     simt_shared_end();
 }
 

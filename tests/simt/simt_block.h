@@ -44,6 +44,7 @@ bool simt_describe_thread(char *text, size_t text_bytes);
 
 /* The rest only in a kernel. */
 int          simt_lane(void);
+unsigned     simt_thread_number(void); /* in the block */
 void         simt_warp_collect(simt_warp_call *call);
 simt_copies &simt_thread_copies(void);
 

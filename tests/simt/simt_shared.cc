@@ -38,6 +38,29 @@ void *simt_dynamic_shared(void)
     return memory;
 }
 
+/* Addresses begin behind what a card keeps for itself. */
+enum { FIRST_ADDRESS = 1024 };
+
+size_t simt_shared_offset(const void *shared, size_t bytes)
+{
+    const uintptr_t at = (uintptr_t)shared - (uintptr_t)memory;
+    return at <= size && bytes <= size - at ? (size_t)at : SIMT_NOT_SHARED;
+}
+
+unsigned simt_shared_address(const void *shared)
+{
+    const size_t at = simt_shared_offset(shared, 1);
+    if (at == SIMT_NOT_SHARED) simt_die("%p is not in the block's dynamic shared memory", shared);
+    return (unsigned)at + FIRST_ADDRESS;
+}
+
+void *simt_shared_at(unsigned address, size_t bytes)
+{
+    if (address < FIRST_ADDRESS || simt_shared_offset(memory + (address - FIRST_ADDRESS), bytes) == SIMT_NOT_SHARED)
+        simt_die("%zu bytes at shared address %u, of which the block has %zu from %d on", bytes, address, size, FIRST_ADDRESS);
+    return memory + (address - FIRST_ADDRESS);
+}
+
 void simt_shared_begin(size_t bytes)
 {
     size = bytes;
