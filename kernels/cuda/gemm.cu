@@ -40,12 +40,18 @@ static gemm_call call_of(const struct gemm *g)
     c.n_out = (int32_t)g->n_out, c.n_in = (int32_t)g->n_in;
     c.n_in_filled = (int32_t)round_up(g->n_in, GEMM_STEP);
     c.n_columns = g->then == GEMM_SILU_BF16 ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP)) : c.n_out;
-    c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows;
+    c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows, c.x_scales = g->x_scales;
     c.bias = g->bias;
     c.y = g->y, c.y_stride = g->y_stride;
     c.then = g->then, c.paired = g->paired;
     c.scratch = g->fixed ? NULL : (unsigned char *)g->scratch, c.n_slices = 1;
     return c;
+}
+
+/* Many rows, not `fixed`. */
+static cudaError_t run_many(cudaStream_t stream, enum gemm_form form, const gemm_call *c)
+{
+    return gemm_hopper_fits(form, c) ? gemm_hopper(stream, form, c) : gemm_tiles(stream, form, c);
 }
 
 /* How many rows a group has is known on the device alone: both kernels are launched, and each leaves the other's groups alone. */
@@ -55,19 +61,54 @@ static cudaError_t run_both(cudaStream_t stream, enum gemm_form form, gemm_call 
     const cudaError_t e = gemm_few(stream, form, &c);
     if (e != cudaSuccess) return e;
     c.rows_above = GEMM_FEW_ROWS, c.rows_at_most = INT32_MAX;
-    return gemm_tiles(stream, form, &c);
+    return run_many(stream, form, &c);
+}
+
+static bool is_good(const struct gemm *g)
+{
+    const bool silu = g->then == GEMM_SILU || g->then == GEMM_SILU_BF16;
+    if (silu && !g->paired) return false;
+    return (unsigned)g->form < GEMM_FORMS && g->n_rows <= INT32_MAX && g->n_out <= INT32_MAX && g->n_in <= INT32_MAX && g->n_groups >= 1;
+}
+
+/* Not where groups have all rows: their scales would be of all groups' elements. */
+static bool takes_f8_x(const struct gemm *g)
+{
+    return g->form == GEMM_F8 && !g->fixed && (g->begin || g->n_groups == 1) && gemm_has_hopper();
+}
+
+static bool is_hopper(const struct gemm *g, const float *x_scales)
+{
+    gemm_call c = call_of(g);
+    c.x_scales = x_scales;
+    return !g->fixed && g->n_rows > GEMM_FEW_ROWS && gemm_hopper_fits(g->form, &c);
+}
+
+bool gemm_is_hopper(const struct gemm *g) { return is_hopper(g, g->x_scales); }
+
+bool gemm_wants_f8_x(const struct gemm *g)
+{
+    static const float any = 0;
+    return takes_f8_x(g) && is_hopper(g, &any);
+}
+
+cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int columns)
+{
+    if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
+    const bool is_bf16 = g->form == GEMM_BF16 && !g->x_scales && !g->fixed && gemm_has_hopper() && (columns == 128 || columns == 256);
+    if (!is_good(g) || (!is_bf16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
+    const gemm_call c = call_of(g);
+    return is_bf16 ? gemm_hopper_bf16(stream, &c, columns == 256) : gemm_hopper_f8(stream, &c);
 }
 
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    const bool silu = g->then == GEMM_SILU || g->then == GEMM_SILU_BF16;
-    if ((unsigned)g->form >= GEMM_FORMS || g->n_rows > INT32_MAX || g->n_out > INT32_MAX || g->n_in > INT32_MAX || (silu && !g->paired) ||
-        g->n_groups < 1)
-        return cudaErrorInvalidValue;
+    if (!is_good(g)) return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
+    if (g->x_scales) return takes_f8_x(g) ? gemm_hopper_f8(stream, &c) : cudaErrorInvalidValue;
     if (g->form == GEMM_F32) return gemm_f32(stream, &c);
     if (g->fixed) return gemm_tiles(stream, g->form, &c);
     if (g->n_rows <= GEMM_FEW_ROWS) return gemm_few(stream, g->form, &c);
-    return g->begin ? run_both(stream, g->form, c) : gemm_tiles(stream, g->form, &c);
+    return g->begin ? run_both(stream, g->form, c) : run_many(stream, g->form, &c);
 }

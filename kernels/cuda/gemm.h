@@ -19,6 +19,9 @@
  * Groups are of two kinds: with `begin` each has rows of its own (experts), without it all rows go by every matrix, each group's from and to
  * columns of its own (the heads of MLA: x + g * x_group, y + g * y_group). Rows of bf16 x are read up to a multiple of GEMM_STEP: where a
  * group's elements end before that, zeros have to follow, or a NaN of the next group's would be this one's too.
+ * A card of compute capability 9.0 has kernels of its own for many rows, which `fixed` calls do not take either: one for BF16, and one for F8 that
+ * takes x in e4m3 as well (x_scales; inputs_f8.h makes it). There a sum is taken over the 128 k that share scales in the tensor cores' own way, and
+ * added in f32 times both scales.
  * Calls put work on the stream and return; they do not wait and do not allocate. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_GEMM_H
 #define BATON_KERNELS_CUDA_GEMM_H
@@ -58,6 +61,10 @@ struct gemm {
     const void      *x;         /* f32 (F32), otherwise bf16 */
     size_t           x_stride;  /* elements between rows: of bf16 a multiple of GEMM_STEP, x aligned to 16 bytes */
     const int32_t   *x_rows;    /* [n_rows]: which row of x; NULL: the same as of y */
+    /* F8 alone: x is e4m3, its rows filled up with zeros to a multiple of 128 elements, x_stride a multiple of 128; [rows of x][ceil(n_in / 128)]:
+     * what the elements of each 128 are multiplied by. NULL: x is bf16. gemm_wants_f8_x says which calls may have it: a call of any number of rows
+     * on such a card, not `fixed`, and not of groups without `begin`; others fail. */
+    const float     *x_scales;
     const float     *bias;      /* [n_out] or NULL; of a paired matrix gate's, then up's */
     void            *y;         /* f32, or bf16 */
     size_t           y_stride;  /* elements between rows */
@@ -74,6 +81,13 @@ size_t      gemm_scales_at(enum gemm_form form, size_t n_out, size_t n_in);
 size_t      gemm_row_bytes(enum gemm_form form, size_t n_in);
 /* Bytes of struct gemm's scratch, whatever the products. Its owner zeroes it once; calls leave it as they need it. */
 size_t      gemm_scratch_bytes(void);
+/* Of a call with everything filled in but x, x_stride and x_scales: is it worth making x e4m3? Depends on the card, form and shapes alone. */
+bool        gemm_wants_f8_x(const struct gemm *g);
+/* Does gemm_run take a kernel of compute capability 9.0 for groups with more than a few rows? */
+bool        gemm_is_hopper(const struct gemm *g);
+/* For tests and measurements: that kernel for all rows of a call, however many, on tiles `columns` wide: 128 or, without x_scales, 256.
+ * cudaErrorInvalidValue where gemm_run never takes it. */
+cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int columns);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 
 #ifdef __cplusplus

@@ -26,6 +26,7 @@ struct gemm_call {
     const void          *x;
     size_t               x_stride;
     const int32_t       *x_rows;
+    const float         *x_scales;     /* x is e4m3; NULL: as the form has it */
     const float         *bias;
     void                *y;
     size_t               y_stride;
@@ -39,6 +40,13 @@ struct gemm_call {
 cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
+/* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `fixed` ones. BF16, and F8
+ * with x in e4m3. */
+bool        gemm_hopper_fits(enum gemm_form form, const struct gemm_call *c);
+cudaError_t gemm_hopper(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
+bool        gemm_has_hopper(void);
+cudaError_t gemm_hopper_bf16(cudaStream_t stream, const struct gemm_call *c, bool wide);
+cudaError_t gemm_hopper_f8(cudaStream_t stream, const struct gemm_call *c);
 
 /* ---- rows ---- */
 

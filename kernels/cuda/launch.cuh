@@ -1,7 +1,8 @@
 /* launch.cuh - how kernels are launched, and the instructions that CUDA C has no name for.
  *
  * nvcc compiles the kernels for cards. Where __CUDACC__ is not defined the same files are C++ for the processor, and tests/simt runs them
- * thread by thread: that build is for tests alone. Everything that differs between the two is in this file. Thread: host, one stream each. */
+ * thread by thread: that build is for tests alone. Everything that differs between the two is in this file and, for what only compute capability
+ * 9.0 has, in hopper.cuh. Thread: host, one stream each. */
 #ifndef BATON_KERNELS_CUDA_LAUNCH_CUH
 #define BATON_KERNELS_CUDA_LAUNCH_CUH
 

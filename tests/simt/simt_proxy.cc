@@ -45,8 +45,10 @@ void simt_proxy_check_read(const void *shared, size_t bytes)
     for (size_t i = at / PIECE; i <= (at + bytes - 1) / PIECE; i++) {
         const piece &p = pieces[i];
         if (!p.thread_plus_1) continue;
-        if (p.in_flight) simt_die("wgmma reads byte %zu of shared memory, for whose cp.async thread %d has not waited", i * PIECE, p.thread_plus_1 - 1);
+        if (p.in_flight)
+            simt_die("wgmma reads byte %zu of shared memory, for whose cp.async thread %d has not waited", i * PIECE, p.thread_plus_1 - 1);
         if (n_fences[p.thread_plus_1 - 1] == p.n_fences)
-            simt_die("wgmma reads byte %zu of shared memory, where a cp.async of thread %d wrote with no fence.proxy.async after it", i * PIECE, p.thread_plus_1 - 1);
+            simt_die("wgmma reads byte %zu of shared memory, where a cp.async of thread %d wrote with no fence.proxy.async after it", i * PIECE,
+                     p.thread_plus_1 - 1);
     }
 }

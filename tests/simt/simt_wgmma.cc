@@ -83,8 +83,10 @@ static operand decode(uint64_t d, const char *which)
 {
     const unsigned swizzle = (unsigned)(d >> 62), base = (unsigned)(d >> 49 & 7);
     const operand  o = { (unsigned)(d & 0x3fff) << 4, (unsigned)(d >> 32 & 0x3fff) << 4 };
-    if (swizzle != 1 || base != 0) simt_die("wgmma: %s's descriptor has swizzle %u, base offset %u: only the 128-byte swizzle and 0 are built", which, swizzle, base);
-    if (d >> 52 & 0x3ff || d >> 46 & 7 || d >> 30 & 3 || d >> 14 & 3) simt_die("wgmma: bits of %s's descriptor that must be zero are set: %016llx", which, (unsigned long long)d);
+    if (swizzle != 1 || base != 0)
+        simt_die("wgmma: %s's descriptor has swizzle %u, base offset %u: only the 128-byte swizzle and 0 are built", which, swizzle, base);
+    if (d >> 52 & 0x3ff || d >> 46 & 7 || d >> 30 & 3 || d >> 14 & 3)
+        simt_die("wgmma: bits of %s's descriptor that must be zero are set: %016llx", which, (unsigned long long)d);
     if (o.stride % 1024 || o.start / ROW_BYTES % ATOM_ROWS) simt_die("wgmma: %s's atoms of 8 rows do not lie at multiples of 1,024 bytes", which);
     if (o.start % ROW_BYTES + K_BYTES > ROW_BYTES) simt_die("wgmma: a row of %s goes on behind its 128 bytes", which);
     return o;
