@@ -105,7 +105,29 @@ static __device__ __forceinline__ unsigned and_or(unsigned a, unsigned b, unsign
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+
+/* Words that kernels of several cards tell each other by: a store comes after all that the thread has seen done, a load before all that follows. */
+static __device__ __forceinline__ unsigned load_acquire_system(const unsigned *p)
+{
+    unsigned v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+static __device__ __forceinline__ void store_release_system(unsigned *p, unsigned v)
+{
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+/* Nanoseconds of a clock that only goes on, and a short rest of a thread that waits for another card. */
+static __device__ __forceinline__ unsigned long long timer_ns()
+{
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+static __device__ __forceinline__ void rest() { __nanosleep(100); }
 #else
+#include <unistd.h>
 #define UNROLL
 #define UNROLL_BY(n)
 template <class... P, class... A>
@@ -140,6 +162,15 @@ static inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c)
     return d;
 }
 static inline unsigned and_or(unsigned a, unsigned b, unsigned c) { return (a & b) | c; }
+static inline unsigned load_acquire_system(const unsigned *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline void store_release_system(unsigned *p, unsigned v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline unsigned long long timer_ns() { return __globaltimer(); }
+/* The other card is another process, which needs time. */
+static inline void rest()
+{
+    usleep(100);
+    __nanosleep(100);
+}
 #endif
 
 static inline unsigned blocks_for(size_t n, size_t per_block) { return (unsigned)((n + per_block - 1) / per_block); }

@@ -1,0 +1,231 @@
+/* ep.c - the rows of ep.h, what all of them refuse, and how ranks meet. */
+#include "kernels/ep/ep.h"
+
+#include <string.h>
+
+#include "kernels/cpu/sizes.h"
+#include "kernels/ep/ep_row.h"
+#include "kernels/kernels.h"
+#include "shared/base/assert.h"
+#include "shared/base/hash.h"
+#include "shared/base/mem.h"
+
+static const struct ep_ops *const ROWS[] = {
+    &ep_self_ops,
+#ifdef BATON_HAVE_CUDA_KERNELS
+    &ep_card_self_ops,
+    &ep_peer_ops,
+#endif
+#ifdef BATON_HAVE_NCCL
+    &ep_nccl_ops,
+#endif
+};
+
+int ep_nccl_version(void)
+{
+#ifdef BATON_HAVE_NCCL
+    return ep_nccl_find();
+#else
+    return -1;
+#endif
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
+
+enum { FILL = 64, ROW_ALIGN = 128, BACK_ALIGN = 16 };
+
+struct ep_row_form ep_row_form_of(const struct ep_config *c)
+{
+    const size_t filled = round_up((size_t)c->hidden, FILL), elements = filled * dtype_block_bytes(c->send);
+    struct ep_row_form f = { .tail_at = elements, .back_bytes = round_up((size_t)c->hidden * dtype_block_bytes(c->back), BACK_ALIGN) };
+    if (c->send == DTYPE_F8_E4M3) {
+        f.scales_at = elements;
+        f.tail_at = round_up(elements + sizeof(float) * div_up((size_t)c->hidden, EP_SCALE_STEP), 2 * sizeof(int32_t));
+    }
+    f.row_bytes = round_up(f.tail_at + 2 * sizeof(int32_t), ROW_ALIGN);
+    return f;
+}
+
+size_t ep_pair_slots(const struct ep_config *c) { return (size_t)c->max_rows * (size_t)c->n_used; }
+
+size_t ep_max_slots(const struct ep_config *c)
+{
+    const size_t all = ep_pair_slots(c) * (size_t)c->size;
+    return c->mode == EP_THROUGHPUT && c->max_slots && c->max_slots < all ? c->max_slots : all;
+}
+
+/* ---- checks ------------------------------------------------------------------------------------------------------ */
+
+static enum status check_copies(const struct ep_placement *p, struct err *err)
+{
+    if (!p->copies) {
+        if (p->n_physical < p->n_logical) return err_set(err, ERR_INVALID, "ep: %d experts have %d places", p->n_logical, p->n_physical);
+        return OK;
+    }
+    for (int32_t i = 0; i < p->n_logical; i++)
+        if (p->copies[0] != 0 || p->copies[i + 1] <= p->copies[i] || p->copies[i + 1] > p->n_physical)
+            return err_set(err, ERR_INVALID, "ep: expert %d has no place, or all have more than %d", i, p->n_physical);
+    for (int32_t i = 0; i < p->copies[p->n_logical]; i++)
+        if (p->physical[i] < 0 || p->physical[i] >= p->n_physical)
+            return err_set(err, ERR_INVALID, "ep: an expert's place is %d of 0 to %d", p->physical[i], p->n_physical - 1);
+    return OK;
+}
+
+static enum status check_placement(const struct ep_config *c, struct err *err)
+{
+    const struct ep_placement *p = &c->placement;
+    if (p->n_logical == 0) return OK;
+    if (p->n_logical < 0 || p->n_physical < 1 || p->n_physical > KERNEL_EXPERTS_MAX || !p->first)
+        return err_set(err, ERR_INVALID, "ep: %d experts in %d places (at most %d)", p->n_logical, p->n_physical, KERNEL_EXPERTS_MAX);
+    if (p->first[0] != 0 || p->first[c->size] != p->n_physical) return err_set(err, ERR_INVALID, "ep: the ranks' experts are not 0 to %d", p->n_physical - 1);
+    for (int32_t r = 0; r < c->size; r++)
+        if (p->first[r + 1] < p->first[r]) return err_set(err, ERR_INVALID, "ep: the experts of rank %d end before they begin", r);
+    if (c->max_rows < 1 || c->hidden < 1 || c->n_used < 1 || c->n_used > KERNEL_EXPERTS_USED_MAX || c->n_used > p->n_logical)
+        return err_set(err, ERR_INVALID, "ep: rows %d, hidden size %d, %d of %d experts used", c->max_rows, c->hidden, c->n_used, p->n_logical);
+    if (ep_pair_slots(c) > (size_t)INT32_MAX / (size_t)c->size) return err_set(err, ERR_INVALID, "ep: %d rows of %d ranks, %d times used, are too many",
+                                                                              c->max_rows, c->size, c->n_used);
+    if (c->send != DTYPE_F32 && c->send != DTYPE_BF16 && c->send != DTYPE_F8_E4M3) return err_set(err, ERR_INVALID, "ep: rows do not travel as %s", dtype_name(c->send));
+    if (c->back != DTYPE_F32 && c->back != DTYPE_BF16) return err_set(err, ERR_INVALID, "ep: results do not travel as %s", dtype_name(c->back));
+    return check_copies(p, err);
+}
+
+static enum status check(const struct ep_config *c, struct err *err)
+{
+    if (c->size < 1 || c->size > EP_RANKS_MAX || c->rank < 0 || c->rank >= c->size)
+        return err_set(err, ERR_INVALID, "ep: rank %d of %d (at most %d)", c->rank, c->size, EP_RANKS_MAX);
+    if (c->timeout_ms < 1) return err_set(err, ERR_INVALID, "ep: a deadline of %d ms", c->timeout_ms);
+    return check_placement(c, err);
+}
+
+static const struct ep_ops *find(const char *name, const struct device *d)
+{
+    for (size_t i = 0; i < COUNT_OF(ROWS); i++)
+        if (strcmp(ROWS[i]->name, name) == 0 && ROWS[i]->on_host == d->is_host) return ROWS[i];
+    return NULL;
+}
+
+/* ---- base -------------------------------------------------------------------------------------------------------- */
+
+static int32_t *identity(int32_t n)
+{
+    int32_t *v = MEM_ARRAY(int32_t, (size_t)n);
+    for (int32_t i = 0; i < n; i++) v[i] = i;
+    return v;
+}
+
+void ep_init(struct ep *e, const struct ep_ops *ops, const struct ep_config *c)
+{
+    struct ep_placement *p = &e->config.placement;
+    e->ops = ops;
+    e->config = *c;
+    if (p->n_logical == 0) return;
+    p->first = mem_dup(p->first, sizeof *p->first * ((size_t)c->size + 1));
+    p->physical = p->copies ? mem_dup(p->physical, sizeof *p->physical * (size_t)p->copies[p->n_logical]) : identity(p->n_logical);
+    p->copies = p->copies ? mem_dup(p->copies, sizeof *p->copies * ((size_t)p->n_logical + 1)) : identity(p->n_logical + 1);
+    e->n_local = p->first[c->rank + 1] - p->first[c->rank];
+}
+
+void ep_release(struct ep *e)
+{
+    struct ep_placement *p = &e->config.placement;
+    if (p->n_logical == 0) return;
+    mem_free((void *)p->first);
+    mem_free((void *)p->copies);
+    mem_free((void *)p->physical);
+}
+
+/* ---- meeting ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t terms_of(const struct ep_config *c)
+{
+    const struct ep_placement *p = &c->placement;
+    const uint64_t numbers[] = { (uint64_t)c->size, c->mode, (uint64_t)c->max_rows, (uint64_t)c->hidden, (uint64_t)c->n_used, (uint64_t)p->n_logical,
+                                 (uint64_t)p->n_physical, c->send, c->back, c->max_slots, c->collective_bytes, (uint64_t)c->timeout_ms };
+    uint64_t h = hash_64(numbers, sizeof numbers, hash_64(c->row, strlen(c->row), 0));
+    if (p->n_logical == 0) return h;
+    h = hash_64(p->first, sizeof *p->first * ((size_t)c->size + 1), h);
+    h = hash_64(p->copies, sizeof *p->copies * ((size_t)p->n_logical + 1), h);
+    return hash_64(p->physical, sizeof *p->physical * (size_t)p->copies[p->n_logical], h);
+}
+
+enum status ep_meet(struct ep *e, enum status mine, const void *payload, size_t bytes, struct ep_hello *hellos, struct err *err)
+{
+    const struct ep_config *c = &e->config;
+    struct ep_hello         hello = { .status = mine, .rank = c->rank, .terms = terms_of(c) };
+    ASSERT(bytes <= sizeof hello.payload);
+    if (payload) memcpy(hello.payload, payload, bytes);
+    struct err  met_err = { 0 };
+    enum status met = c->exchange(c->exchange_arg, &hello, sizeof hello, hellos, &met_err);
+    if (mine != OK) return mine;
+    if (met != OK) return err_set(err, met, "ep: the ranks did not meet: %s", met_err.text);
+    for (int32_t r = 0; r < c->size; r++) {
+        if (hellos[r].rank != r) return err_set(err, ERR_PEER_MISMATCH, "ep: the rank at place %d says that it is rank %d", r, hellos[r].rank);
+        if (hellos[r].terms != hello.terms) return err_set(err, ERR_PEER_MISMATCH, "ep: rank %d has other sizes or another placement of experts", r);
+        if (hellos[r].status != OK) return err_set(err, ERR_PEER_REFUSED, "ep: rank %d failed: %s", r, status_text((enum status)hellos[r].status));
+    }
+    return OK;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+enum status ep_create(const struct ep_config *c, struct ep **out, struct err *err)
+{
+    const struct ep_ops *ops = find(c->row, c->device);
+    if (!ops) return err_set(err, ERR_UNSUPPORTED, "ep: this build has no row \"%s\" for the %s", c->row, c->device->is_host ? "processor" : "GPU");
+    TRY(check(c, err));
+    return ops->create(c, out, err);
+}
+
+void ep_free(struct ep *e)
+{
+    if (e) e->ops->free(e);
+}
+
+enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct ep_counts *out, struct err *err)
+{
+    struct ep_counts counts = { 0 };
+    ASSERT(e->stage == EP_IDLE && e->config.placement.n_logical > 0);
+    if (n_rows > (size_t)e->config.max_rows) return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", n_rows, e->config.max_rows);
+    e->n_rows = n_rows;
+    TRY(e->ops->plan(e, experts, &counts, err));
+    if (out) *out = counts;
+    e->stage = EP_PLANNED;
+    return OK;
+}
+
+enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out, struct err *err)
+{
+    ASSERT(e->stage == EP_PLANNED);
+    TRY(e->ops->dispatch(e, x, x_stride, out, err));
+    e->stage = EP_DISPATCHED;
+    return OK;
+}
+
+enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
+{
+    ASSERT(e->stage == EP_DISPATCHED);
+    TRY(e->ops->combine(e, a, err));
+    e->stage = EP_IDLE;
+    return OK;
+}
+
+static enum status check_collective(const struct ep *e, size_t bytes, struct err *err)
+{
+    if (bytes <= e->config.collective_bytes) return OK;
+    return err_set(err, ERR_TOO_LONG, "ep: %zu bytes of every rank at once, there is room for %zu", bytes, e->config.collective_bytes);
+}
+
+enum status ep_all_reduce(struct ep *e, void *x, size_t n, enum dtype dtype, struct err *err)
+{
+    if (dtype != DTYPE_F32 && dtype != DTYPE_BF16) return err_set(err, ERR_UNSUPPORTED, "ep: sums of %s", dtype_name(dtype));
+    TRY(check_collective(e, n * dtype_block_bytes(dtype), err));
+    return n ? e->ops->all_reduce(e, x, n, dtype, err) : OK;
+}
+
+enum status ep_all_gather(struct ep *e, void *all, const void *mine, size_t bytes, struct err *err)
+{
+    TRY(check_collective(e, bytes, err));
+    return bytes ? e->ops->all_gather(e, all, mine, bytes, err) : OK;
+}
+
+enum status ep_wait(struct ep *e, struct err *err) { return e->ops->wait(e, err); }

@@ -1,0 +1,89 @@
+/* ep_signals.cuh - how kernels of several ranks wait for each other: epochs, flags, a deadline, one fault for all. Thread: device.
+ *
+ * No block waits for another block: the last of a grid that ends does what comes after all of them, and waiting is for other ranks alone. */
+#ifndef BATON_KERNELS_EP_EP_SIGNALS_CUH
+#define BATON_KERNELS_EP_EP_SIGNALS_CUH
+
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/ep/ep_card.h"
+
+static __device__ __forceinline__ unsigned *fault_word(const ep_call &c, int rank) { return (unsigned *)(void *)(c.window[rank] + c.at.fault); }
+
+/* In the window of rank `to`, written by rank `from`. */
+static __device__ __forceinline__ unsigned *flag_word(const ep_call &c, int kind, int to, int from)
+{
+    return (unsigned *)(void *)(c.window[to] + c.at.flags + ((size_t)kind * c.size + from) * EP_FLAG_BYTES);
+}
+
+/* The first fault of this rank becomes all ranks'. */
+static __device__ void raise_fault(const ep_call &c, int fault, int rank)
+{
+    const unsigned word = (unsigned)fault << 16 | (unsigned)(rank + 1);
+    unsigned *own = (unsigned *)(void *)(c.own + c.at.fault);
+    if (atomicCAS(own, 0u, word) != 0) return;
+    *(volatile unsigned *)c.host_fault = word;
+    for (int r = 0; c.direct && r < c.size; r++)
+        if (r != c.rank) store_release_system(fault_word(c, r), word);
+}
+
+/* Has this rank met a fault, its own or another's? The host is told. */
+static __device__ __forceinline__ bool has_fault(const ep_call &c)
+{
+    const unsigned word = load_acquire_system((const unsigned *)(void *)(c.own + c.at.fault));
+    if (word) *(volatile unsigned *)c.host_fault = word;
+    return word != 0;
+}
+
+/* The whole block, which gets one answer. */
+static __device__ __forceinline__ bool block_has_fault(const ep_call &c) { return __syncthreads_or(threadIdx.x == 0 && has_fault(c)) != 0; }
+
+static __device__ bool flag_comes(const ep_call &c, int kind, int from)
+{
+    const unsigned *flag = flag_word(c, kind, c.rank, from), epoch = c.epochs[kind];
+    const unsigned long long until = timer_ns() + c.timeout_ns;
+    while ((int)(load_acquire_system(flag) - epoch) < 0) {
+        if (has_fault(c)) return false;
+        if (timer_ns() > until) {
+            raise_fault(c, EP_FAULT_LOST, from);
+            return false;
+        }
+        rest();
+    }
+    return true;
+}
+
+/* The whole block: have all ranks done what the flag tells? False after a fault: what they should have written is not there. */
+static __device__ bool wait_for_all(const ep_call &c, int kind)
+{
+    int good = threadIdx.x != 0 || !has_fault(c);
+    for (int r = (int)threadIdx.x; good && r < c.size; r += (int)blockDim.x) good = flag_comes(c, kind, r);
+    return __syncthreads_and(good) != 0;
+}
+
+/* The whole block, when it has written what it had to: is it the grid's last? Then all of the grid's writes have been made. */
+static __device__ bool is_last_block(const ep_call &c)
+{
+    int last = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence_system();
+        last = atomicAdd(c.done, 1u) == gridDim.x * gridDim.y - 1;
+        if (last) *c.done = 0;
+        __threadfence_system();
+    }
+    return __syncthreads_or(last) != 0;
+}
+
+/* The whole last block: tells all ranks. */
+static __device__ void tell_all(const ep_call &c, int kind)
+{
+    const unsigned epoch = c.epochs[kind] + 1;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence_system();
+        c.epochs[kind] = epoch;
+    }
+    for (int r = (int)threadIdx.x; r < c.size; r += (int)blockDim.x) store_release_system(flag_word(c, kind, r, c.rank), epoch);
+}
+
+#endif
