@@ -5,6 +5,7 @@
 
 #include "deploy/cli/commands.h"
 #include "kernels/device.h"
+#include "kernels/ep/ep.h"
 #include "kernels/kernels.h"
 #include "kvtransfer/transport.h"
 
@@ -49,7 +50,17 @@ static void print_json(const char *features, struct buf *out)
     add_rows(out, "\"");
     buf_printf(out, "],\"cpu\":\"%s\",\"transports\":[", features);
     add_transports(out, "\"");
-    buf_printf(out, "],\"rdma\":%s,\"ucx\":%s,\"cuda\":%s,\"nccl\":false}\n", truth(has_transport("rdma")), truth(has_transport("ucx")), truth(has_device("cuda")));
+    buf_printf(out, "],\"rdma\":%s,\"ucx\":%s,\"cuda\":%s,\"nccl\":%s}\n", truth(has_transport("rdma")), truth(has_transport("ucx")), truth(has_device("cuda")),
+               truth(ep_nccl_version() >= 0));
+}
+
+/* Loaded when it is needed, so that what this host has counts beside what was built. */
+static void add_nccl(struct buf *out)
+{
+    const int v = ep_nccl_version();
+    if (v < 0) buf_printf(out, ", NCCL (not built in)");
+    else if (v == 0) buf_printf(out, ", NCCL (built in; not on this host)");
+    else buf_printf(out, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
 }
 
 static void print_text(const char *features, struct buf *out)
@@ -61,7 +72,9 @@ static void print_text(const char *features, struct buf *out)
     add_transports(out, "");
     if (!rdma || !ucx) buf_printf(out, " (%s%s%s: not built in)", rdma ? "" : "rdma", rdma || ucx ? "" : ", ", ucx ? "" : "ucx");
     buf_printf(out, "\n  devices     cpu%s\n", has_device("cuda") ? ", cuda" : " (cuda: not built in)");
-    buf_printf(out, "  libraries   libuv %s, hiredis %d.%d.%d\n", uv_version_string(), HIREDIS_MAJOR, HIREDIS_MINOR, HIREDIS_PATCH);
+    buf_printf(out, "  libraries   libuv %s, hiredis %d.%d.%d", uv_version_string(), HIREDIS_MAJOR, HIREDIS_MINOR, HIREDIS_PATCH);
+    add_nccl(out);
+    buf_add_char(out, '\n');
 }
 
 int cmd_version(int argc, char **argv)

@@ -17,8 +17,8 @@ static size_t place(size_t *at, size_t bytes)
     return here;
 }
 
-/* Where the pieces of a window are, in bytes from its beginning. `rows` and `back`: how many of them. */
-static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t back)
+/* Where the pieces of a window are, in bytes from its beginning. `rows` and `back`: how many of them; `shared`: bytes. */
+static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t back, size_t shared)
 {
     const size_t size = (size_t)c->size;
     size_t at = 0;
@@ -36,7 +36,7 @@ static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t
         l.rows = place(&at, rows * f.row_bytes);
         l.back = place(&at, back * f.back_bytes);
     }
-    l.shared = place(&at, 2 * size * l.shared_bytes);
+    l.shared = place(&at, shared);
     l.bytes = at;
     return l;
 }
@@ -130,7 +130,9 @@ enum status ep_card_init(struct ep_card *card, const struct ep_ops *ops, const s
         return err_set(err, ERR_UNSUPPORTED, "ep: %d experts of one of %d ranks are too many", card->base.n_local, c->size);
     fill_call(card, packed);
     card->host_counts = MEM_ARRAY(int32_t, 2 * (size_t)c->placement.n_physical + 1);
-    card->call.at = layout_of(c, packed ? ep_max_slots(c) : ep_pair_slots(c) * (size_t)c->size, card->back_slots ? card->back_slots : ep_pair_slots(c));
+    const size_t size = (size_t)c->size, pairs = ep_pair_slots(c), of_one = round_up(c->collective_bytes, 16);
+    card->call.at = layout_of(c, packed ? ep_max_slots(c) : pairs * size, card->back_slots ? card->back_slots : pairs,
+                              card->call.direct ? 2 * size * of_one : of_one + size * sizeof(float));
     TRY(device_mem_alloc(c->device, card->call.at.bytes, DEVICE_MEM_SHARED, &card->window, err));
     card->call.own = card->window.ptr;
     int32_t    *owner = owners(c);

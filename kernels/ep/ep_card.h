@@ -6,8 +6,8 @@
  *     flags     [EP_FLAGS][size] words, each on 128 bytes of its own, written by the rank that the second index names
  *     counts    [size][n_physical] int32: rows by sending rank and expert
  *     rows      [size][pair_slots] rows that arrived, by sending rank; packed one after the other where the host knows how many
- *     back      [pair_slots] results that came back
- *     shared    [2][size][collective_bytes]
+ *     back      [pair_slots] results that came back; not direct and not packed [size][pair_slots]
+ *     shared    [2][size][collective_bytes]; not direct [size] parts of a sum
  *
  * In `direct` calls kernels write into the windows of all ranks and tell by flags; in others (nccl) they write into `out_rows` and `out_back` of
  * this rank, which the host sends, and nobody waits.
@@ -73,6 +73,9 @@ cudaError_t ep_run_index(cudaStream_t s, const struct ep_call *c);
 cudaError_t ep_run_return(cudaStream_t s, const struct ep_call *c, const float *out, size_t n_slots);
 /* Direct: waits for all results. y. */
 cudaError_t ep_run_sum(cudaStream_t s, const struct ep_call *c, const struct ep_combine_args *a);
+
+/* Direct: waits in the stream until all ranks have told. Not direct: nothing. */
+cudaError_t ep_run_wait(cudaStream_t s, const struct ep_call *c, enum ep_flag kind);
 
 /* Direct: `bytes` of this rank to all ranks' shared. */
 cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mine, size_t bytes);

@@ -13,7 +13,7 @@ struct ep_card {
     struct dev_mem      work;
     unsigned           *fault;  /* pinned, written by kernels */
     int32_t            *host_counts; /* [2 n_physical + 1]: of struct ep_counts, and what they are made from */
-    size_t              back_slots; /* results that the window takes; 0: those of one rank's rows. Set before ep_card_init */
+    size_t              back_slots; /* results that the window takes; 0: those of one rank's rows. It and call.direct are set before ep_card_init */
     struct ep_call      call;
 };
 

@@ -6,6 +6,14 @@
 
 enum { COLLECT_THREADS = 256, COLLECT_BLOCKS_MAX = 256 };
 
+/* One block waits, so that the rest of the card is free for other streams meanwhile. */
+static __global__ void wait_kernel(ep_call c, int kind) { (void)wait_for_all(c, kind); }
+
+cudaError_t ep_run_wait(cudaStream_t s, const struct ep_call *c, enum ep_flag kind)
+{
+    return c->direct ? launch(s, wait_kernel, dim3(1), dim3(WARP), 0, *c, kind) : cudaSuccess;
+}
+
 static unsigned collect_blocks(size_t n)
 {
     const unsigned blocks = blocks_for(n, COLLECT_THREADS);
@@ -43,13 +51,14 @@ cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mi
 
 static __global__ void __launch_bounds__(COLLECT_THREADS) take_kernel(ep_call c, unsigned char *all, size_t bytes)
 {
-    if (!wait_for_all(c, EP_FLAG_SHARED)) return;
+    if (block_has_fault(c)) return;
     for (int r = 0; r < c.size; r++) copy_bytes(all + (size_t)r * bytes, shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, r), bytes);
 }
 
 cudaError_t ep_run_take(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes)
 {
-    return launch(s, take_kernel, dim3(collect_blocks(bytes / 16)), dim3(COLLECT_THREADS), 0, *c, (unsigned char *)all, bytes);
+    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_SHARED);
+    return e != cudaSuccess ? e : launch(s, take_kernel, dim3(collect_blocks(bytes / 16)), dim3(COLLECT_THREADS), 0, *c, (unsigned char *)all, bytes);
 }
 
 struct parts {
@@ -59,7 +68,7 @@ struct parts {
 
 template <bool IS_F32> static __global__ void __launch_bounds__(COLLECT_THREADS) add_kernel(ep_call c, parts p, void *x, size_t n)
 {
-    if (p.at ? block_has_fault(c) : !wait_for_all(c, EP_FLAG_SHARED)) return;
+    if (block_has_fault(c)) return;
     const unsigned char *first = p.at ? p.at : shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, 0);
     const size_t         step = p.at ? p.bytes : c.at.shared_bytes;
     for (size_t i = blockIdx.x * (size_t)COLLECT_THREADS + threadIdx.x; i < n; i += gridDim.x * (size_t)COLLECT_THREADS) {
@@ -77,6 +86,8 @@ template <bool IS_F32> static __global__ void __launch_bounds__(COLLECT_THREADS)
 cudaError_t ep_run_add(cudaStream_t s, const struct ep_call *c, const void *parts_at, size_t part_bytes, void *x, size_t n, enum dtype dtype)
 {
     const parts p = { (const unsigned char *)parts_at, part_bytes };
+    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_SHARED);
+    if (e != cudaSuccess) return e;
     if (dtype == DTYPE_F32) return launch(s, add_kernel<true>, dim3(collect_blocks(n)), dim3(COLLECT_THREADS), 0, *c, p, x, n);
     return launch(s, add_kernel<false>, dim3(collect_blocks(n)), dim3(COLLECT_THREADS), 0, *c, p, x, n);
 }

@@ -55,8 +55,7 @@ static __device__ __forceinline__ void sum_one(const ep_call &c, const ep_combin
 /* blockIdx.x: the row; blocks of one row take SUM_THREADS elements in turn. */
 static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(ep_call c, ep_combine_args a)
 {
-    if (c.direct ? !wait_for_all(c, EP_FLAG_BACK) : block_has_fault(c)) return;
-    if ((int)blockIdx.x >= c.n_rows) return;
+    if (block_has_fault(c)) return;
     for (size_t k = blockIdx.y * SUM_THREADS + threadIdx.x; k < (size_t)c.hidden; k += (size_t)gridDim.y * SUM_THREADS) sum_one(c, a, blockIdx.x, k);
 }
 
@@ -64,6 +63,7 @@ cudaError_t ep_run_sum(cudaStream_t s, const struct ep_call *c, const struct ep_
 {
     unsigned wide = blocks_for((size_t)c->hidden, SUM_THREADS);
     if (wide > SUM_BLOCKS_MAX) wide = SUM_BLOCKS_MAX;
-    const dim3 grid = c->n_rows > 0 ? dim3((unsigned)c->n_rows, wide) : dim3(1); /* who has no rows waits too: the next call writes where others read */
-    return launch(s, sum_kernel, grid, dim3(SUM_THREADS), 0, *c, *a);
+    const cudaError_t e = ep_run_wait(s, c, EP_FLAG_BACK); /* who has no rows waits too: the next call writes where others read */
+    if (e != cudaSuccess || c->n_rows == 0) return e;
+    return launch(s, sum_kernel, dim3((unsigned)c->n_rows, wide), dim3(SUM_THREADS), 0, *c, *a);
 }

@@ -16,7 +16,7 @@ static __device__ __forceinline__ unsigned *flag_word(const ep_call &c, int kind
 }
 
 /* The first fault of this rank becomes all ranks'. */
-static __device__ void raise_fault(const ep_call &c, int fault, int rank)
+static __device__ inline void raise_fault(const ep_call &c, int fault, int rank)
 {
     const unsigned word = (unsigned)fault << 16 | (unsigned)(rank + 1);
     unsigned *own = (unsigned *)(void *)(c.own + c.at.fault);
@@ -37,7 +37,7 @@ static __device__ __forceinline__ bool has_fault(const ep_call &c)
 /* The whole block, which gets one answer. */
 static __device__ __forceinline__ bool block_has_fault(const ep_call &c) { return __syncthreads_or(threadIdx.x == 0 && has_fault(c)) != 0; }
 
-static __device__ bool flag_comes(const ep_call &c, int kind, int from)
+static __device__ inline bool flag_comes(const ep_call &c, int kind, int from)
 {
     const unsigned *flag = flag_word(c, kind, c.rank, from), epoch = c.epochs[kind];
     const unsigned long long until = timer_ns() + c.timeout_ns;
@@ -53,7 +53,7 @@ static __device__ bool flag_comes(const ep_call &c, int kind, int from)
 }
 
 /* The whole block: have all ranks done what the flag tells? False after a fault: what they should have written is not there. */
-static __device__ bool wait_for_all(const ep_call &c, int kind)
+static __device__ inline bool wait_for_all(const ep_call &c, int kind)
 {
     int good = threadIdx.x != 0 || !has_fault(c);
     for (int r = (int)threadIdx.x; good && r < c.size; r += (int)blockDim.x) good = flag_comes(c, kind, r);
@@ -61,7 +61,7 @@ static __device__ bool wait_for_all(const ep_call &c, int kind)
 }
 
 /* The whole block, when it has written what it had to: is it the grid's last? Then all of the grid's writes have been made. */
-static __device__ bool is_last_block(const ep_call &c)
+static __device__ inline bool is_last_block(const ep_call &c)
 {
     int last = 0;
     __syncthreads();
@@ -75,7 +75,7 @@ static __device__ bool is_last_block(const ep_call &c)
 }
 
 /* The whole last block: tells all ranks. */
-static __device__ void tell_all(const ep_call &c, int kind)
+static __device__ inline void tell_all(const ep_call &c, int kind)
 {
     const unsigned epoch = c.epochs[kind] + 1;
     __syncthreads();

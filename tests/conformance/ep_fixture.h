@@ -88,10 +88,28 @@ static inline void run_ranks(int size, void (*rank)(struct world *w), unsigned m
     if (lacks) SKIP(what);
 }
 
-/* The device, or the end of the rank where there is none. */
-static inline struct device *rank_device(const char *name)
+#ifdef BATON_EMULATED_CARD
+static inline int n_cards(void) { return 1; }
+#else
+/* Without a word to CUDA: what it sees is settled when it is first spoken to. */
+static inline int n_cards(void)
+{
+    char path[40];
+    for (int n = 0; n < RANKS; n++) {
+        snprintf(path, sizeof path, "/dev/nvidia%d", n);
+        if (access(path, F_OK) != 0) return n;
+    }
+    return RANKS;
+}
+#endif
+
+/* The device, or the end of the rank where there is none. Ranks have a card each if there are as many; otherwise all have the first. */
+static inline struct device *rank_device(const char *name, const struct world *w)
 {
     struct device *d;
+    char           own[12];
+    snprintf(own, sizeof own, "%d", w->rank);
+    if (w->size > 1 && n_cards() >= w->size) setenv("CUDA_VISIBLE_DEVICES", own, 1);
     const enum status st = device_open(name, &d, NULL);
     if (st == ERR_NODEV || st == ERR_UNSUPPORTED) _exit(NO_CARD);
     CHECK_OK(st);

@@ -17,6 +17,9 @@ static struct ep *open_ep(const struct shape *s, struct world *w, struct device 
     c.size = w->size;
     c.exchange = world_exchange;
     c.exchange_arg = w;
+#ifndef BATON_EMULATED_CARD
+    if (strcmp(c.row, "nccl") == 0 && n_cards() < w->size) _exit(NO_CARD); /* "Duplicate GPU detected" */
+#endif
     const enum status st = ep_create(&c, &e, &err);
     if (st == ERR_UNSUPPORTED || st == ERR_NODEV) {
         printf("    %s\n", err.text);
@@ -266,7 +269,7 @@ static const char  *the_device;
 /* Several calls with one object, sums between them. */
 static void rank_of_calls(struct world *w)
 {
-    struct device *d = rank_device(the_device);
+    struct device *d = rank_device(the_device, w);
     struct shape   s = the_shape;
     struct ep     *e = open_ep(&s, w, d);
     for (s.call = 0; s.call < 4; s.call++) {
@@ -308,6 +311,15 @@ TEST(peer_1) { calls("peer", "cuda", EP_LOW_LATENCY, 1); }
 TEST(peer_2) { calls("peer", "cuda", EP_LOW_LATENCY, 2); }
 TEST(peer_3) { calls("peer", "cuda", EP_LOW_LATENCY, 3); }
 TEST(peer_4) { calls("peer", "cuda", EP_LOW_LATENCY, 4); }
+
+/* Through NCCL where every rank has a card, which it insists on; in builds with an emulated one through a stand-in (ep_nccl_fake.c). */
+#define NCCL_TEST(name, mode, size) \
+    TEST(name) { calls("nccl", "cuda", mode, size); }
+NCCL_TEST(nccl_throughput_1, EP_THROUGHPUT, 1)
+NCCL_TEST(nccl_throughput_2, EP_THROUGHPUT, 2)
+NCCL_TEST(nccl_throughput_4, EP_THROUGHPUT, 4)
+NCCL_TEST(nccl_low_latency_1, EP_LOW_LATENCY, 1)
+NCCL_TEST(nccl_low_latency_3, EP_LOW_LATENCY, 3)
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
 
@@ -351,7 +363,7 @@ TEST(too_much_at_once_is_refused)
 {
     struct shape   s = shape_of("self", EP_THROUGHPUT, 1);
     struct world   w = { .size = 1 };
-    struct device *d = rank_device("cpu");
+    struct device *d = rank_device("cpu", &w);
     struct ep     *e = open_ep(&s, &w, d);
     int32_t        experts[7 * 3] = { 0 }, wrong[3] = { 0, 12, 1 };
     float          x[600] = { 0 };
@@ -368,7 +380,7 @@ TEST(too_much_at_once_is_refused)
 /* The card finds it out, and the rank that asked is named. */
 static void rank_of_a_wrong_expert(struct world *w)
 {
-    struct device  *d = rank_device("cuda");
+    struct device  *d = rank_device("cuda", w);
     struct shape    s = shape_of("peer", EP_LOW_LATENCY, w->size);
     struct ep      *e = open_ep(&s, w, d);
     struct inputs   in;
@@ -393,7 +405,7 @@ TEST(peer_a_wrong_expert_ends_all_ranks_with_its_name) { run_ranks(2, rank_of_a_
 
 static void rank_of_another_opinion(struct world *w)
 {
-    struct device   *d = rank_device("cuda");
+    struct device   *d = rank_device("cuda", w);
     struct ep_config c = shape_of("peer", EP_LOW_LATENCY, w->size).c;
     struct ep       *e = NULL;
     struct err       err;
@@ -417,7 +429,7 @@ static const char *the_row;
 /* One good call; then DEAD is killed, and the others' next call ends in time. */
 static void rank_of_the_bereaved(struct world *w)
 {
-    struct device  *d = rank_device("cuda");
+    struct device  *d = rank_device("cuda", w);
     struct shape    s = shape_of(the_row, EP_LOW_LATENCY, w->size);
     struct inputs   in;
     struct ep_batch b;
@@ -449,6 +461,37 @@ TEST(peer_a_dead_rank_is_an_error_in_time)
     the_row = "peer";
     run_ranks(3, rank_of_the_bereaved, 1u << DEAD, WHY);
 }
+
+TEST(nccl_a_dead_rank_is_an_error_in_time)
+{
+    the_row = "nccl";
+    run_ranks(3, rank_of_the_bereaved, 1u << DEAD, WHY);
+}
+
+/* ---- more than there is room for --------------------------------------------------------------------------------- */
+
+/* All rows choose experts of rank 0: all ranks refuse alike, and go on with what fits. */
+static void rank_of_plenty(struct world *w)
+{
+    struct device   *d = rank_device("cuda", w);
+    struct shape     s = shape_of("nccl", EP_THROUGHPUT, w->size);
+    struct dev_mem   m;
+    struct err       err = { 0 };
+    struct ep_counts counts;
+    int32_t          experts[6 * 3];
+    s.c.max_slots = 20;
+    for (int i = 0; i < 18; i++) experts[i] = i % 3;
+    struct ep *e = open_ep(&s, w, d);
+    to_device(d, experts, sizeof experts, &m);
+    CHECK_STATUS(ep_plan(e, m.ptr, 6, NULL, &err), ERR_FULL);
+    CHECK(strstr(err.text, "rank 0 would get 36 rows") != NULL);
+    CHECK_OK(ep_plan(e, m.ptr, 3, &counts, NULL));
+    CHECK_EQ_INT(counts.n_slots, w->rank == 0 ? 18 : 0);
+    ep_free(e);
+    device_mem_free(d, &m);
+    device_close(d);
+}
+TEST(nccl_more_than_there_is_room_for_is_refused_by_all) { run_ranks(2, rank_of_plenty, 0, WHY); }
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
@@ -491,7 +534,7 @@ static void record(const struct shape *s, struct ep *e, struct inputs *in, cudaS
 /* Rows of call 0, whose choices and weights are other ones at each replay. */
 static void rank_of_graphs(struct world *w)
 {
-    struct device  *d = rank_device("cuda");
+    struct device  *d = rank_device("cuda", w);
     struct shape    s = shape_of("peer", EP_LOW_LATENCY, w->size);
     struct ep      *e = open_ep(&s, w, d);
     struct inputs   in;
@@ -534,4 +577,6 @@ TEST(peer_calls_run_again_from_a_graph) { SKIP("built without kernels for GPUs")
 TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_on_a_card), CASE(self_on_a_card_low_latency), CASE_T(peer_1, 120),
           CASE_T(peer_2, 120), CASE_T(peer_3, 120), CASE_T(peer_4, 120), CASE(impossible_sizes_are_refused_with_a_sentence),
           CASE(too_much_at_once_is_refused), CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name), CASE(peer_ranks_of_other_sizes_do_not_meet),
-          CASE(peer_a_dead_rank_is_an_error_in_time), CASE(peer_calls_run_again_from_a_graph))
+          CASE(peer_a_dead_rank_is_an_error_in_time), CASE_T(nccl_throughput_1, 120), CASE_T(nccl_throughput_2, 120), CASE_T(nccl_throughput_4, 120),
+          CASE_T(nccl_low_latency_1, 120), CASE_T(nccl_low_latency_3, 120), CASE(nccl_a_dead_rank_is_an_error_in_time),
+          CASE(nccl_more_than_there_is_room_for_is_refused_by_all), CASE(peer_calls_run_again_from_a_graph))
