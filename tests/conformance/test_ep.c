@@ -245,7 +245,8 @@ static struct ep_placement placement(int size, bool redundant)
 {
     const int32_t n = 12 + (redundant ? COPIES : 0);
     for (int r = 0; r <= size; r++) first_of[r] = r == size ? n : r * n / size;
-    if (size > 1) first_of[2 < size ? 2 : 1] = first_of[1] = size > 2 ? first_of[1] : 7;
+    if (size == 2) first_of[1] = 7;
+    if (size > 2) first_of[2] = first_of[1];
     int32_t at = 0;
     for (int32_t e = 0; e < 12; e++) {
         copies_of[e] = at;
@@ -310,7 +311,22 @@ TEST(self_on_a_card_low_latency) { calls("self", "cuda", EP_LOW_LATENCY, 1); }
 TEST(peer_1) { calls("peer", "cuda", EP_LOW_LATENCY, 1); }
 TEST(peer_2) { calls("peer", "cuda", EP_LOW_LATENCY, 2); }
 TEST(peer_3) { calls("peer", "cuda", EP_LOW_LATENCY, 3); }
+TEST(peer_8) { calls("peer", "cuda", EP_LOW_LATENCY, 8); }
 TEST(peer_4) { calls("peer", "cuda", EP_LOW_LATENCY, 4); }
+
+/* Ranks that share no experts: tensor parallelism. */
+static void rank_of_sums(struct world *w)
+{
+    struct device *d = rank_device("cuda", w);
+    struct shape   s = { .c = { .row = "peer", .mode = EP_LOW_LATENCY, .collective_bytes = 1500, .timeout_ms = LINK_MS } };
+    struct ep     *e = open_ep(&s, w, d);
+    for (; s.call < 3; s.call++) sums(&s, w, d, e);
+    gathers(w, d, e);
+    CHECK_OK(ep_wait(e, NULL));
+    ep_free(e);
+    device_close(d);
+}
+TEST(peer_sums_without_experts) { run_ranks(3, rank_of_sums, 0, WHY); }
 
 /* Through NCCL where every rank has a card, which it insists on; in builds with an emulated one through a stand-in (ep_nccl_fake.c). */
 #define NCCL_TEST(name, mode, size) \
@@ -318,6 +334,7 @@ TEST(peer_4) { calls("peer", "cuda", EP_LOW_LATENCY, 4); }
 NCCL_TEST(nccl_throughput_1, EP_THROUGHPUT, 1)
 NCCL_TEST(nccl_throughput_2, EP_THROUGHPUT, 2)
 NCCL_TEST(nccl_throughput_4, EP_THROUGHPUT, 4)
+NCCL_TEST(nccl_throughput_8, EP_THROUGHPUT, 8)
 NCCL_TEST(nccl_low_latency_1, EP_LOW_LATENCY, 1)
 NCCL_TEST(nccl_low_latency_3, EP_LOW_LATENCY, 3)
 
@@ -575,8 +592,9 @@ TEST(peer_calls_run_again_from_a_graph) { SKIP("built without kernels for GPUs")
 #endif
 
 TEST_MAIN(CASE(self_on_the_host), CASE(self_on_the_host_low_latency), CASE(self_on_a_card), CASE(self_on_a_card_low_latency), CASE_T(peer_1, 120),
-          CASE_T(peer_2, 120), CASE_T(peer_3, 120), CASE_T(peer_4, 120), CASE(impossible_sizes_are_refused_with_a_sentence),
+          CASE_T(peer_2, 120), CASE_T(peer_3, 120), CASE_T(peer_4, 120), CASE_T(peer_8, 180), CASE(peer_sums_without_experts), CASE(impossible_sizes_are_refused_with_a_sentence),
           CASE(too_much_at_once_is_refused), CASE(peer_a_wrong_expert_ends_all_ranks_with_its_name), CASE(peer_ranks_of_other_sizes_do_not_meet),
           CASE(peer_a_dead_rank_is_an_error_in_time), CASE_T(nccl_throughput_1, 120), CASE_T(nccl_throughput_2, 120), CASE_T(nccl_throughput_4, 120),
+          CASE_T(nccl_throughput_8, 180),
           CASE_T(nccl_low_latency_1, 120), CASE_T(nccl_low_latency_3, 120), CASE(nccl_a_dead_rank_is_an_error_in_time),
           CASE(nccl_more_than_there_is_room_for_is_refused_by_all), CASE(peer_calls_run_again_from_a_graph))
