@@ -35,6 +35,7 @@
 #include "kernels/cpu/pool.h"
 #include "kernels/device.h"
 #include "kernels/dtype.h"
+#include "kernels/made_up.h"
 #include "shared/base/sampling.h"
 
 enum { KERNEL_BLOCK_TOKENS_MAX = 256, KERNEL_HEAD_DIM_MAX = 256, KERNEL_LATENT_MAX = 1024 /* kv_lora + rope of MLA */ };
@@ -59,6 +60,7 @@ struct weight_src {
     size_t      row_bytes;   /* from one stored row to the next; 0: they lie one after the other */
     bool        transposed;
     const float *scales;     /* F8_E4M3: [ceil(n_out / 128)][ceil(n_in / 128)], multiplied; otherwise NULL */
+    struct made_up made_up;  /* of a unit above 0: there is no data, elements (BF16 or F32) are made up by their place among stored ones */
 };
 
 /* A matrix packed for a row of this table. Owned by whoever called weight_pack; freed with weight_release. */

@@ -14,6 +14,7 @@
 #include "kernels/cpu/sizes.h"
 #include "kernels/dtype_blocks.h"
 #include "kernels/quantize.h"
+#include "kernels/weight_parts.h"
 #include "shared/base/mem.h"
 
 enum { TURN_K = 128 /* k's of a transposed source turned at a time */, ITEM_PANELS = F8_BLOCK / PANEL, CHANNEL_PANELS = 2 };
@@ -25,7 +26,7 @@ struct pack_item {
     const struct pack_job   *job;
     const struct weight_src *src;
     size_t                   i_part, panel0, n_panels, row0, n_rows;
-    uint8_t                 *turned; /* scratch: a transposed source's rows */
+    uint8_t                 *turned; /* scratch: rows of a transposed or made-up source */
     float                   *wide;   /* ... as f32 */
     uint8_t                 *q;      /* ... quantised */
 };
@@ -59,15 +60,26 @@ static uint8_t *panel_of(const struct pack_item *item, size_t i)
 /* Rows that panel i of the item has. */
 static size_t lanes_in(const struct pack_item *item, size_t i) { return min_size(PANEL, item->n_rows - i * PANEL); }
 
+/* Rows that do not lie in memory as they are wanted: they are put there, some k's at a time. */
+static bool in_pieces(const struct weight_src *s) { return s->transposed || weight_is_made_up(s); }
+
 struct rows {
     const uint8_t *at;
     size_t         stride;
 };
 
+static struct rows made_up_rows(const struct pack_item *item, size_t k0, size_t n_k)
+{
+    const size_t stride = n_k * item->job->size;
+    for (size_t i = 0; i < item->n_rows; i++) weight_made_up_row(item->src, item->row0 + i, k0, n_k, item->turned + i * stride);
+    return (struct rows){ item->turned, stride };
+}
+
 /* k0 .. k0 + n_k of the item's rows; a plain source. */
 static struct rows rows_of(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const struct weight_src *s = item->src;
+    if (weight_is_made_up(s)) return made_up_rows(item, k0, n_k);
     size_t size = item->job->size, across = s->transposed ? s->n_out : s->n_in, stride = s->row_bytes ? s->row_bytes : across * size;
     const uint8_t *data = s->data;
     if (!s->transposed) return (struct rows){ data + item->row0 * stride + k0 * size, stride };
@@ -90,7 +102,7 @@ static void copy_f8_scales(const struct pack_item *item)
 
 static void pack_words(const struct pack_item *item)
 {
-    size_t n_in = item->job->n_in, size = item->job->size, step = item->src->transposed ? TURN_K : n_in;
+    size_t n_in = item->job->n_in, size = item->job->size, step = in_pieces(item->src) ? TURN_K : n_in;
     for (size_t k = 0; k < n_in; k += step) {
         size_t      n_k = min_size(step, n_in - k);
         struct rows rows = rows_of(item, k, n_k);
@@ -236,15 +248,15 @@ static void run_item(void *arg, int index, int thread)
 }
 
 /* Scratch for one thread, each piece a whole number of cache lines. */
-static void plan_scratch(struct pack_job *job, bool transposed)
+static void plan_scratch(struct pack_job *job, bool pieces)
 {
     size_t n_in = (job->n_in + 63) / 64 * 64, rows = job->panels_per_item * PANEL;
     if (job->way == &CHANNELS) {
-        job->turned_bytes = transposed ? rows * n_in * job->size : 0;
+        job->turned_bytes = pieces ? rows * n_in * job->size : 0;
         job->wide_bytes = n_in * sizeof(float);
         job->q_bytes = PANEL * n_in;
     } else {
-        job->turned_bytes = transposed ? rows * TURN_K * job->size : 0;
+        job->turned_bytes = pieces ? rows * TURN_K * job->size : 0;
         job->wide_bytes = job->way == &F8_BLOCKS ? F8_BLOCK * F8_BLOCK * sizeof(float) : 0;
         job->q_bytes = job->way == &F8_BLOCKS ? F8_BLOCK * F8_BLOCK : 0;
     }
@@ -266,7 +278,7 @@ enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, st
     job.panels_per_item = first->transposed ? job.way->panels_transposed : job.way->panels;
     w.data = a->to ? a->to : pages_map(w.bytes);
     if (!w.data) return no_memory(w.bytes, err);
-    plan_scratch(&job, first->transposed);
+    plan_scratch(&job, in_pieces(first));
     size_t scratch_bytes = job.turned_bytes + job.wide_bytes + job.q_bytes;
     job.scratch = scratch_bytes ? mem_try_calloc((size_t)compute_pool_threads(c->pool), scratch_bytes) : NULL;
     if (scratch_bytes && !job.scratch) {

@@ -1,12 +1,14 @@
 /* cuda_pack.c - checkpoint matrices to the forms of gemm.h: made on the host by the pool, 128 rows of a part at a time, then sent.
  *
  * FAST: bf16 and f16 become BF16, as do GGUF's block types, f8 stays F8, f32 stays F32 (routers), and what --quantization asks for W8, W4 or F8
- * by the rules of quantize.h. F32 arithmetic: every element the f32 that its format means. Life cycle: struct weight.
+ * by the rules of quantize.h. F32 arithmetic: every element the f32 that its format means. Weights that are made up are made on the card (fill.h).
+ * Life cycle: struct weight.
  * LIMIT: a matrix is whole in host memory before it is sent. Thread: loading thread, pool. */
 #include <string.h>
 
 #include "kernels/cpu/sizes.h"
 #include "kernels/cuda/cuda_row.h"
+#include "kernels/cuda/fill.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/quantize.h"
 #include "kernels/weight_parts.h"
@@ -213,19 +215,57 @@ static enum status pack_image(struct kernel_ctx *c, struct pack *p, struct err *
     return OK;
 }
 
+static enum status pack_and_send(struct kernel_ctx *c, const struct weight_pack_args *a, const struct weight *w, void *to, struct err *err)
+{
+    struct pack p = { .a = a, .w = w };
+    enum status st = pack_image(c, &p, err);
+    if (st == OK) {
+        device_upload(c->device, to, p.image, w->bytes);
+        st = device_fault(c->device, err);
+    }
+    free_room(&p);
+    return st;
+}
+
+/* ---- made-up weights --------------------------------------------------------------------------------------------- */
+
+/* Made on the card; but for what is quantised in F32 arithmetic, which tests alone ask for. */
+static bool can_fill(const struct weight_pack_args *a, const struct weight *w)
+{
+    for (size_t i = 0; i < a->n_parts; i++)
+        if (!weight_is_made_up(&a->parts[i])) return false;
+    return w->form != GEMM_F32 || a->quantize == QUANTIZE_NONE;
+}
+
+/* What rows and scales are filled up with is zero. */
+static enum status fill(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
+{
+    struct cuda_device *d = cuda_ctx_of(base)->device;
+    const enum gemm_form form = (enum gemm_form)w->form;
+    const size_t f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK;
+    size_t       first = 0, block = 0;
+    bool         good = cuda_check(d, cudaMemsetAsync(to, 0, w->bytes, d->stream), "clearing a weight");
+    for (size_t i = 0; i < a->n_parts && good; i++) {
+        const struct weight_src *s = &a->parts[i];
+        float      *scales = (float *)(void *)(to + gemm_scales_at(form, w->n_out, w->n_in));
+        struct fill f = { .form = form, .rows = to, .row_bytes = gemm_row_bytes(form, w->n_in), .scales = scales, .first = w->paired ? i : first,
+                          .every = w->paired ? 2 : 1, .n_rows = s->n_out, .n_in = s->n_in, .from = s->made_up };
+        if (form == GEMM_F8) f.scales += block * f8_blocks;
+        weight_steps(s, &f.row_step, &f.k_step);
+        good = cuda_check(d, fill_run(d->stream, &f), "making up a weight");
+        first += s->n_out;
+        block += blocks_of(s);
+    }
+    return device_fault(base->device, err);
+}
+
 enum status cuda_weight_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err)
 {
     struct weight  w;
     struct dev_mem mem = { .ptr = a->to };
     TRY(cuda_weight_plan(c, a, &w, err));
-    struct pack p = { .a = a, .w = &w };
-    enum status st = pack_image(c, &p, err);
-    if (st == OK && !a->to) st = device_mem_alloc(c->device, w.bytes, DEVICE_MEM_PRIVATE, &mem, err);
-    if (st == OK) {
-        device_upload(c->device, mem.ptr, p.image, w.bytes);
-        st = device_fault(c->device, err);
-    }
-    free_room(&p);
+    enum status st = a->to ? OK : device_mem_alloc(c->device, w.bytes, DEVICE_MEM_PRIVATE, &mem, err);
+    if (st == OK) st = can_fill(a, &w) ? fill(c, a, &w, mem.ptr, err) : pack_and_send(c, a, &w, mem.ptr, err);
     if (st != OK) {
         if (!a->to) device_mem_free(c->device, &mem);
         return st;

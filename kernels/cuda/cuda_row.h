@@ -6,7 +6,7 @@
  *   cuda_sampling.c tokens chosen on the card: what is asked, and what comes back
  *   cuda_pack.c     checkpoint matrices to the forms of gemm.h
  *   cuda_slots.c    every other slot: arguments to kernels
- *   gemm.h, attention.h, rows.h, inputs.h, sample.h   kernels
+ *   gemm.h, attention.h, rows.h, inputs.h, sample.h, fill.h   kernels
  *
  * Slots put work on the device's stream and return. What fails is kept by the device (device_fault); after that work comes to nothing.
  * Life cycle: kernel_ctx_create("cuda"), kernel_ctx_free. Thread: loading thread, then engine. */
