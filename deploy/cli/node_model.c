@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "deploy/cli/dummy_tokenizer.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -59,11 +60,19 @@ static void find_formats(struct node_model *m, const struct node_options *o, str
     log_info("chat answers", "reasoning=%s tool_calls=%s", m->reasoning ? m->reasoning->name : "none", m->tools ? m->tools->name : "none");
 }
 
+/* Made-up weights are served without a vocabulary of their own, too. */
+static enum status make_tokenizer(struct model_text *t, const struct node_options *o, struct tokenizer **out, struct err *err)
+{
+    if (!o->dummy || t->tokenizer_json.len > 0 || t->tokenizer_model.len > 0) return node_model_tokenizer(t, out, err);
+    log_warn("the model has no tokenizer", "path=%s a made-up one spells bytes: give prompts as token ids, or any text, a token a byte", o->model_path);
+    return dummy_tokenizer_create(o->model_path, out, err);
+}
+
 static enum status load_text(struct node_model *m, const struct node_options *o, struct err *err)
 {
     struct model_text text;
     TRY(model_text_load(o->model_path, &text, err));
-    enum status st = node_model_tokenizer(&text, &m->tokenizer, err);
+    enum status st = make_tokenizer(&text, o, &m->tokenizer, err);
     if (st == OK && o->chat_template) {
         buf_clear(&text.chat_template);
         buf_clear(&text.tool_template);
@@ -116,7 +125,7 @@ enum status node_model_load(struct node_model *m, const struct node_options *o, 
     TRY(make_kernels(o, &m->kernels, err));
     struct model_options mo = {
         .path = o->model_path, .max_rows = o->max_batched_tokens, .max_logits = engine_max_logits(o->max_seqs), .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
-        .usual_len = o->max_model_len, .kernels = m->kernels, .quantize = o->quantize, .packed_folder = o->weights_cache,
+        .usual_len = o->max_model_len, .kernels = m->kernels, .dummy = o->dummy, .quantize = o->quantize, .packed_folder = o->weights_cache,
         .progress = show_progress, .progress_arg = &bar,
     };
     TRY(model_load(&mo, &m->weights, err));

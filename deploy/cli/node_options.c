@@ -63,10 +63,13 @@ static enum status read_quantization(const struct config *c, struct node_options
     return OK;
 }
 
-static enum status check_format(const struct config *c, const struct node_options *o, struct err *err)
+static enum status read_format(const struct config *c, struct node_options *o, struct err *err)
 {
     const char *format = config_string(c, "load-format"), *is = is_gguf(o->model_path) ? "gguf" : "safetensors";
-    if (strcmp(format, "auto") == 0 || strcmp(format, is) == 0) return OK;
+    o->dummy = strcmp(format, "dummy") == 0;
+    if (o->dummy && is_gguf(o->model_path))
+        return err_field(err, ERR_CONFIG, "load-format", "--load-format dummy needs a folder with a config.json, and %s is a file", o->model_path);
+    if (o->dummy || strcmp(format, "auto") == 0 || strcmp(format, is) == 0) return OK;
     return err_field(err, ERR_CONFIG, "load-format", "--load-format %s, but %s is %s; auto recognises it", format, o->model_path, is);
 }
 
@@ -96,7 +99,7 @@ static enum status read_model(const struct config *c, struct node_options *o, st
     if (st == OK) o->model_path = dup_in(o, path.data);
     buf_release(&path);
     if (st != OK) return st;
-    TRY(check_format(c, o, err));
+    TRY(read_format(c, o, err));
     o->chat_template = config_string(c, "chat-template");
     config_list(c, "served-model-name", 0, &n);
     if (n > NODE_NAMES_MAX) return err_field(err, ERR_CONFIG, "served-model-name", "%zu served model names were given, at most %d", n, NODE_NAMES_MAX);
@@ -442,6 +445,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     kernel_cpu_features(features, sizeof features);
     buf_printf(out, "baton %s\n", BATON_VERSION);
     line(out, "model", o->model_path, config_source_text(c, "model"));
+    if (o->dummy) line(out, "weights", "MADE UP: answers mean nothing", config_source_text(c, "load-format"));
     line(out, "role", node_role_name(o->role), config_source_text(c, config_is_set(c, "kv-transfer-config") ? "kv-transfer-config" : "splitwise-role"));
     line(out, "topic", o->topic, config_source_text(c, "scheduler-topic"));
     print_port(out, c, "API", o->host, o->port, "port");

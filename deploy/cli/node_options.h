@@ -26,6 +26,7 @@ struct node_options {
     const char    *cpu_isa;
     enum activations activations;
     enum quantize    quantize;
+    bool             dummy;            /* weights are made up: --load-format dummy */
     const char      *weights_cache;    /* folder or NULL */
     int            n_threads;
     uint32_t       max_model_len;

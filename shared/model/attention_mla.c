@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/weight_parts.h"
 #include "shared/base/mem.h"
 #include "shared/model/blocks.h"
 
@@ -66,7 +67,9 @@ static struct weight_src outputs(const struct weight_src *s, size_t first, size_
     struct weight_src part = *s;
     part.n_out = n;
     if (!part.row_bytes) part.row_bytes = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in);
-    part.data = (const char *)s->data + (s->transposed ? dtype_row_bytes(s->dtype, first) : first * part.row_bytes);
+    const size_t skipped = s->transposed ? dtype_row_bytes(s->dtype, first) : first * part.row_bytes;
+    if (weight_is_made_up(s)) part.made_up.at += skipped / dtype_block_bytes(s->dtype);
+    else part.data = (const char *)s->data + skipped;
     return part;
 }
 

@@ -102,6 +102,11 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, e
     bool  widen = as == BIND_F32;
     for (size_t i = 1; i < n; i++) widen = widen || src[i].dtype != src[0].dtype;
     for (size_t i = 0; i < n && widen; i++) {
+        if (weight_is_made_up(&src[i])) { /* the same numbers in another type, made where they are wanted */
+            ASSERT(src[i].row_bytes == 0);
+            src[i].dtype = DTYPE_F32;
+            continue;
+        }
         if (b->converting && !(copies[i] = bind_plain_copy(b->m->kernels, &src[i], DTYPE_F32))) {
             mem_free(copies[0]);
             return err_set(b->err, ERR_NOMEM, "no memory to convert %s (%zu x %zu)", what, src[i].n_out, src[i].n_in);

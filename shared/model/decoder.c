@@ -160,6 +160,11 @@ static enum status make_room(struct binder *b)
     return OK;
 }
 
+bool decoder_keeps_copy(const struct model *m, const struct model_options *o)
+{
+    return o->packed_folder && m->kernels->device->is_host && !m->weights->made_up; /* making them up takes no longer than reading a copy */
+}
+
 /* From the copy on disk, or packed and then put there. */
 static enum status pack_weights(struct binder *b, const struct model_options *o, const struct packed_key *key)
 {
@@ -167,7 +172,7 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     const char                 *base = strrchr(o->path, '/');
     const struct packed_options p = { .folder = o->packed_folder, .name = base ? base + 1 : o->path, .key = *key, .plan = d->plan, .n = d->n_plan,
                                       .pool = b->m->kernels->pool, .progress = o->progress, .progress_arg = o->progress_arg };
-    b->packed = o->packed_folder && b->m->kernels->device->is_host ? packed_open(&p) : NULL;
+    b->packed = decoder_keeps_copy(b->m, o) ? packed_open(&p) : NULL;
     b->converting = !b->packed || !packed_is_ready(b->packed);
     if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
     enum status st = make_room(b);

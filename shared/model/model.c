@@ -12,6 +12,7 @@
 #include "shared/model/config_gguf.h"
 #include "shared/model/config_hf.h"
 #include "shared/model/decoder.h"
+#include "shared/model/file_map.h"
 #include "shared/model/model_files.h"
 #include "shared/model/model_rows.h"
 #include "shared/model/packed.h"
@@ -104,9 +105,19 @@ static struct packed_key packed_key_of(const struct model *m)
 
 /* ---- load -------------------------------------------------------------------------------------------------------- */
 
+static enum status open_weights(struct model *m, const struct model_options *o, const char *path, struct err *err)
+{
+    if (!o->dummy) return weights_open(path, &m->weights, err);
+    if (!file_is_folder(path))
+        return err_set(err, ERR_CONFIG, "weights are made up (--load-format dummy) for a folder with a config.json, and %s is a file", path);
+    weights_make_up(&m->weights);
+    log_warn("weights are made up", "path=%s no weights are read (--load-format dummy): speed and memory are a model's, answers mean nothing", path);
+    return OK;
+}
+
 static enum status load(struct model *m, const struct model_options *o, const char *path, struct err *err)
 {
-    TRY(weights_open(path, &m->weights, err));
+    TRY(open_weights(m, o, path, err));
     if (m->weights->gguf) m->quantize = QUANTIZE_NONE; /* such files are quantised where their makers wanted it */
     TRY(read_config(m, path, err));
     m->ops = model_row_find(m->config.arch, err);
@@ -117,7 +128,7 @@ static enum status load(struct model *m, const struct model_options *o, const ch
     enum status st = decoder_plan(m, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     TRY(check_memory(m, err));
-    const struct packed_key key = o->packed_folder && m->kernels->device->is_host ? packed_key_of(m) : (struct packed_key){ 0 };
+    const struct packed_key key = decoder_keeps_copy(m, o) ? packed_key_of(m) : (struct packed_key){ 0 };
     st = decoder_pack(m, o, &key, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);

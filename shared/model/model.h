@@ -3,7 +3,7 @@
  * model_load reads a folder (config.json, *.safetensors, tokenizer.json ...) or a GGUF file, finds the row of MODEL_ROWS by
  * architecture name, checks names, shapes and types of all weights (every fault names the tensor or the member), adds up what the
  * model takes in memory, and only then packs. Anything in a configuration that is not understood and changes the result is refused
- * by name. A model knows no requests and no network.
+ * by name. A model knows no requests and no network. For measurements weights can be made up: config.json is enough then.
  *
  * All families here are one pre-norm decoder (decoder.h) whose layers are an attention block and a feed-forward block, each of one
  * of two kinds. A family says what its configuration means and how its files spell the tensors' names.
@@ -104,6 +104,7 @@ struct model_options {
     uint32_t           max_logits;    /* of them such whose logits are wanted; 0: max_rows */
     uint32_t           max_model_len; /* 0: usual_len, or what the model has if that is less */
     uint32_t           usual_len;     /* 0: all that the model has */
+    bool               dummy;         /* weights are made up: `path` is a folder of which config.json is read and no weights (--load-format dummy) */
     enum quantize      quantize;      /* of the plain matrices of attention, feed-forward blocks and experts */
     const char        *packed_folder; /* where packed copies of weights are kept (packed.h); NULL: none are */
     struct kernel_ctx *kernels;       /* borrowed until model_free */

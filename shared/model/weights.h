@@ -3,6 +3,7 @@
  * For exports that drop or add a leading part of the names ("language_model.model.") the prefix is found once. Every request states
  * the shape it expects; a fault names the tensor. Tensors that nobody asked for are reported by weights_check_all_used: a file with
  * more in it than the architecture knows is another model.
+ * Weights can be made up instead (--load-format dummy): then every tensor that is asked for is there, and nothing else.
  * Life cycle: open, set the family, take matrices (borrowed) and vectors (copies) while binding, check, close. Thread: one. */
 #ifndef BATON_MODEL_WEIGHTS_H
 #define BATON_MODEL_WEIGHTS_H
@@ -33,6 +34,7 @@ struct weights {
     struct safetensors_set set;
     struct map             by_name;
     struct names           names;
+    bool                   made_up; /* there are no files, and no tensors in the list */
 };
 
 /* A matrix by the places where files keep it:
@@ -52,6 +54,8 @@ struct matrix_want {
 
 /* `path` is a folder with safetensors or a .gguf file. */
 enum status weights_open(const char *path, struct weights **out, struct err *err) MUST_CHECK;
+/* Weights without files: fixed pseudo-random numbers, the same on every node and device. */
+void        weights_make_up(struct weights **out);
 void        weights_close(struct weights *w);
 
 /* The tensor, or NULL. The second form marks it used. */
@@ -66,9 +70,16 @@ enum status weights_vector(struct weights *w, const char *name, size_t n, float 
 /* ERR_UNSUPPORTED naming the first tensor nobody took; tables that can be recomputed, and draft models, are passed over. */
 enum status weights_check_all_used(const struct weights *w, const struct model_ops *ops, const struct model_config *c, struct err *err) MUST_CHECK;
 /* Hash of every tensor's name, type, shape and a sample of its bytes. Two models that differ in a few values only in the
- * middle of large tensors can collide; a node is told its model by an operator, not by an attacker. */
+ * middle of large tensors can collide; a node is told its model by an operator, not by an attacker. Of made-up weights: the letters
+ * "DUMM", then 32 bits of a hash. */
 uint64_t    weights_fingerprint(const struct weights *w, uint64_t seed);
 /* Hash of the sizes and times of the files: another value after any of them was written to, however little. */
 uint64_t    weights_files_state(const struct weights *w);
+
+/* ---- weights_made_up.c, for the functions above ---- */
+
+void        weights_made_up_matrix(const struct matrix_want *want, struct weight_src *out);
+void        weights_made_up_vector(const char *name, size_t n, float **out);
+uint64_t    weights_made_up_fingerprint(uint64_t seed);
 
 #endif

@@ -110,7 +110,11 @@ static enum status take_scales(struct weights *w, const char *name, const struct
 
 enum status weights_matrix(struct weights *w, const struct matrix_want *want, struct weight_src *out, struct err *err)
 {
-    char      name[NAME_BYTES_MAX];
+    char name[NAME_BYTES_MAX];
+    if (w->made_up) {
+        weights_made_up_matrix(want, out);
+        return OK;
+    }
     const int place = find_place(w, want, name);
     if (place < 0) return missing(w, want, err);
     const struct weights_tensor *t = weights_take(w, name);
@@ -144,7 +148,11 @@ static bool is_vector(const struct weights_tensor *t, size_t n)
 
 enum status weights_vector(struct weights *w, const char *name, size_t n, float **out, struct err *err)
 {
-    char                         in_file[NAME_BYTES_MAX];
+    char in_file[NAME_BYTES_MAX];
+    if (w->made_up) {
+        weights_made_up_vector(name, n, out);
+        return OK;
+    }
     const struct weights_tensor *t = weights_take(w, name);
     names_in_file(&w->names, name, in_file);
     if (!t) return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing", in_file);

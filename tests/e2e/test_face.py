@@ -173,6 +173,7 @@ def test_mistakes_are_one_sentence_before_the_model_is_loaded():
                        (['--prot', '1'], 'did you mean --port?'),
                        (['--quantization', 'wint3'], 'there is no quantization "wint3"'),
                        (['--load-format', 'gguf'], 'is safetensors; auto recognises it'),
+                       (['--load-format', 'bitsandbytes'], '--load-format is "bitsandbytes", but must be auto, safetensors, gguf or dummy'),
                        (['--splitwise-role', 'prefill', '--kv-transfer-config', '{"kv_role":"kv_consumer"}'], 'contradict')):
         p = run('serve', '--model', TINY, '--port', '0', *args)
         assert p.returncode == 2 and said in p.stderr and len(p.stderr.strip().splitlines()) == 1, (args, p.stderr)
@@ -181,6 +182,20 @@ def test_mistakes_are_one_sentence_before_the_model_is_loaded():
     for url in 'https://127.0.0.1:1', 'ftp://127.0.0.1:1', 'http://https://127.0.0.1:1':
         p = run('status', '--url', url, '--api-key', 'a-key')
         assert p.returncode == 2 and 'is not http://host:port' in p.stderr, p.stderr
+
+
+def test_dummy_weights_need_a_configuration_alone():
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(os.path.join(TINY, 'config.json'), folder)
+        args = ['--model', folder, '--load-format', 'dummy']
+        answers = set()
+        for _ in range(2):
+            p = run('generate', *args, '--raw', '--prompt', 'hello', '--max-tokens', '4')
+            assert p.returncode == 0 and 'weights are made up' in p.stderr and 'no tokenizer' in p.stderr, p.stderr
+            answers.add(p.stdout)
+        assert len(answers) == 1 and answers != {'\n'}, answers
+        p = run('doctor', *args, '--port', '0')
+        assert 'made up (--load-format dummy)' in p.stdout, p.stdout
 
 
 def test_doctor_and_serve_refuse_the_same_models():
