@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/cpu/device_cpu.h"
+#include "kernels/lane.h"
 #ifdef BATON_HAVE_CUDA_KERNELS
 #include "kernels/cuda/device_cuda.h"
 #endif
@@ -56,3 +57,36 @@ void device_wait(struct device *d) { d->ops->download(d, NULL, NULL, 0); }
 enum status device_fault(struct device *d, struct err *err) { return d->ops->fault(d, err); }
 
 size_t device_available(struct device *d) { return d->ops->available(d); }
+
+enum status device_mem_export(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
+{
+    return d->ops->export_mem(d, m, handle, err);
+}
+
+enum status device_mem_import(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err)
+{
+    return d->ops->import_mem(d, handle, out, err);
+}
+
+void device_mem_unimport(struct device *d, void *p) { d->ops->unimport_mem(d, p); }
+
+uint64_t device_mark(struct device *d) { return d->ops->mark(d); }
+
+enum status device_lane(struct device *d, struct lane **out, struct err *err) { return d->ops->lane(d, out, err); }
+
+/* ---- lanes ---- */
+
+void lane_close(struct lane *l)
+{
+    if (l) l->ops->close(l);
+}
+
+enum status lane_after(struct lane *l, uint64_t mark) { return mark ? l->ops->after(l, mark) : OK; }
+
+enum status lane_copy(struct lane *l, const struct lane_runs *c) { return l->ops->copy(l, c); }
+
+enum status lane_sums(struct lane *l, const struct lane_piece *pieces, uint32_t n, uint64_t *out) { return l->ops->sums(l, pieces, n, out); }
+
+enum status lane_tell(struct lane *l, void (*fn)(void *arg), void *arg) { return l->ops->tell(l, fn, arg); }
+
+enum status lane_wait(struct lane *l) { return l->ops->wait(l); }

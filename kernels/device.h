@@ -1,8 +1,11 @@
 /* device.h - memory of a device: one ops table per kind (rows: cpu, cuda).
  *
- * A device allocates memory, and exports an allocation so that another process (shared memory file descriptor) can write
- * into it: the KV pool is one such allocation. Memory a device returns is zeroed. The owner of a `struct dev_mem` frees it
- * with device_mem_free before device_close. Thread: loop at start; an allocation may then be used on any thread. */
+ * A device allocates memory, and lets another process write into an allocation: the processor by a shared memory file descriptor, a card by a
+ * handle (device_mem_export). The KV pool is one such allocation. Memory a device returns is zeroed. The owner of a `struct dev_mem` frees it
+ * with device_mem_free before device_close. Copies that run beside a device's own work go through lanes (lane.h); marks say how far that work
+ * has to be before they begin.
+ * Thread: loop at start; an allocation may then be used on any thread. device_mark: the thread that gives the device its work. Exports, imports
+ * and lanes: any. */
 #ifndef BATON_KERNELS_DEVICE_H
 #define BATON_KERNELS_DEVICE_H
 
@@ -14,7 +17,13 @@
 
 enum device_mem_flags {
     DEVICE_MEM_PRIVATE = 0,
-    DEVICE_MEM_SHARED = 1 /* exportable: cpu backs it with a memfd, which leaves no name behind */
+    DEVICE_MEM_SHARED = 1, /* exportable: cpu backs it with a memfd, which leaves no name behind */
+    DEVICE_MEM_HOST = 2    /* the processor's memory, where a card's lanes read and write without a detour (pinned); kind is DEV_MEM_HOST */
+};
+
+enum {
+    DEVICE_HANDLE_BYTES = 64, /* of an exported allocation */
+    DEVICE_MARKS = 256        /* marks a device remembers apart: more than layers of a step; an older one counts as a later one */
 };
 
 enum dev_mem_kind {
@@ -30,6 +39,7 @@ struct dev_mem {
 };
 
 struct device;
+struct lane;
 
 struct device_ops {
     const char *name;
@@ -47,6 +57,12 @@ struct device_ops {
     size_t      (*available)(struct device *d);
     /* How many of the kind this process sees. */
     int         (*count)(void);
+    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mark, device_lane. */
+    enum status (*export_mem)(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err);
+    enum status (*import_mem)(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err);
+    void        (*unimport_mem)(struct device *d, void *p);
+    uint64_t    (*mark)(struct device *d);
+    enum status (*lane)(struct device *d, struct lane **out, struct err *err);
 };
 
 struct device {
@@ -65,6 +81,19 @@ void        device_download(struct device *d, void *to, const void *from, size_t
 void        device_wait(struct device *d);
 enum status device_fault(struct device *d, struct err *err);
 size_t      device_available(struct device *d);
+
+/* Bytes by which another process on this host opens the allocation m. They are good while this process lives and has not freed m.
+ * ERR_UNSUPPORTED: of the processor, whose shared memory has a descriptor; ERR_NODEV: the card's driver will not share it. */
+enum status device_mem_export(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err) MUST_CHECK;
+/* Open another process's allocation here, for lanes alone. ERR_UNSUPPORTED: of the processor; ERR_PEER_LOST: its owner is gone, or it is none. */
+enum status device_mem_import(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err) MUST_CHECK;
+/* No lane has work left that touches p. */
+void        device_mem_unimport(struct device *d, void *p);
+/* A mark behind all work that was given to the device so far, for lane_after; 0: that work is done (always so of the processor). */
+uint64_t    device_mark(struct device *d);
+/* A new queue of copies; the owner closes it (lane_close) before the device. */
+enum status device_lane(struct device *d, struct lane **out, struct err *err) MUST_CHECK;
+
 /* How many devices of a kind this process sees; 0 of a kind that the build does not have. */
 int         device_count(const char *name);
 

@@ -89,6 +89,26 @@ static size_t cpu_available(struct device *d)
 
 static int cpu_count(void) { return 1; }
 
+static enum status cpu_export(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
+{
+    (void)d, (void)m, (void)handle;
+    return err_set(err, ERR_UNSUPPORTED, "the processor's memory is shared by its descriptor, not by a handle");
+}
+
+static enum status cpu_import(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err)
+{
+    (void)d, (void)handle, (void)out;
+    return err_set(err, ERR_UNSUPPORTED, "the processor's memory is shared by its descriptor, not by a handle");
+}
+
+static void cpu_unimport(struct device *d, void *p) { (void)d, (void)p; }
+
+static uint64_t cpu_mark(struct device *d)
+{
+    (void)d;
+    return 0;
+}
+
 const struct device_ops device_cpu_ops = {
     .name = "cpu",
     .open = cpu_open,
@@ -100,4 +120,9 @@ const struct device_ops device_cpu_ops = {
     .fault = cpu_fault,
     .available = cpu_available,
     .count = cpu_count,
+    .export_mem = cpu_export,
+    .import_mem = cpu_import,
+    .unimport_mem = cpu_unimport,
+    .mark = cpu_mark,
+    .lane = lane_cpu_open,
 };

@@ -1,9 +1,11 @@
-/* device_cuda.c - one card: memory by cudaMalloc, a stream, faults.
+/* device_cuda.c - one card: memory by cudaMalloc, its sharing by CUDA IPC, a stream, marks, faults.
  *
  * Which card it is says CUDA_VISIBLE_DEVICES: a rank has one, the first it sees. Source: CUDA Runtime API. */
 #include "kernels/cuda/device_cuda.h"
 
+#include <assert.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -37,6 +39,14 @@ static enum status no_card(cudaError_t e, struct err *err)
     return err_set(err, ERR_NODEV, "there is no CUDA device to use: %s", cudaGetErrorString(e));
 }
 
+static void free_device(struct cuda_device *d)
+{
+    for (size_t i = 0; i < DEVICE_MARKS; i++)
+        if (d->marks[i]) (void)cudaEventDestroy(d->marks[i]);
+    if (d->stream) (void)cudaStreamDestroy(d->stream);
+    mem_free(d);
+}
+
 static enum status cuda_open(struct device **out, struct err *err)
 {
     int         n = 0;
@@ -48,8 +58,9 @@ static enum status cuda_open(struct device **out, struct err *err)
     e = cudaSetDevice(0);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&d->n_multiprocessors, cudaDevAttrMultiProcessorCount, 0);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking);
+    for (size_t i = 0; i < DEVICE_MARKS && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&d->marks[i], cudaEventDisableTiming);
     if (e != cudaSuccess) {
-        mem_free(d);
+        free_device(d);
         return no_card(e, err);
     }
     *out = &d->base;
@@ -60,8 +71,7 @@ static void cuda_close(struct device *device)
 {
     struct cuda_device *d = cuda_device_of(device);
     (void)cudaStreamSynchronize(d->stream); /* whoever closes wants what was begun to be over; a fault was told before */
-    (void)cudaStreamDestroy(d->stream);
-    mem_free(d);
+    free_device(d);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -74,12 +84,28 @@ static enum status no_memory(size_t bytes, cudaError_t e, struct err *err)
                    "--max-num-batched-tokens needs less", bytes >> 20, cudaGetErrorString(e), available >> 20, total >> 20);
 }
 
+static enum status alloc_host(struct cuda_device *d, size_t bytes, struct dev_mem *out, struct err *err)
+{
+    void       *p = NULL;
+    cudaError_t e = bytes > PTRDIFF_MAX ? cudaErrorMemoryAllocation : cudaHostAlloc(&p, bytes, cudaHostAllocDefault);
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return err_set(err, ERR_NOMEM, "cannot get %zu MiB of the processor's memory for copies to and from the GPU; a lower "
+                       "--num-gpu-blocks-override needs less memory", bytes >> 20);
+    }
+    if (!cuda_check(d, e, "getting pinned memory")) return cuda_fault(&d->base, err);
+    memset(p, 0, bytes);
+    *out = (struct dev_mem){ .ptr = p, .bytes = bytes, .fd = -1, .kind = DEV_MEM_HOST };
+    return OK;
+}
+
+/* Any allocation can be shared (cudaIpcGetMemHandle): DEVICE_MEM_SHARED asks for nothing more. */
 static enum status cuda_alloc(struct device *device, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err)
 {
     struct cuda_device *d = cuda_device_of(device);
     void               *p = NULL;
-    (void)flags; /* any allocation can be exported: cudaIpcGetMemHandle */
     if (bytes == 0) return err_set(err, ERR_INVALID, "an allocation of 0 bytes was asked for");
+    if (flags & DEVICE_MEM_HOST) return alloc_host(d, bytes, out, err);
     cudaError_t e = bytes > PTRDIFF_MAX ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes);
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* too little memory is no fault of the card */
@@ -95,7 +121,11 @@ static enum status cuda_alloc(struct device *device, size_t bytes, unsigned flag
     return OK;
 }
 
-static void cuda_release(struct device *device, struct dev_mem *m) { (void)cuda_check(cuda_device_of(device), cudaFree(m->ptr), "freeing memory"); }
+static void cuda_release(struct device *device, struct dev_mem *m)
+{
+    cudaError_t e = m->kind == DEV_MEM_HOST ? cudaFreeHost(m->ptr) : cudaFree(m->ptr);
+    (void)cuda_check(cuda_device_of(device), e, "freeing memory");
+}
 
 static void cuda_upload(struct device *device, void *to, const void *from, size_t bytes)
 {
@@ -118,6 +148,52 @@ static size_t cuda_available(struct device *device)
     return cuda_check(cuda_device_of(device), cudaMemGetInfo(&available, &total), "asking for its memory") ? available : 0;
 }
 
+/* ---- sharing and marks: errors here are the call's own, the device goes on -------------------------------------------- */
+
+static_assert(sizeof(cudaIpcMemHandle_t) == DEVICE_HANDLE_BYTES, "a handle is CUDA's");
+
+static enum status cuda_export(struct device *device, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
+{
+    (void)device;
+    cudaIpcMemHandle_t h;
+    cudaError_t        e = m->kind == DEV_MEM_CUDA ? cudaIpcGetMemHandle(&h, m->ptr) : cudaErrorInvalidValue;
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        return err_set(err, ERR_NODEV, "the GPU's memory cannot be shared: %s", cudaGetErrorString(e));
+    }
+    memcpy(handle, &h, sizeof h);
+    return OK;
+}
+
+static enum status cuda_import(struct device *device, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err)
+{
+    (void)device;
+    cudaIpcMemHandle_t h;
+    void              *p = NULL;
+    memcpy(&h, handle, sizeof h);
+    cudaError_t e = cudaIpcOpenMemHandle(&p, h, cudaIpcMemLazyEnablePeerAccess);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError(); /* its owner may be gone */
+        return err_set(err, ERR_PEER_LOST, "the peer's GPU memory cannot be opened: %s", cudaGetErrorString(e));
+    }
+    *out = p;
+    return OK;
+}
+
+static void cuda_unimport(struct device *device, void *p)
+{
+    (void)device;
+    if (cudaIpcCloseMemHandle(p) != cudaSuccess) (void)cudaGetLastError(); /* a device that failed: the engine tells */
+}
+
+static uint64_t cuda_mark(struct device *device)
+{
+    struct cuda_device *d = cuda_device_of(device);
+    d->n_marks++;
+    (void)cuda_check(d, cudaEventRecord(d->marks[d->n_marks % DEVICE_MARKS], d->stream), "marking its work");
+    return d->n_marks;
+}
+
 const struct device_ops device_cuda_ops = {
     .name = "cuda",
     .open = cuda_open,
@@ -129,4 +205,9 @@ const struct device_ops device_cuda_ops = {
     .fault = cuda_fault,
     .available = cuda_available,
     .count = cuda_device_count,
+    .export_mem = cuda_export,
+    .import_mem = cuda_import,
+    .unimport_mem = cuda_unimport,
+    .mark = cuda_mark,
+    .lane = lane_cuda_open,
 };

@@ -1,8 +1,10 @@
-/* device_cuda.h - a card as a device: memory, one stream on which all work of a context runs in order, and the first fault.
+/* device_cuda.h - a card as a device: memory, one stream on which all work of a context runs in order, marks in that stream, and the first fault.
  *
  * A call that fails on the card leaves its context broken for good (CUDA calls such errors sticky). So the first failure is kept with what was
  * being done, later ones are ignored, and device_fault tells the engine, which ends the rank. Life cycle: struct device.
- * Thread: loading thread, then engine; memory is used by any. */
+ * A mark is an event of a ring, recorded by the engine and waited for by lanes of other threads. When the ring has come round its event is that
+ * of a later mark, which is behind the earlier one in the same stream: whoever waits for it waits longer, never too short.
+ * Thread: loading thread, then engine; memory is used by any, marks are waited for by any (the CUDA runtime's calls are safe to mix). */
 #ifndef BATON_KERNELS_CUDA_DEVICE_CUDA_H
 #define BATON_KERNELS_CUDA_DEVICE_CUDA_H
 
@@ -15,6 +17,8 @@ struct cuda_device {
     cudaStream_t  stream;
     struct err    fault;   /* the first; code OK: none */
     int           n_multiprocessors;
+    cudaEvent_t   marks[DEVICE_MARKS]; /* made at open */
+    uint64_t      n_marks;             /* the engine's: mark m is marks[m % DEVICE_MARKS], m from 1 on */
 };
 
 extern const struct device_ops device_cuda_ops;
@@ -23,6 +27,9 @@ extern const struct device_ops device_cuda_ops;
 int  cuda_device_count(void);
 /* Keeps the first error, with what was being done ("attention"). True: there was none. */
 bool cuda_check(struct cuda_device *d, cudaError_t e, const char *what);
+
+/* lane_cuda.c */
+enum status lane_cuda_open(struct device *d, struct lane **out, struct err *err) MUST_CHECK;
 
 static inline struct cuda_device *cuda_device_of(struct device *d) { return (struct cuda_device *)d; }
 

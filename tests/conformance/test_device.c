@@ -1,4 +1,5 @@
-/* test_device.c - every row of the device table: zeroed memory, copies there and back, sharing, refusals. */
+/* test_device.c - every row of the device table: zeroed memory, copies there and back, sharing, refusals; lanes: copies, marks, checksums. */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kernels/device.h"
+#include "kernels/lane.h"
+#include "shared/base/hash.h"
+#include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
 static struct device *open_device(const char *name)
@@ -88,13 +91,163 @@ static void refusal_cases(const char *name)
     device_close(d);
 }
 
+/* ---- lanes ---- */
+
+static struct dev_mem memory_of(struct device *d, size_t bytes, unsigned flags)
+{
+    struct dev_mem m;
+    struct err     err;
+    CHECK_OK(device_mem_alloc(d, bytes, flags, &m, &err));
+    return m;
+}
+
+static struct lane *open_lane(struct device *d)
+{
+    struct lane *l;
+    struct err   err;
+    CHECK_OK(device_lane(d, &l, &err));
+    return l;
+}
+
+static void count_up(void *arg) { atomic_fetch_add((atomic_int *)arg, 1); }
+
+/* Host memory, up by runs that lie apart, on to another place of the device, down again: in order, and told when it is over. */
+static void lane_copy_cases(const char *name)
+{
+    enum { N = 4096, RUN = 96, RUNS = 20, APART = 160 };
+    struct device *d = open_device(name);
+    struct lane   *l = open_lane(d);
+    struct dev_mem host = memory_of(d, 2 * N, DEVICE_MEM_HOST), far = memory_of(d, 2 * N, DEVICE_MEM_PRIVATE);
+    CHECK_EQ_INT(host.kind, DEV_MEM_HOST);
+    char      *bytes = host.ptr, *there = far.ptr;
+    atomic_int told = 0;
+    for (int i = 0; i < N; i++) CHECK_EQ_INT(bytes[i], 0);
+    for (int i = 0; i < N; i++) bytes[i] = (char)(i * 7 + (i >> 8));
+    CHECK_OK(lane_after(l, 0));
+    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = there, .from = bytes, .to_stride = APART, .from_stride = RUN, .bytes = RUN, .n = RUNS }));
+    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = there + N, .from = there, .bytes = N, .n = 1 }));
+    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = bytes + N, .from = there + N, .bytes = N, .n = 1 }));
+    CHECK_OK(lane_tell(l, count_up, &told));
+    for (int ms = 0; atomic_load(&told) == 0 && ms < 5000; ms++) usleep(1000); /* nobody waits for the lane: it runs by itself */
+    CHECK_EQ_INT(atomic_load(&told), 1);
+    for (int i = 0; i < N; i++) {
+        int run = i / APART, at = i % APART;
+        CHECK_EQ_INT(bytes[N + i], run < RUNS && at < RUN ? bytes[run * RUN + at] : 0);
+    }
+    CHECK_OK(lane_tell(l, count_up, &told));
+    CHECK_OK(lane_wait(l));
+    CHECK_EQ_INT(atomic_load(&told), 2);
+    device_mem_free(d, &host);
+    device_mem_free(d, &far);
+    lane_close(l);
+    lane_close(NULL);
+    CHECK_OK(device_fault(d, NULL));
+    device_close(d);
+}
+
+/* A copy behind a mark sees the work before it, also when the ring of marks has come round since. */
+static void lane_mark_cases(const char *name)
+{
+    enum { N = 64 };
+    struct device *d = open_device(name);
+    struct lane   *l = open_lane(d);
+    struct dev_mem host = memory_of(d, N, DEVICE_MEM_HOST), far = memory_of(d, N, DEVICE_MEM_PRIVATE);
+    uint64_t       before = 0;
+    for (int round = 1; round <= 2 * DEVICE_MARKS + 3; round++) {
+        char value[N];
+        memset(value, round, N);
+        device_upload(d, far.ptr, value, N);
+        uint64_t mark = device_mark(d);
+        CHECK(d->is_host ? mark == 0 : mark > before);
+        if (round % 100 == 1) before = mark; /* an old mark now and then */
+        CHECK_OK(lane_after(l, before));
+        CHECK_OK(lane_after(l, mark));
+        CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = host.ptr, .from = far.ptr, .bytes = N, .n = 1 }));
+        CHECK_OK(lane_wait(l));
+        CHECK_EQ_INT(memcmp(host.ptr, value, N), 0);
+    }
+    device_mem_free(d, &host);
+    device_mem_free(d, &far);
+    lane_close(l);
+    device_close(d);
+}
+
+/* Pieces of every length up to a few stripes, around whole blocks, and larger ones; in one run and in several; aligned and not. */
+static void lane_sum_cases(const char *name)
+{
+    enum { POOL = 300000, PIECES = 700 };
+    struct device *d = open_device(name);
+    struct lane   *l = open_lane(d);
+    struct dev_mem far = memory_of(d, POOL, DEVICE_MEM_PRIVATE);
+    struct dev_mem in = memory_of(d, PIECES * sizeof(struct lane_piece), DEVICE_MEM_HOST), out = memory_of(d, PIECES * sizeof(uint64_t), DEVICE_MEM_HOST);
+    char          *bytes = malloc(POOL), *all = malloc(POOL);
+    uint64_t       want[PIECES], *sums = out.ptr;
+    struct lane_piece *pieces = in.ptr;
+    srand(3);
+    for (int i = 0; i < POOL; i++) bytes[i] = (char)rand();
+    device_upload(d, far.ptr, bytes, POOL);
+    for (uint32_t i = 0; i < PIECES; i++) {
+        static const uint32_t large[] = { 1023, 1024, 1025, 1087, 1088, 1089, 2048, 2049, 4096, 8192, 65535, 65536, 65537, 66560, 131072, 131073, 1u << 17 };
+        struct lane_piece p = { .n_runs = 1, .run_bytes = i < 600 ? i + 1 : large[i % COUNT_OF(large)] };
+        size_t            at = i % 3 ? i % 3 * 16u : (size_t)(rand() % 64);
+        if (i >= 650) { /* runs: the heads of a partly filled block */
+            p.n_runs = 2 + i % 7;
+            p.run_bytes = i % 2 ? 16u * (uint32_t)(1 + rand() % 300) : (uint32_t)(1 + rand() % 5000);
+            p.stride = i % 2 ? 16u * (p.run_bytes / 16 + (uint32_t)(rand() % 9)) : p.run_bytes + (uint32_t)(rand() % 77);
+        }
+        p.at = (char *)far.ptr + at;
+        for (uint32_t r = 0; r < p.n_runs; r++) memcpy(all + (size_t)r * p.run_bytes, bytes + at + r * p.stride, p.run_bytes);
+        want[i] = hash_64(all, (size_t)p.run_bytes * p.n_runs, 0);
+        pieces[i] = p;
+    }
+    CHECK_OK(lane_sums(l, pieces, PIECES, sums));
+    CHECK_OK(lane_wait(l));
+    for (uint32_t i = 0; i < PIECES; i++)
+        if (sums[i] != want[i]) test_fail(__FILE__, __LINE__, "piece %u of %u runs of %u bytes: %016llx, hash_64 says %016llx", i, pieces[i].n_runs,
+                                          pieces[i].run_bytes, (unsigned long long)sums[i], (unsigned long long)want[i]);
+    free(bytes);
+    free(all);
+    device_mem_free(d, &far);
+    device_mem_free(d, &in);
+    device_mem_free(d, &out);
+    lane_close(l);
+    CHECK_OK(device_fault(d, NULL));
+    device_close(d);
+}
+
+/* What is no handle, or none of this device's kind, opens nothing and breaks nothing. */
+static void sharing_cases(const char *name)
+{
+    struct device *d = open_device(name);
+    struct dev_mem m = memory_of(d, 5000, DEVICE_MEM_SHARED), host = memory_of(d, 5000, DEVICE_MEM_HOST);
+    uint8_t        handle[DEVICE_HANDLE_BYTES] = { 0 }, other[DEVICE_HANDLE_BYTES] = { 0 };
+    struct err     err = { 0 };
+    void          *p = NULL;
+    CHECK_STATUS(device_mem_import(d, handle, &p, &err), d->is_host ? ERR_UNSUPPORTED : ERR_PEER_LOST);
+    CHECK(err.text[0] && p == NULL);
+    CHECK_STATUS(device_mem_export(d, &host, handle, &err), d->is_host ? ERR_UNSUPPORTED : ERR_NODEV);
+    CHECK_STATUS(device_mem_export(d, &m, handle, &err), d->is_host ? ERR_UNSUPPORTED : OK);
+    CHECK((memcmp(handle, other, sizeof handle) == 0) == d->is_host);
+    CHECK_OK(device_fault(d, NULL));
+    device_mem_free(d, &m);
+    if (!d->is_host) CHECK_STATUS(device_mem_import(d, handle, &p, &err), ERR_PEER_LOST); /* freed */
+    device_mem_free(d, &host);
+    CHECK_OK(device_fault(d, NULL));
+    device_close(d);
+}
+
 #define DEVICE_TESTS(name)                                                                            \
     TEST(name##_memory_is_zeroed_and_holds_what_was_put_there) { memory_cases(#name); }               \
     TEST(name##_impossible_sizes_are_refused_with_a_sentence) { refusal_cases(#name); }               \
-    TEST(name##_memory_that_is_available) { available_cases(#name); }
+    TEST(name##_memory_that_is_available) { available_cases(#name); }                                 \
+    TEST(name##_lane_copies_in_order) { lane_copy_cases(#name); }                                     \
+    TEST(name##_lane_waits_for_marks) { lane_mark_cases(#name); }                                     \
+    TEST(name##_lane_sums_are_the_hosts) { lane_sum_cases(#name); }                                   \
+    TEST(name##_memory_of_others) { sharing_cases(#name); }
 #define DEVICE_CASES(name)                                                                                               \
     CASE(name##_memory_is_zeroed_and_holds_what_was_put_there), CASE(name##_impossible_sizes_are_refused_with_a_sentence), \
-        CASE(name##_memory_that_is_available)
+        CASE(name##_memory_that_is_available), CASE(name##_lane_copies_in_order), CASE(name##_lane_waits_for_marks), \
+        CASE(name##_lane_sums_are_the_hosts), CASE(name##_memory_of_others)
 
 DEVICE_TESTS(cpu)
 DEVICE_TESTS(cuda)
