@@ -2,7 +2,7 @@
  *
  *   pool in shared memory   the memfd travels with WELCOME (SCM_RIGHTS) and is mapped
  *   pool in private memory, or tuning.cma on   WELCOME carries the pool's address: process_vm_writev (ipc_cma.c)
- *   pool in GPU memory      a CUDA handle travels in a descriptor (ipc_cuda.c)
+ *   pool in GPU memory      a handle travels in a descriptor (ipc_device.c)
  *
  * The receiver chooses, the writer takes what came. The fence is local.h's: BYE after leaving the pool, or the end of the writer's process.
  * LIMIT: the mapping covers the whole pool, so a writer's own bug could write outside its grants; checksums of the pages it hits would
@@ -31,7 +31,7 @@ static void offer(const struct local_transport *t, uint64_t *value, int *fd)
 static const char *refuse_reason(int fd, uint64_t bytes, size_t need)
 {
     struct stat s;
-    if (ipc_is_cuda_offer(fd)) return "the receiver's pool is in GPU memory and this node's is not";
+    if (ipc_is_device_offer(fd)) return "the receiver's pool is in GPU memory and this node's is not";
     if (bytes < need || bytes > (uint64_t)PTRDIFF_MAX) return "the receiver's memory is smaller than its layout says";
     if (fstat(fd, &s) != 0 || s.st_size < 0 || (uint64_t)s.st_size < bytes) return "the receiver's memory is smaller than it says";
     int seals = fcntl(fd, F_GET_SEALS);
@@ -67,7 +67,7 @@ static enum status map(struct local_conn *c, uint64_t bytes, int fd, char *text,
 
 static enum status attach(struct local_conn *c, uint64_t value, int fd, char *text, size_t text_max)
 {
-    if (c->lt->env->mem->kind == DEV_MEM_CUDA) return ipc_cuda_attach(c, fd, text, text_max);
+    if (c->lt->env->mem->kind == DEV_MEM_CUDA) return ipc_device_attach(c, fd, text, text_max);
     return fd >= 0 ? map(c, value, fd, text, text_max) : ipc_cma_attach(c, value, text, text_max);
 }
 
@@ -76,7 +76,7 @@ static const struct local_kind IPC = { .prefix = "baton-ipc-", .offer = offer, .
 static enum status ipc_open(const struct kvt_env *env, struct kvt_transport **out, struct err *err)
 {
     int offer_fd = -1;
-    if (env->mem->kind == DEV_MEM_CUDA) TRY(ipc_cuda_offer(env->mem, &offer_fd, err));
+    if (env->mem->kind == DEV_MEM_CUDA) TRY(ipc_device_offer(env, &offer_fd, err));
     if (env->mem->kind == DEV_MEM_HOST && env->mem->fd < 0 && env->tuning.cma == KVT_OFF)
         return err_set(err, ERR_CONFIG, "ipc needs a KV pool in shared memory or BATON_IPC_CMA not off, and this pool is private");
     enum status st = local_open(env, &kvt_ipc_ops, &IPC, out, err);
@@ -85,4 +85,4 @@ static enum status ipc_open(const struct kvt_env *env, struct kvt_transport **ou
     return st;
 }
 
-const struct kvt_transport_ops kvt_ipc_ops = { .name = "ipc", .caps = KVT_CAP_SAME_HOST, .open = ipc_open, LOCAL_SLOTS };
+const struct kvt_transport_ops kvt_ipc_ops = { .name = "ipc", .caps = KVT_CAP_SAME_HOST | KVT_CAP_DEVICE_MEM, .open = ipc_open, LOCAL_SLOTS };

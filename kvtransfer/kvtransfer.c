@@ -23,6 +23,7 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
     TRY(kv_layout_check(&o->layout, err));
     if (o->mem->bytes < kv_layout_pool_bytes(&o->layout))
         return err_set(err, ERR_INVALID, "the KV pool has %zu bytes, its layout needs %zu", o->mem->bytes, kv_layout_pool_bytes(&o->layout));
+    if (o->mem->kind != DEV_MEM_HOST && !o->device) return err_set(err, ERR_INVALID, "the KV pool is in a card's memory, and no device was named");
     if (o->n_transfers < 1 || o->n_transfers > TRANSFERS_MAX)
         return err_set(err, ERR_INVALID, "%u KV transfers at once: 1 to %d are possible", o->n_transfers, TRANSFERS_MAX);
     return OK;
@@ -95,7 +96,7 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     k->listen_host = o->listen_host ? mem_strdup(o->listen_host) : NULL;
     k->advertise_host = o->advertise_host ? mem_strdup(o->advertise_host) : NULL;
     random_bytes(k->node, sizeof k->node);
-    k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .tuning = o->tuning, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
+    k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .device = o->mem->kind == DEV_MEM_HOST ? NULL : o->device, .tuning = o->tuning, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
                                .port = o->port, .max_copies = kvt_plan_max_copies(&o->layout), .max_peers = KVT_PEERS_MAX, .arg = k,
                                .staging = k->core.staging ? kvt_staging_mem(k->core.staging) : NULL,
                                .admit = kvt_progress_admit, .place = kvt_progress_place, .placed = kvt_progress_placed };
@@ -308,6 +309,11 @@ enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str 
 
 enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks)
 {
+    return kvt_send_ready_after(k, id, layer, begin, end, blocks, 0);
+}
+
+enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark)
+{
     if (layer >= k->core.layout.n_layers || begin > end) return ERR_INVALID;
     uint32_t n = kvt_plan_n_blocks(&k->core.layout, end);
     if (n > KVT_GRANT_BLOCKS_MAX) return ERR_INVALID;
@@ -317,6 +323,7 @@ enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t 
     r->layer = layer;
     r->begin = begin;
     r->end = end;
+    r->mark = mark;
     if (n) memcpy(r->blocks, blocks, sizeof *blocks * n);
     enum status st = post(k, (struct kvt_command){ .kind = KVT_DO_READY, .p = r });
     if (st != OK) mem_free(r);

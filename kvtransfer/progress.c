@@ -215,7 +215,7 @@ static void do_command(struct kvt *k, const struct kvt_command *cmd)
     case KVT_DO_EXPECT_CANCEL: kvt_recv_cancel(&k->core, cmd->id); break;
     case KVT_DO_OPEN: kvt_send_begin(&k->core, send, find_peer(k, send->peer_handle)); break;
     case KVT_DO_READY:
-        kvt_send_add(&k->core, ready->id, ready->layer, ready->begin, ready->end, ready->blocks);
+        kvt_send_add(&k->core, ready->id, &(struct kvt_range){ ready->layer, ready->begin, ready->end, ready->mark }, ready->blocks);
         mem_free(ready);
         break;
     case KVT_DO_FINISH: kvt_send_end(&k->core, cmd->id, cmd->stamp); break;

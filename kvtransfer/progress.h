@@ -63,6 +63,7 @@ struct kvt_late {
 struct kvt_ready {
     uint64_t id;
     uint32_t layer, begin, end;
+    uint64_t mark;
     int32_t  blocks[];
 };
 

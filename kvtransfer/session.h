@@ -98,6 +98,7 @@ struct kvt_send {
     uint32_t            n_src;                   /* own blocks that hold n_tokens */
     int32_t            *dst_blocks, *src_blocks; /* n_used and n_src of them */
     uint32_t           *tokens, *cursor;         /* per layer: tokens ready, next position to put */
+    uint64_t           *marks;                   /* per layer: of the tokens that are ready */
     uint32_t           *queue;                   /* layers with something to put, in order of arrival */
     uint8_t            *queued;                  /* per layer */
     uint32_t            q_head, q_len;
@@ -176,12 +177,18 @@ void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, 
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p);
 void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms);
 
+/* Tokens [begin, end) of a layer, there when the pool's device has come to `mark`. */
+struct kvt_range {
+    uint32_t layer, begin, end;
+    uint64_t mark;
+};
+
 /* Sender. create: any thread; takes nothing; ERR_FULL, ERR_NOMEM, ERR_FORMAT (grant). */
 enum status kvt_send_create(struct kvt_core *c, uint64_t id, uint64_t peer, struct str grant, struct kvt_send **out, struct err *err) MUST_CHECK;
 void kvt_send_free(struct kvt_core *c, struct kvt_send *s);
 /* Takes s. `p` is NULL when there is no such connection. */
 void kvt_send_begin(struct kvt_core *c, struct kvt_send *s, struct kvt_peer *p);
-void kvt_send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
+void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_range *range, const int32_t *blocks);
 void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns);
 void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const char *text);
 /* OPENED, DONE, STOP. */

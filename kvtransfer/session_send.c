@@ -22,6 +22,7 @@ void kvt_send_free(struct kvt_core *c, struct kvt_send *s)
     mem_free(s->dst_blocks);
     mem_free(s->tokens);
     mem_free(s->queued);
+    mem_free(s->marks);
     mem_free(s);
 }
 
@@ -30,7 +31,8 @@ static enum status allocate(struct kvt_send *s, uint32_t n_layers)
     s->dst_blocks = mem_try_calloc((size_t)s->n_used + s->n_src + 1, sizeof *s->dst_blocks);
     s->tokens = mem_try_calloc(3 * (size_t)n_layers, sizeof *s->tokens);
     s->queued = mem_try_calloc(n_layers, sizeof *s->queued);
-    if (!s->dst_blocks || !s->tokens || !s->queued) return ERR_NOMEM;
+    s->marks = mem_try_calloc(n_layers, sizeof *s->marks);
+    if (!s->dst_blocks || !s->tokens || !s->queued || !s->marks) return ERR_NOMEM;
     s->src_blocks = s->dst_blocks + s->n_used;
     s->cursor = s->tokens + n_layers;
     s->queue = s->cursor + n_layers;
@@ -204,11 +206,12 @@ static void enqueue(struct kvt_core *c, struct kvt_send *s, uint32_t layer)
     s->queue[(s->q_head + s->q_len++) % c->layout.n_layers] = layer;
 }
 
-void kvt_send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end_token, const int32_t *blocks)
+void kvt_send_add(struct kvt_core *c, uint64_t id, const struct kvt_range *range, const int32_t *blocks)
 {
+    uint32_t layer = range->layer, end_token = range->end;
     struct kvt_send *s = map_get(&c->sends, map_key_u64(&id));
     if (!s || s->state == KVT_SEND_STOPPING) return; /* its end has been told, or is about to be */
-    if (s->finish || begin > s->tokens[layer]) {
+    if (s->finish || range->begin > s->tokens[layer]) {
         kvt_send_fail(c, s, ERR_INVALID, s->finish ? "KV was offered after the end" : "tokens are missing between two ranges of a layer");
         return;
     }
@@ -223,6 +226,7 @@ void kvt_send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begi
     }
     if (end_token <= s->tokens[layer]) return;
     s->tokens[layer] = end_token;
+    if (range->mark) s->marks[layer] = range->mark;
     if (kvt_plan_complete(s->dst.layout, s->n_tokens, end_token) > s->cursor[layer]) {
         if (s->q_len == 0) s->t_moved_ms = clock_ms(); /* idle until now: the stall deadline begins here */
         enqueue(c, s, layer);
@@ -341,7 +345,7 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     uint32_t ready = kvt_plan_complete(s->dst.layout, s->n_tokens, s->tokens[layer]) - s->cursor[layer];
     struct kvt_batch b;
     if (place >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
-    struct kvt_put put = { .copies = c->copies, .tag = s->serial * KVT_SEND_PUTS + place,
+    struct kvt_put put = { .copies = c->copies, .tag = s->serial * KVT_SEND_PUTS + place, .mark = s->marks[layer],
                            .head = { .kind = KVT_MSG_DATA, .session = s->session, .generation = s->generation, .layer = layer,
                                      .first = b.span.first, .n = b.span.n, .bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, b.span) } };
     put.n_copies = s->direct ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies)

@@ -31,7 +31,7 @@ enum kvt_cap {
     KVT_CAP_SAME_HOST = 2,        /* reaches only within one host */
     KVT_CAP_RECEIVER_PLACES = 4,  /* env->place is used: forgetting a session is its fence */
     KVT_CAP_FENCE_TEARDOWN = 8,   /* disconnecting takes the peer's access away (rdma: queue pair in error, key invalid) */
-    KVT_CAP_DEVICE_MEM = 16       /* pools in GPU memory */
+    KVT_CAP_DEVICE_MEM = 16       /* puts from GPU memory into GPU memory, behind their marks */
 };
 
 enum { KVT_IOV_MAX = 64, KVT_CONNECT_MS = 3000, KVT_QUEUE_BYTES = 64 * 1024, KVT_QUEUE_LIMIT = 1024 * 1024 };
@@ -48,6 +48,7 @@ struct kvt_put {
     struct kvt_message     head;    /* kind DATA: session, generation, layer, first, n, bytes: enough for the receiver to place it */
     const struct kvt_copy *copies;  /* in the order of the bytes; copied by the row */
     uint32_t               n_copies; /* 1..env->max_copies */
+    uint64_t               mark;     /* the pool's device has the bytes when it has come to it (device_mark); 0: they are there */
     uint64_t               tag;
 };
 
@@ -81,6 +82,7 @@ struct kvt_incident {
 struct kvt_env {
     struct kv_layout      layout;
     const struct dev_mem *mem;     /* the pool: read by puts, written by peers */
+    struct device        *device;  /* whose memory the pool is, when that is not the processor's; else NULL */
     const struct dev_mem *staging; /* read by puts only, never exposed to a peer; NULL: none */
     struct kvt_tuning     tuning;
     const char           *listen_host, *advertise_host;

@@ -35,8 +35,8 @@ bool prefill_on_message(struct prefill_worker *w, const struct cluster_message *
 void prefill_on_engine(struct prefill_worker *w, const struct engine_event *ev);
 void prefill_on_kvt(struct prefill_worker *w, const struct kvt_event *ev);
 void prefill_on_lost(struct prefill_worker *w, uint64_t node);
-/* Engine thread: hand finished layers of sequence `id` to kvtransfer. */
-void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
+/* Engine thread: hand finished layers of sequence `id` to kvtransfer (engine_options.on_kv_ready). */
+void prefill_on_kv_ready(struct kvt *kvt, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark);
 uint32_t prefill_n_live(const struct prefill_worker *w);
 
 #endif

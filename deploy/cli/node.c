@@ -110,10 +110,10 @@ static void on_kvt_event(void *arg, const struct kvt_event *e)
     post_event(arg, &ev);
 }
 
-static void on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks)
+static void on_kv_ready(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark)
 {
     struct node *n = arg;
-    if ((id & PREFILL_IDS) && n->kvt) prefill_on_kv_ready(n->kvt, id, layer, begin, end, blocks);
+    if ((id & PREFILL_IDS) && n->kvt) prefill_on_kv_ready(n->kvt, id, layer, begin, end, blocks, mark);
 }
 
 static void dispatch(struct node *n, struct node_event *ev)
@@ -299,6 +299,7 @@ static enum status start_kvt(struct node *n, struct err *err)
     struct kvt_options k = {
         .layout = *engine_kv_layout(n->engine),
         .mem = engine_kv_memory(n->engine),
+        .device = engine_device(n->engine),
         .protocols = n->o.protocols,
         .named = n->o.protocols_named,
         .listen_host = n->o.cluster_host,

@@ -193,9 +193,9 @@ static void announce_start(struct engine *e, struct seq *s)
     counter_add(e->meters.prompt_tokens, s->n_prompt);
     engine_emit(e, &(struct engine_event){ .kind = ENGINE_STARTED, .id = s->id, .stop_token = -1, .n_cached = s->n_cached });
     if (!s->prefill_only || !s->n_computed || !e->opt.on_kv_ready) return;
-    /* What the cache already has, the receiver may still lack. */
+    /* What the cache already has, the receiver may still lack. The step that made it is over: no mark. */
     for (uint32_t layer = 0; layer < e->layout.n_layers; layer++)
-        e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks);
+        e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks, 0);
 }
 
 /* Move the head of the waiting queue to running; NULL when there is none or no room. Nobody overtakes it. */

@@ -269,3 +269,8 @@ const struct dev_mem *engine_kv_memory(const struct engine *e)
 {
     return &e->kv;
 }
+
+struct device *engine_device(const struct engine *e)
+{
+    return e->device;
+}

@@ -53,15 +53,19 @@ static void score_prompt(struct engine *e, struct seq *s, uint32_t pos, const st
 
 /* ---- submission ---- */
 
+/* Whoever pushes the layer waits for its mark, in the device's order: this thread goes on with the next layer at once. */
 static void on_layer(void *arg, uint32_t layer)
 {
     struct engine *e = arg;
     struct batch  *b = engine_batch(e);
+    uint64_t       mark = 0;
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
     if (!e->opt.on_kv_ready) return;
     for (uint32_t i = 0; i < b->n_parts; i++) {
         const struct batch_part *p = &b->parts[i];
-        if (p->seq->prefill_only) e->opt.on_kv_ready(e->opt.arg, p->seq->id, layer, p->begin, p->end, p->seq->blocks);
+        if (!p->seq->prefill_only) continue;
+        if (!mark) mark = device_mark(e->device);
+        e->opt.on_kv_ready(e->opt.arg, p->seq->id, layer, p->begin, p->end, p->seq->blocks, mark);
     }
 }
 
@@ -107,7 +111,7 @@ static bool submit(struct engine *e)
         .n_blocks = e->layout.n_blocks,
         .on_layer = on_layer,
         .on_layer_arg = e,
-        .on_layer_reads = e->opt.on_kv_ready && has_prefill_only(b),
+        .layer_by_layer = e->opt.on_kv_ready && has_prefill_only(b),
     };
     fill_wants(e);
     return model_submit(e->opt.model, &mb);

@@ -298,7 +298,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
     struct kernel_step staged = { .n_rows = b->n_rows, .n_logits = b->n_logits, .ids = b->ids, .pos = b->pos, .logit_rows = b->logit_rows, .lists = d->lists,
-                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .wants = b->wants, .turn = b->turn, .eager = b->on_layer_reads };
+                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .wants = b->wants, .turn = b->turn, .eager = b->layer_by_layer };
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     if (model_is_latent(&m->config)) staged.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
     k->ops->stage(k, &staged);
@@ -366,7 +366,6 @@ struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer)
 
 void block_kv_done(const struct step *s, uint32_t i_layer)
 {
-    if (s->b->on_layer_reads) device_wait(s->m->kernels->device);
     if (device_fault(s->m->kernels->device, NULL) != OK) return;
     if (s->b->on_layer) s->b->on_layer(s->b->on_layer_arg, i_layer);
 }

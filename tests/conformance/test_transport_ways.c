@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include "kvtransfer/ipc.h"
 #include "kvtransfer/rows.h"
@@ -409,35 +410,32 @@ TEST(ipc_gpu_pool_needs_a_gpu)
     struct dev_mem gpu = n->mem;
     gpu.kind = DEV_MEM_CUDA;
     struct kvt_options o = { .layout = n->layout, .mem = &gpu, .protocols = "ipc", .n_transfers = 1, .on_event = node_on_event, .arg = n };
-    /* Host memory that claims to be a GPU's: no machine can share that, and each says why. */
-    enum status st = kvt_create(&o, &k, &err);
-#ifdef BATON_HAVE_CUDA
-    CHECK_STATUS(st, ERR_CONFIG); /* ERR_NODEV of the only row */
-#else
-    CHECK_STATUS(st, ERR_UNSUPPORTED);
-    CHECK(strstr(err.text, "no CUDA"));
-#endif
+    CHECK_STATUS(kvt_create(&o, &k, &err), ERR_INVALID);
+    CHECK(strstr(err.text, "no device was named"));
+    /* The processor's memory that claims to be a GPU's: no handle of it exists. */
+    o.device = n->device;
+    CHECK_STATUS(kvt_create(&o, &k, &err), ERR_UNSUPPORTED);
+    CHECK(strstr(err.text, "ipc: ") && strstr(err.text, "handle"));
     CHECK(k == NULL);
-    CHECK(!ipc_is_cuda_offer(n->mem.fd) && !ipc_is_cuda_offer(-1));
+    CHECK(!ipc_is_device_offer(n->mem.fd) && !ipc_is_device_offer(-1));
     node_stop(n);
 }
 
-#ifdef BATON_HAVE_CUDA
-#include <cuda_runtime_api.h>
-#include <sys/wait.h>
-
-/* A node whose pool is on the GPU, every byte `fill`. Checksums need a pool that the processor reads: off. */
+/* A node whose pool is on the GPU, every byte `fill`. */
 static struct node *gpu_node(int fill)
 {
     struct node *n = calloc(1, sizeof *n);
     struct err err = { 0 };
     pthread_mutex_init(&n->lock, NULL);
     n->layout = large_layout();
-    n->mem = (struct dev_mem){ .bytes = kv_layout_pool_bytes(&n->layout), .fd = -1, .kind = DEV_MEM_CUDA };
-    CHECK_OK(cudaMalloc(&n->mem.ptr, n->mem.bytes));
-    CHECK_OK(cudaMemset(n->mem.ptr, fill, n->mem.bytes));
-    CHECK_OK(cudaDeviceSynchronize());
-    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .protocols = "ipc", .n_transfers = 4, .on_event = node_on_event, .arg = n };
+    CHECK_OK(device_open("cuda", &n->device, &err));
+    CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&n->layout), DEVICE_MEM_SHARED, &n->mem, &err));
+    char *host = malloc(n->mem.bytes);
+    memset(host, fill, n->mem.bytes);
+    device_upload(n->device, n->mem.ptr, host, n->mem.bytes);
+    free(host);
+    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .device = n->device, .protocols = "ipc", .n_transfers = 4, .on_event = node_on_event,
+                             .arg = n };
     if (kvt_create(&o, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
     return n;
 }
@@ -482,12 +480,10 @@ static _Noreturn void gpu_sender(int in, int out)
     node_wait(n, KVT_SENT, 1, 10000);
     _exit(0);
 }
-#endif
 
 TEST(ipc_gpu_pools)
 {
-#ifdef BATON_HAVE_CUDA
-    int n_gpus = 0, down[2], up[2], status;
+    int down[2], up[2], status;
     CHECK_OK(pipe(down));
     CHECK_OK(pipe(up));
     pid_t child = fork(); /* before this process speaks CUDA */
@@ -496,7 +492,7 @@ TEST(ipc_gpu_pools)
         if (read(down[0], &go, 1) != 1 || go != 'g') _exit(0);
         gpu_sender(down[0], up[1]);
     }
-    bool has = cudaGetDeviceCount(&n_gpus) == cudaSuccess && n_gpus > 0;
+    bool has = device_count("cuda") > 0;
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
     if (!has) SKIP("no GPU here: KV between GPU pools of two processes (CUDA IPC)");
     struct node *to = gpu_node(0x11);
@@ -512,18 +508,13 @@ TEST(ipc_gpu_pools)
     pass(down[1], &b);
     node_wait(to, KVT_RECEIVED, 1, 10000);
     char *host = malloc(to->mem.bytes);
-    CHECK_OK(cudaMemcpy(host, to->mem.ptr, to->mem.bytes, cudaMemcpyDeviceToHost));
+    device_download(to->device, host, to->mem.ptr, to->mem.bytes);
     for (size_t i = 0; i < to->mem.bytes; i++) CHECK_EQ_INT(host[i], 0x5b);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     free(host);
     buf_release(&b);
     buf_release(&answer);
-    kvt_free(to->kvt);
-    CHECK_OK(cudaFree(to->mem.ptr));
-    free(to);
-#else
-    SKIP("built without the CUDA toolkit: KV between GPU pools of two processes (CUDA IPC)");
-#endif
+    node_stop(to);
 }
 
 TEST_MAIN(CASE(large_transfers_tcp), CASE(large_transfers_ipc), CASE(large_transfers_mem), CASE(large_transfers_tcp_connections),

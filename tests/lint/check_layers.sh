@@ -13,7 +13,7 @@ shared/net       shared/base/
 shared/text      shared/base/
 kernels          shared/base/ shared/fabric/
 shared/kv        shared/base/ kernels/device.h kernels/dtype.h kernels/kernels.h
-kvtransfer       shared/base/ shared/fabric/ kernels/device.h kernels/dtype.h shared/kv/kv_layout.h
+kvtransfer       shared/base/ shared/fabric/ kernels/device.h kernels/lane.h kernels/dtype.h shared/kv/kv_layout.h
 shared/model     shared/base/ kernels/ shared/kv/kv_layout.h
 shared/engine    shared/base/ kernels/ shared/kv/ shared/model/
 shared/cluster   shared/base/ shared/net/
@@ -39,11 +39,12 @@ protobuf-c/      shared/cluster
 infiniband/      shared/fabric kvtransfer
 rdma/            shared/fabric kvtransfer tests
 ucp/             shared/fabric kvtransfer deploy
-cuda             kernels kvtransfer tests
-nccl.h           kernels
+cuda             kernels shared/fabric tests
+nccl.h           kernels shared/fabric
+cublas           kernels shared/fabric tests
 '
 
-find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[ch]' -o -name '*.cu' | sort |
+find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort |
     xargs grep -HnE '^[[:space:]]*#[[:space:]]*include' |
     awk -v layers="$LAYERS" -v libraries="$LIBRARIES" '
     function folder_of(path,   n, part) {

@@ -3,7 +3,7 @@
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 hard_stop=1000 median_limit=350
-find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.py' -o -name '*.sh' |
+find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' -o -name '*.py' -o -name '*.sh' |
     xargs wc -l | grep -v ' total$' | sort -n |
     awk -v stop=$hard_stop -v limit=$median_limit '
     { n++; lines[n] = $1; name[n] = $2; sum += $1 }

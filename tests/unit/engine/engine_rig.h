@@ -37,7 +37,7 @@ struct rig_options {
     enum activations activations;
     const char *isa;     /* row of the kernel table; NULL: the processor's best */
     bool     eager;
-    void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks);
+    void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark);
 };
 
 struct answer {

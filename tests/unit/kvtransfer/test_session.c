@@ -80,6 +80,11 @@ static struct kvt_grant_msg claim(struct side *s, uint64_t id, struct buf *grant
     return g;
 }
 
+static void send_add(struct kvt_core *c, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks)
+{
+    kvt_send_add(c, id, &(struct kvt_range){ layer, begin, end, 0 }, blocks);
+}
+
 static void tell(struct side *s, const struct kvt_grant_msg *g, enum kvt_message_kind kind, struct kvt_message m)
 {
     m.kind = kind;
@@ -314,21 +319,21 @@ TEST(session_sends_nothing_before_opened_and_a_partial_block_last)
     side_init(&s);
     (void)claim(&s, 1, &grant);
     struct kvt_send *send = open_send(&s, 9, &grant);
-    kvt_send_add(&s.core, 9, 0, 0, 20, src);
+    send_add(&s.core, 9, 0, 0, 20, src);
     CHECK(!kvt_send_pump(&s.core, &s.peer));
     CHECK_EQ_INT(n_puts, 0);
     answer(&s, send, KVT_MSG_OPENED, OK);
     CHECK(kvt_send_pump(&s.core, &s.peer));
     CHECK_EQ_INT(last_put.head.n, 1); /* 20 tokens: one full block */
     CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_NOTE);
-    kvt_send_add(&s.core, 9, 0, 20, TOKENS, src);
+    send_add(&s.core, 9, 0, 20, TOKENS, src);
     put_status = ERR_BUSY;
     CHECK(!kvt_send_pump(&s.core, &s.peer));
     put_status = OK;
     CHECK(kvt_send_pump(&s.core, &s.peer));
     CHECK_EQ_INT(last_put.head.first, 1);
     CHECK_EQ_INT(last_put.head.n, 2);
-    kvt_send_add(&s.core, 9, 1, 0, TOKENS, src);
+    send_add(&s.core, 9, 1, 0, TOKENS, src);
     kvt_send_end(&s.core, 9, clock_ns());
     kvt_send_pump(&s.core, &s.peer);
     CHECK_EQ_INT(last_put.tag / KVT_SEND_PUTS, send->serial);
@@ -355,7 +360,7 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     (void)claim(&s, 1, &grant);
     struct kvt_send *send = open_send(&s, 9, &grant);
     answer(&s, send, KVT_MSG_OPENED, OK);
-    kvt_send_add(&s.core, 9, 0, 0, TOKENS, src);
+    send_add(&s.core, 9, 0, 0, TOKENS, src);
     kvt_send_pump(&s.core, &s.peer);
     answer(&s, send, KVT_MSG_STOP, ERR_CHECKSUM);
     CHECK_EQ_INT(n_events, 0); /* the put still reads the source */
@@ -366,7 +371,7 @@ TEST(session_send_failed_waits_for_unfinished_puts)
     CHECK_EQ_INT(n_events, 1);
     CHECK_STATUS(events[0].status, ERR_CHECKSUM);
     CHECK_EQ_INT(said[n_said - 1].kind, KVT_MSG_STOPPED);
-    kvt_send_add(&s.core, 9, 1, 0, TOKENS, src); /* late calls of the caller */
+    send_add(&s.core, 9, 1, 0, TOKENS, src); /* late calls of the caller */
     kvt_send_end(&s.core, 9, 0);
     CHECK_EQ_INT(n_events, 1);
     /* STOP of a session that is not known any more is answered all the same */
@@ -389,7 +394,7 @@ TEST(session_cancelled_late_says_no_finish)
     (void)claim(&s, 1, &grant);
     struct kvt_send *send = open_send(&s, 9, &grant);
     answer(&s, send, KVT_MSG_OPENED, OK);
-    for (uint32_t layer = 0; layer < 2; layer++) kvt_send_add(&s.core, 9, layer, 0, TOKENS, src);
+    for (uint32_t layer = 0; layer < 2; layer++) send_add(&s.core, 9, layer, 0, TOKENS, src);
     while (kvt_send_pump(&s.core, &s.peer)) {}
     kvt_send_end(&s.core, 9, clock_ns());
     kvt_send_put_done(&s.core, &s.peer, send->serial * KVT_SEND_PUTS);
@@ -412,7 +417,7 @@ TEST(session_send_refuses_gaps_and_an_early_done)
     (void)claim(&s, 1, &grant);
     struct kvt_send *send = open_send(&s, 9, &grant);
     answer(&s, send, KVT_MSG_OPENED, OK);
-    kvt_send_add(&s.core, 9, 0, 16, TOKENS, src); /* tokens 0..16 never came */
+    send_add(&s.core, 9, 0, 16, TOKENS, src); /* tokens 0..16 never came */
     CHECK_STATUS(events[0].status, ERR_INVALID);
     send = open_send(&s, 10, &grant);
     answer(&s, send, KVT_MSG_OPENED, OK);
@@ -573,7 +578,7 @@ TEST(session_bounds_its_puts)
     answer(&s, send, KVT_MSG_OPENED, OK);
     n_puts = 0;
     for (uint32_t t = 0; t < 1024; t += 16) {
-        kvt_send_add(&s.core, 9, 0, t, t + 16, blocks);
+        send_add(&s.core, 9, 0, t, t + 16, blocks);
         kvt_send_pump(&s.core, &s.peer);
     }
     CHECK_EQ_INT(n_puts, KVT_SEND_PUTS);
@@ -601,7 +606,7 @@ TEST(session_takes_the_size_of_puts_from_the_row)
         struct kvt_send *send = open_send(&s, 9, &grant);
         answer(&s, send, KVT_MSG_OPENED, OK);
         n_puts = 0;
-        kvt_send_add(&s.core, 9, 0, 0, 1024, blocks);
+        send_add(&s.core, 9, 0, 0, 1024, blocks);
         while (kvt_send_pump(&s.core, &s.peer)) {}
         CHECK_EQ_INT(n_puts, sums ? 1 : 16);
         CHECK_EQ_INT(last_put.head.n, sums ? 64 : 4);
@@ -633,7 +638,7 @@ TEST(session_waits_seconds_for_an_answer)
     struct kvt_send *send = open_send(&s, 10, &grant);
     answer(&s, send, KVT_MSG_OPENED, OK);
     kvt_send_tick(&s.core, &s.peer, clock_ms() + 100 + 60000); /* nothing to send yet */
-    for (uint32_t layer = 0; layer < 2; layer++) kvt_send_add(&s.core, 10, layer, 0, TOKENS, src);
+    for (uint32_t layer = 0; layer < 2; layer++) send_add(&s.core, 10, layer, 0, TOKENS, src);
     kvt_send_end(&s.core, 10, clock_ns());
     while (kvt_send_pump(&s.core, &s.peer)) {}
     kvt_send_tick(&s.core, &s.peer, clock_ms() + KVT_ANSWER_MS + 1000); /* its puts are on their way */
@@ -659,7 +664,7 @@ TEST(session_repeated_words_are_no_progress)
     (void)claim(&s, 1, &grant);
     struct kvt_send *send = open_send(&s, 9, &grant);
     answer(&s, send, KVT_MSG_OPENED, OK);
-    kvt_send_add(&s.core, 9, 0, 0, TOKENS, src);
+    send_add(&s.core, 9, 0, 0, TOKENS, src);
     kvt_send_pump(&s.core, &s.peer);
     answer(&s, send, KVT_MSG_STOP, ERR_CANCELED);
     CHECK_EQ_INT(send->state, KVT_SEND_STOPPING);

@@ -1,0 +1,14 @@
+#!/bin/bash
+# check_cuda.sh - the card is spoken to in kernels/cuda, kernels/ep and shared/fabric alone; everybody else goes through device.h, lane.h and the
+# tables of kernels.h and ep.h. Tests may. usage: check_cuda.sh [ROOT]
+set -u
+cd "${1:-$(dirname "$0")/../..}" || exit 2
+headers='^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"](cuda|cublas|nccl|nvml|driver_types)'
+calls='\b(cuda[A-Z][A-Za-z0-9_]*|cu[A-Z][A-Za-z0-9_]*|cublas(Lt)?[A-Z][A-Za-z0-9_]*|nccl[A-Z][A-Za-z0-9_]*)[[:space:]]*\('
+files=$(find shared kernels kvtransfer prefill decode scheduler deploy \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' \) \
+    -not -path 'kernels/cuda/*' -not -path 'kernels/ep/*' -not -path 'shared/fabric/*' | sort)
+n=$(echo "$files" | grep -c .)
+hits=$(echo "$files" | xargs grep -HnE "$headers|$calls")
+[ -z "$hits" ] || echo "$hits"
+echo "$n files outside the three folders, $(printf '%s' "$hits" | grep -c .) speak to the card"
+[ -z "$hits" ] && [ "$n" -gt 0 ]
