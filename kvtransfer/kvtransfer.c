@@ -18,15 +18,34 @@ enum { TRANSFERS_MAX = 65536 };
 
 /* ---- life ---- */
 
+static enum status check_device(const struct kvt_options *o, struct err *err)
+{
+    if (o->mem->kind == DEV_MEM_HOST) return OK;
+    if (!o->device) return err_set(err, ERR_INVALID, "the KV pool is in a card's memory, and no device was named");
+    if (kv_layout_scale_bytes(&o->layout) || kv_layout_piece_bytes(&o->layout) > UINT32_MAX)
+        return err_set(err, ERR_UNSUPPORTED, "KV of type %s in blocks of %zu bytes cannot be moved from a card's memory", kv_dtype_name(o->layout.dtype),
+                       kv_layout_piece_bytes(&o->layout));
+    return OK;
+}
+
 static enum status check_options(const struct kvt_options *o, struct err *err)
 {
     TRY(kv_layout_check(&o->layout, err));
     if (o->mem->bytes < kv_layout_pool_bytes(&o->layout))
         return err_set(err, ERR_INVALID, "the KV pool has %zu bytes, its layout needs %zu", o->mem->bytes, kv_layout_pool_bytes(&o->layout));
-    if (o->mem->kind != DEV_MEM_HOST && !o->device) return err_set(err, ERR_INVALID, "the KV pool is in a card's memory, and no device was named");
+    TRY(check_device(o, err));
     if (o->n_transfers < 1 || o->n_transfers > TRANSFERS_MAX)
         return err_set(err, ERR_INVALID, "%u KV transfers at once: 1 to %d are possible", o->n_transfers, TRANSFERS_MAX);
     return OK;
+}
+
+/* Can the row move this pool? One that places bytes can by way of stages; others must know the card's memory. */
+static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops *ops, bool faults, struct err *err)
+{
+    if (!k->env.device || (ops->caps & KVT_CAP_RECEIVER_PLACES)) return OK;
+    if (!(ops->caps & KVT_CAP_DEVICE_MEM))
+        return err_set(err, ERR_NODEV, "%s moves KV in the processor's memory alone, and this node's is in a card's: ipc and tcp move that", ops->name);
+    return faults ? err_set(err, ERR_UNSUPPORTED, "a fault plan needs to read the KV that %s pushes from a card's memory", ops->name) : OK;
 }
 
 /* ERR_NODEV is not an error yet: another allowed row may do. `why` collects such sentences. */
@@ -36,7 +55,8 @@ static enum status open_row(struct kvt *k, const struct kvt_transport_ops *ops, 
     if (k->n_rows == KVT_ROWS_MAX) return err_set(err, ERR_UNSUPPORTED, "more than %d KV transfer protocols", KVT_ROWS_MAX);
     const char *fault = k->env.tuning.fault;
     struct err reason = { 0 };
-    enum status st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, o->metrics, &row.t, &reason) : ops->open(&k->env, &row.t, &reason);
+    enum status st = fits_pool(k, ops, fault && *fault, &reason);
+    if (st == OK) st = fault && *fault ? kvt_fault_open(ops, &k->env, fault, o->metrics, &row.t, &reason) : ops->open(&k->env, &row.t, &reason);
     if (st == ERR_NODEV) {
         buf_printf(why, "%s%s", why->len ? "; " : ": ", reason.text);
         log_line(o->named ? LOG_WARN : LOG_INFO, "kv transport not available", "transport=%s why=\"%s\"", ops->name, reason.text);
@@ -76,13 +96,35 @@ static enum status open_rows(struct kvt *k, const struct kvt_options *o, struct 
     return st;
 }
 
-/* Before the rows open: they register it. Room for several pieces of any peer's size. The processor converts: of GPU memory it cannot, so a
- * peer of another layout is refused. */
-static enum status make_staging(struct kvt *k, const struct dev_mem *pool, struct err *err)
+static uint64_t at_least(uint64_t bytes, uint64_t least) { return bytes > least ? bytes : least; }
+
+/* Rows that place bytes move the processor's memory: a pool in a card's memory needs stages for them. */
+static bool places_bytes(const struct kvt_options *o)
 {
-    if (pool->kind != DEV_MEM_HOST) return OK;
+    for (size_t i = 0; kvt_transports[i]; i++)
+        if ((kvt_transports[i]->caps & KVT_CAP_RECEIVER_PLACES) && names_row(o->protocols, kvt_transports[i])) return true;
+    return false;
+}
+
+/* Before the rows open: they register it. Room for several pieces of any peer's size. */
+static enum status make_staging(struct kvt *k, const struct kvt_options *o, struct err *err)
+{
     uint64_t bytes = 8 * (uint64_t)kv_layout_piece_bytes(&k->core.layout);
-    return kvt_staging_create(bytes > KVT_STAGING_BYTES ? bytes : KVT_STAGING_BYTES, &k->core.staging, err);
+    if (o->mem->kind == DEV_MEM_HOST) return kvt_staging_create(NULL, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err);
+    if (!places_bytes(o)) return OK;
+    TRY(kvt_staging_create(o->device, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err));
+    return kvt_staging_create(o->device, at_least(bytes, KVT_INBOX_BYTES), &k->core.inbox, err);
+}
+
+/* What the card does for a pool in its memory. */
+static enum status make_works(struct kvt *k, const struct kvt_options *o, struct err *err)
+{
+    if (o->mem->kind == DEV_MEM_HOST) return OK;
+    struct kvt_works_options w = { .device = o->device, .pool = o->mem->ptr, .staging = k->core.staging,
+                                   .max_copies = kvt_plan_max_copies(&o->layout), .notice = kvt_progress_wake, .arg = k };
+    TRY(kvt_works_create(&w, &k->core.leaving, err));
+    w.staging = k->core.inbox;
+    return kvt_works_create(&w, &k->core.arriving, err);
 }
 
 enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err *err)
@@ -92,7 +134,8 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     k->wake_fd = k->epoll_fd = -1;
     list_init(&k->peers);
     kvt_core_init(&k->core, o);
-    enum status st = make_staging(k, o->mem, err);
+    enum status st = make_staging(k, o, err);
+    if (st == OK) st = make_works(k, o, err);
     k->listen_host = o->listen_host ? mem_strdup(o->listen_host) : NULL;
     k->advertise_host = o->advertise_host ? mem_strdup(o->advertise_host) : NULL;
     random_bytes(k->node, sizeof k->node);
@@ -233,7 +276,7 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
     TRY(kvt_answer_decode(answer, &a, err));
     if (memcmp(a.node, k->node, sizeof a.node) != 0)
         return err_set(err, ERR_PEER_MISMATCH, "that KV transfer answer was made for another node, or for this one before it restarted");
-    TRY(kvt_plan_check(&k->core.layout, &a.layout, true, a.lossy || k->core.lossy, kvt_staging_piece_max(k->core.staging), err));
+    TRY(kvt_plan_check(&k->core.layout, &a.layout, true, a.lossy || k->core.lossy, k->core.leaving ? 0 : kvt_staging_piece_max(k->core.staging), err)); /* the processor converts, what it reads */
     struct kvt_peer *p = MEM_NEW(struct kvt_peer);
     kvt_peer_init(p);
     p->layout = a.layout;

@@ -218,6 +218,14 @@ int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, ui
     return n;
 }
 
+struct kvt_strides kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid)
+{
+    ASSERT(kv_layout_scale_bytes(v->layout) == 0);
+    struct run first = run_of(v, n_valid, 0);
+    return (struct kvt_strides){ .at = kv_layout_offset(v->layout, layer, (uint32_t)block) + first.at, .run_bytes = first.bytes,
+                                 .stride = kv_layout_run_stride(v->layout), .n_runs = n_runs(v, n_valid) };
+}
+
 uint64_t kvt_plan_checksum(const struct kvt_view *v, const void *base, uint32_t layer, int32_t block, uint32_t n_valid, void *scratch)
 {
     const char *p = (const char *)base + kv_layout_offset(v->layout, layer, (uint32_t)block);

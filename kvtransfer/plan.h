@@ -67,6 +67,12 @@ uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const 
 /* Where byte `offset` of a span and what follows it lies in the pool at `base`: up to `cap` scattered pieces; returns how many. */
 int      kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, uint32_t n_tokens, struct kvt_span s, uint64_t offset,
                       struct iovec *iov, int cap);
+/* The valid runs of one piece as equal ones: bytes from the pool's begin, how far apart, how long, how many. Types without scales. */
+struct kvt_strides {
+    uint64_t at, stride, run_bytes;
+    uint32_t n_runs;
+};
+struct kvt_strides kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid);
 /* XXH3 over the valid runs of one piece in order. `scratch` has kv_layout_piece_bytes. */
 uint64_t kvt_plan_checksum(const struct kvt_view *v, const void *base, uint32_t layer, int32_t block, uint32_t n_valid, void *scratch);
 

@@ -315,6 +315,8 @@ static void *run(void *arg)
         wait(k, more);
         more = do_commands(k);
         more |= poll_rows(k);
+        kvt_works_collect(k->core.leaving);
+        if (k->core.arriving) kvt_recv_landed(&k->core);
         sweep_peers(k);
         LIST_FOREACH(p, &k->peers, struct kvt_peer, link) more |= kvt_send_pump(&k->core, p);
         tick(k);
@@ -322,7 +324,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-static void wake(void *arg)
+void kvt_progress_wake(void *arg)
 {
     struct kvt *k = arg;
     uint64_t one = 1;
@@ -335,7 +337,7 @@ enum status kvt_progress_start(struct kvt *k, struct err *err)
     k->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     k->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (k->wake_fd < 0 || k->epoll_fd < 0) return err_set(err, ERR_INTERNAL, "no event descriptors for the transfer thread: %s", strerror(errno));
-    k->box = mailbox_create(sizeof(struct kvt_command), KVT_COMMANDS_HARD, wake, k);
+    k->box = mailbox_create(sizeof(struct kvt_command), KVT_COMMANDS_HARD, kvt_progress_wake, k);
     for (uint32_t i = 0; i <= k->n_rows; i++) {
         struct epoll_event e = { .events = EPOLLIN };
         e.data.fd = i < k->n_rows ? k->rows[i].ops->wait_fd(k->rows[i].t) : k->wake_fd;
@@ -351,7 +353,7 @@ void kvt_progress_stop(struct kvt *k)
 {
     if (k->started) {
         atomic_store_explicit(&k->stopping, true, memory_order_release);
-        wake(k);
+        kvt_progress_wake(k);
         pthread_join(k->thread, NULL);
     }
     if (k->box) {
@@ -359,6 +361,9 @@ void kvt_progress_stop(struct kvt *k)
         drop_commands(k);
         mailbox_free(k->box);
     }
+    kvt_works_free(k->core.leaving); /* waits; they wake through the descriptor below */
+    kvt_works_free(k->core.arriving);
+    k->core.leaving = k->core.arriving = NULL;
     if (k->wake_fd >= 0) close(k->wake_fd);
     if (k->epoll_fd >= 0) close(k->epoll_fd);
     LIST_FOREACH(p, &k->peers, struct kvt_peer, link) {

@@ -93,6 +93,8 @@ struct kvt {
 
 enum status kvt_progress_start(struct kvt *k, struct err *err) MUST_CHECK;
 void        kvt_progress_stop(struct kvt *k); /* joins; frees peers and commands that were left */
+/* The thread has something to look at. Any thread. */
+void        kvt_progress_wake(void *kvt);
 /* Env callbacks of the rows; `arg` is the kvt. */
 enum status kvt_progress_admit(void *arg, const uint8_t ticket[KVT_TICKET_BYTES]);
 int         kvt_progress_place(void *arg, struct kvt_conn *c, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap);

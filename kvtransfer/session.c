@@ -50,6 +50,7 @@ void kvt_core_release(struct kvt_core *c)
         mem_free(c->slots[i].landed);
     }
     kvt_staging_free(c->staging);
+    kvt_staging_free(c->inbox);
     mem_free(c->slots);
     mem_free(c->fenced);
     mem_free(c->copies);

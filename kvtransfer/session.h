@@ -28,6 +28,9 @@
  *    checksum is a doubt first. FINISH, or KVT_DOUBT_MS, make it a failure; nothing is verified, and RECEIVED cannot come, from then on.
  *  8 A session has at most KVT_SEND_PUTS puts under way and a peer its share of the staging memory: whoever does not read holds up
  *    itself alone.
+ *  9 Of a pool in a card's memory the card makes the checksums and the copies (works.h): a NOTE of the sender waits for its sums, the receiver's
+ *    RECEIVED for its own; a row that moves the processor's memory puts from a stage that was fetched, and what it receives is on its way into
+ *    the pool from a stage when its slot is FREE only once that copy is over. The order of puts, NOTEs and FINISH is the same.
  * Thread: transfer, except kvt_recv_claim (any). */
 #ifndef BATON_KVTRANSFER_SESSION_H
 #define BATON_KVTRANSFER_SESSION_H
@@ -39,11 +42,14 @@
 #include "kvtransfer/staging.h"
 #include "kvtransfer/stats.h"
 #include "kvtransfer/transport.h"
+#include "kvtransfer/works.h"
 #include "shared/base/list.h"
 #include "shared/base/map.h"
 
 enum {
     KVT_PUT_BYTES = 1 << 20,     /* of one put: large enough to forget per-put costs, small enough to stay in cache for its checksum */
+    KVT_DEVICE_PUT_BYTES = 8 << 20, /* of one between cards, whose bytes no processor touches: some 20 us of NVLink, 150 us of PCIe */
+    KVT_INBOX_BYTES = 32 << 20,  /* of frames on their way into a pool in a card's memory: 32 of 1 MiB, 30 us of PCIe each */
     KVT_SEND_PUTS = 32,          /* of one session without PUT_DONE: 32 MiB or more, more than any link holds (100 GB/s over 200 us is 20 MB) */
     KVT_ANSWER_MS = 5000,        /* OPEN and FINISH are round trips: a sender waits so long for OPENED and DONE, or stall_ms when that is less */
     KVT_FENCED_RING = 4096,      /* ids remembered, see kvt_core.fenced */
@@ -73,6 +79,9 @@ struct kvt_recv {
     uint32_t         doubt_layer, doubt_position; /* where */
     bool             moved; /* t_begin_ns is that of the first byte, not of the grant */
     bool             sums;  /* every NOTE carries checksums, and they are verified */
+    uint32_t         n_stores, n_checks; /* works under way: frames on their way into the pool, NOTEs being verified */
+    bool             finishes;           /* FINISH came before they were over ... */
+    uint64_t         finish_bytes;       /* ... and said this */
 };
 
 enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT_SEND_STOPPING };
@@ -81,6 +90,7 @@ enum kvt_send_state { KVT_SEND_OPENING, KVT_SEND_ACTIVE, KVT_SEND_FINISHING, KVT
 struct kvt_batch {
     struct kvt_span  span;
     struct kvt_stage stage; /* where its bytes were made; n == 0: they lie in the pool */
+    struct kvt_work *work;  /* that fetches them from a card, or makes their checksums there; NULL: none */
 };
 
 struct kvt_send {
@@ -105,8 +115,10 @@ struct kvt_send {
     uint64_t            n_left;                  /* pieces not put yet, all layers */
     struct kvt_batch    puts[KVT_SEND_PUTS];
     uint32_t            unfinished;              /* bit i: puts[i] has no PUT_DONE yet */
-    struct kvt_batch    made;                    /* converted and not taken by the row yet; made.stage.n == 0: none */
+    struct kvt_batch    made;                    /* converted, fetched or begun, and not taken by the row yet; made.span.n == 0: none */
+    struct kvt_work    *note_work;               /* makes the checksums of `note`; NULL: they are in it */
     bool                finish, note_waits, sums; /* sums: NOTEs carry checksums */
+    bool                card_failed;             /* that holds the pool: the next pump ends the session */
     struct kvt_message  note;                    /* to be sent when note_waits */
     uint64_t            bytes, t_first_ns, t_finish_ns, t_moved_ms, deadline_ms;
     uint64_t            t_busy_ns, busy_ns;      /* since when a put is unfinished; the sum of such times that are over */
@@ -123,6 +135,8 @@ struct kvt_peer {
     struct kv_layout  layout;    /* theirs; outgoing only */
     bool              checksum;  /* outgoing: both sides want checksums */
     uint32_t          staged;    /* outgoing: chunks of staging memory its puts hold */
+    uint32_t          boxed;     /* incoming: chunks of the inbox its frame holds */
+    struct kvt_stage  frame;     /* incoming: where the frame that is being read lands; n == 0: in the pool, or there is none */
     bool              up, lost;  /* lost: DOWN was seen */
     bool              condemned; /* to be disconnected (does not answer STOP, breaks the protocol) */
     struct list       sends, recvs;
@@ -135,6 +149,8 @@ struct kvt_core {
     char              *pool;
     bool               checksum;
     bool               lossy;          /* a peer may hold less precise values */
+    struct kvt_works  *leaving, *arriving; /* of a pool in a card's memory; NULL: the processor reads the pool */
+    struct kvt_staging *inbox;         /* with `arriving`: where frames of rows that place bytes land first; NULL: there is no such row */
     struct kvt_staging *staging;       /* NULL: peers of another layout cannot be served (tests of sessions alone) */
     uint32_t           stall_ms, n_transfers, n_slots;
     uint64_t           deadline_ms;    /* longest life of a transfer */
@@ -176,6 +192,10 @@ void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
 void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text);
 void kvt_recv_peer_fenced(struct kvt_core *c, struct kvt_peer *p);
 void kvt_recv_tick(struct kvt_core *c, uint64_t now_ms);
+/* Works of what arrives have landed: NOTEs are verified, stages come back. */
+void kvt_recv_landed(struct kvt_core *c);
+/* The frame that a connection was reading is over or will not be: its stage comes back. */
+void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p);
 
 /* Tokens [begin, end) of a layer, there when the pool's device has come to `mark`. */
 struct kvt_range {

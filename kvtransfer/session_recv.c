@@ -80,6 +80,8 @@ enum status kvt_recv_claim(struct kvt_core *c, const struct kvt_expectation *e, 
     r->deadline_ms = r->t_moved_ms + c->deadline_ms;
     r->moved = r->sums = false;
     r->t_doubt_ms = 0;
+    r->n_stores = r->n_checks = 0;
+    r->finishes = false;
     write_grant(c, r, e, grant);
     set_state(r, KVT_RECV_OPEN);
     return OK;
@@ -106,6 +108,12 @@ static void fenced(struct kvt_core *c, struct kvt_recv *r)
     kvt_core_event(c, ev);
 }
 
+/* The row writes this transfer's blocks no more; does the card still? False: it has failed, and nobody can say. */
+static bool stores_over(struct kvt_core *c, const struct kvt_recv *r)
+{
+    return r->n_stores == 0 || kvt_works_settle(c->arriving) == OK;
+}
+
 /* End a transfer that cannot be completed. `stopped`: the writer itself said that it has stopped. */
 static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum kvt_failure why, bool stopped, const char *text)
 {
@@ -117,12 +125,12 @@ static void fail_as(struct kvt_core *c, struct kvt_recv *r, enum status st, enum
                  r->doubt_layer, r->doubt_position, text);
     if (st == ERR_CHECKSUM) log_error("kv checksum mismatch", "id=%016llx transport=%s why=\"%s\"", (unsigned long long)r->id, ev.transport, text);
     kvt_core_event(c, ev);
-    if (!r->peer || stopped) {
+    if (!r->peer || (stopped && stores_over(c, r))) {
         fenced(c, r);
         return;
     }
     kvt_peer_tell(r->peer, KVT_MSG_STOP, r->session, r->generation, 0, st);
-    if (r->peer->ops->caps & KVT_CAP_RECEIVER_PLACES) {
+    if ((r->peer->ops->caps & KVT_CAP_RECEIVER_PLACES) && stores_over(c, r)) {
         fenced(c, r); /* from here on place() finds no such session */
         return;
     }
@@ -219,13 +227,14 @@ static void fail_in_doubt(struct kvt_core *c, struct kvt_recv *r)
     fail(c, r, ERR_CHECKSUM, false, text);
 }
 
-/* Compare the checksums of the pieces of a NOTE; false when one is wrong, which is a doubt from now on. */
-static bool verify(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+/* Compare the checksums of the pieces of a NOTE; false when one is wrong, which is a doubt from now on. `sums` are the card's, or NULL: the pool is
+ * the processor's. */
+static bool compare_sums(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m, const uint64_t *sums)
 {
     for (uint32_t i = 0; r->sums && i < m->n; i++) {
         uint32_t position = m->first + i;
         uint32_t n_valid = kvt_plan_tokens(&c->layout, r->n_tokens, position);
-        uint64_t sum = kvt_plan_checksum(&r->view, c->pool, m->layer, r->blocks[position], n_valid, c->scratch);
+        uint64_t sum = sums ? sums[i] : kvt_plan_checksum(&r->view, c->pool, m->layer, r->blocks[position], n_valid, c->scratch);
         kvt_stats_hashed(c->stats, KVT_TAKEN_IN, kvt_view_bytes(&r->view, n_valid));
         if (sum == m->sums[i]) continue;
         r->t_doubt_ms = clock_ms();
@@ -234,6 +243,15 @@ static bool verify(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mess
         return false;
     }
     return true;
+}
+
+/* Pieces are in place, and right as far as that is asked. */
+static void accept_pieces(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+{
+    uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens, (struct kvt_span){ m->layer, m->first, m->n });
+    r->n_left -= m->n;
+    r->bytes += bytes;
+    kvt_stats_bytes(c->stats, r->peer->ops->name, KVT_TAKEN_IN, bytes);
 }
 
 /* Do pieces [m->first, + m->n) follow what is there, `cursor` being the next one to come? Fails the transfer otherwise. */
@@ -249,6 +267,47 @@ static bool follows(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
         return true;
     }
     return false;
+}
+
+/* A work for what arrives. When all are taken, wait for them: they are copies and checksums of a few MiB. May end any transfer. */
+static struct kvt_work *take_work(struct kvt_core *c)
+{
+    struct kvt_work *k = kvt_works_take(c->arriving);
+    if (k || kvt_works_settle(c->arriving) != OK) return k;
+    kvt_recv_landed(c);
+    return kvt_works_take(c->arriving);
+}
+
+/* Give the card something of this transfer to do; `k` may be NULL. False: the transfer has ended, the card has failed. */
+static bool begin_task(struct kvt_core *c, struct kvt_recv *r, struct kvt_work *k, const struct kvt_message *m, struct kvt_task task)
+{
+    if (k) {
+        k->session = r->session;
+        k->generation = r->generation;
+        k->note = *m;
+        task.view = &r->view;
+        task.blocks = r->blocks;
+        task.n_tokens = r->n_tokens;
+        task.span = (struct kvt_span){ m->layer, m->first, m->n };
+        if (kvt_work_begin(k, &task) == OK) return true;
+        kvt_work_give(k);
+    }
+    fail(c, r, ERR_NODEV, false, "the card that holds the KV has failed");
+    return false;
+}
+
+/* Let the card verify the pieces of a NOTE, behind the frames that brought them. */
+static void begin_check(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+{
+    struct kvt_peer *p = r->peer;
+    struct kvt_work *k = take_work(c);
+    if (bound(c, p, m) != r || state_of(r) != KVT_RECV_BOUND || r->t_doubt_ms) { /* works that landed meanwhile ended it, or cast doubt */
+        kvt_work_give(k);
+        return;
+    }
+    if (!begin_task(c, r, k, m, (struct kvt_task){ .sums = r->sums })) return;
+    r->verified[m->layer] += m->n;
+    r->n_checks++;
 }
 
 static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
@@ -270,27 +329,35 @@ static void on_note(struct kvt_core *c, struct kvt_recv *r, const struct kvt_mes
         return;
     }
     note_movement(r);
-    if (!verify(c, r, m)) return;
-    uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens, (struct kvt_span){ m->layer, m->first, m->n });
+    if (c->arriving && (r->sums || (ops->caps & KVT_CAP_RECEIVER_PLACES))) {
+        begin_check(c, r, m);
+        return;
+    }
+    if (!compare_sums(c, r, m, NULL)) return;
     r->verified[m->layer] += m->n;
-    r->n_left -= m->n;
-    r->bytes += bytes;
-    kvt_stats_bytes(c->stats, ops->name, KVT_TAKEN_IN, bytes);
+    accept_pieces(c, r, m);
 }
 
-static void on_finish(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+static void conclude(struct kvt_core *c, struct kvt_recv *r, uint64_t bytes)
 {
     if (r->t_doubt_ms) {
         fail_in_doubt(c, r);
         return;
     }
-    if (r->n_left == 0 && m->bytes == r->bytes) {
+    if (r->n_left == 0 && bytes == r->bytes) {
         received(c, r);
         return;
     }
     char text[128];
     snprintf(text, sizeof text, "the sender finished with %llu pieces missing", (unsigned long long)r->n_left);
     fail_as(c, r, ERR_FORMAT, r->n_left ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT, false, r->n_left ? text : "the sender counts other bytes than arrived");
+}
+
+static void on_finish(struct kvt_core *c, struct kvt_recv *r, const struct kvt_message *m)
+{
+    r->finishes = true;
+    r->finish_bytes = m->bytes;
+    if (r->n_checks == 0) conclude(c, r, m->bytes); /* otherwise the last of them does */
 }
 
 static void on_stopped(struct kvt_core *c, struct kvt_recv *r, enum status st)
@@ -319,26 +386,99 @@ void kvt_recv_message(struct kvt_core *c, struct kvt_peer *p, const struct kvt_m
     else if (state_of(r) == KVT_RECV_BOUND && m->kind == KVT_MSG_FINISH) on_finish(c, r, m);
 }
 
+/* ---- frames for a pool in a card's memory ---- */
+
+void kvt_recv_drop_frame(struct kvt_core *c, struct kvt_peer *p)
+{
+    if (p && p->frame.n) kvt_staging_give(c->inbox, &p->boxed, &p->frame);
+}
+
+/* Where the frame is read to. When the inbox is full its copies are waited for; what is left then belongs to frames that other peers have begun. */
+static int place_in_stage(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t offset, struct iovec *iov)
+{
+    if (!p->frame.n && !kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
+        if (kvt_works_settle(c->arriving) == OK) kvt_recv_landed(c);
+        struct kvt_recv *r = bound(c, p, head);
+        if (!r || state_of(r) != KVT_RECV_BOUND) return 0;
+        if (!kvt_staging_take(c->inbox, head->bytes, true, &p->boxed, &p->frame)) {
+            fail(c, r, ERR_FULL, false, "no memory to receive KV for the card: too many senders at once");
+            return 0;
+        }
+    }
+    iov[0] = (struct iovec){ (char *)kvt_staging_at(c->inbox, p->frame) + offset, head->bytes - offset };
+    return 1;
+}
+
+/* The frame is whole: into the pool with it. */
+static void store_frame(struct kvt_core *c, struct kvt_peer *p, struct kvt_recv *r, const struct kvt_message *head)
+{
+    struct kvt_work *k = take_work(c);
+    if (bound(c, p, head) != r || state_of(r) != KVT_RECV_BOUND) {
+        kvt_work_give(k);
+        kvt_recv_drop_frame(c, p);
+        return;
+    }
+    if (k) { /* the stage is the work's now */
+        k->stage = p->frame;
+        *kvt_works_held(c->arriving) += p->frame.n;
+        p->boxed -= p->frame.n;
+        p->frame.n = 0;
+    }
+    if (begin_task(c, r, k, head, (struct kvt_task){ .move = KVT_TASK_STORE })) r->n_stores++;
+}
+
+/* What a NOTE's sums say of the pieces that are in the pool. */
+static void on_checked(struct kvt_core *c, struct kvt_recv *r, const struct kvt_work *k)
+{
+    const struct kvt_message *m = &k->note;
+    r->n_checks--;
+    if (state_of(r) != KVT_RECV_BOUND) return;
+    bool right = !r->t_doubt_ms && compare_sums(c, r, m, k->sums);
+    if (right) accept_pieces(c, r, m);
+    if (r->finishes && r->n_checks == 0) conclude(c, r, r->finish_bytes);
+}
+
+void kvt_recv_landed(struct kvt_core *c)
+{
+    for (struct kvt_work *k; (k = kvt_works_oldest(c->arriving)) != NULL && kvt_work_landed(k);) {
+        struct kvt_recv *r = &c->slots[k->session];
+        bool live = state_of(r) >= KVT_RECV_BOUND && r->generation == k->generation;
+        kvt_work_give(k); /* its fields stay until the next take */
+        if (live && k->note.kind == KVT_MSG_DATA) r->n_stores--;
+        else if (live) on_checked(c, r, k);
+    }
+}
+
 int kvt_recv_place(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t offset, struct iovec *iov, int cap)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
     if (!r && offset == 0) dropped(c, head);
-    if (!r || state_of(r) != KVT_RECV_BOUND || !follows(c, r, head, r->landed)) return 0;
+    if (!r || state_of(r) != KVT_RECV_BOUND || !follows(c, r, head, r->landed)) {
+        kvt_recv_drop_frame(c, p);
+        return 0;
+    }
     struct kvt_span span = { head->layer, head->first, head->n };
     uint64_t bytes = kvt_plan_span_bytes(&r->view, r->n_tokens, span);
     if (head->bytes != bytes || offset >= head->bytes) {
         fail_as(c, r, ERR_FORMAT, head->bytes < bytes ? KVT_FAILED_TRUNCATED : KVT_FAILED_FORMAT, false, "the sender pushed a frame of another size than its pieces");
+        kvt_recv_drop_frame(c, p);
         return 0;
     }
+    if (c->arriving) return place_in_stage(c, p, head, offset, iov);
     return kvt_plan_iov(&r->view, c->pool, r->blocks, r->n_tokens, span, offset, iov, cap);
 }
 
 void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_message *head, uint64_t bytes)
 {
     struct kvt_recv *r = p ? bound(c, p, head) : NULL;
-    if (!r || state_of(r) != KVT_RECV_BOUND) return;
+    if (!r || state_of(r) != KVT_RECV_BOUND) {
+        kvt_recv_drop_frame(c, p);
+        return;
+    }
     note_movement(r);
-    if (bytes == head->bytes) r->landed[head->layer] += head->n;
+    if (bytes < head->bytes) return;
+    r->landed[head->layer] += head->n;
+    if (c->arriving) store_frame(c, p, r, head);
 }
 
 /* ---- losses and deadlines ---- */
@@ -346,6 +486,7 @@ void kvt_recv_placed(struct kvt_core *c, struct kvt_peer *p, const struct kvt_me
 void kvt_recv_peer_lost(struct kvt_core *c, struct kvt_peer *p, enum status st, const char *text)
 {
     bool places = p->ops->caps & KVT_CAP_RECEIVER_PLACES;
+    kvt_recv_drop_frame(c, p);
     LIST_FOREACH(r, &p->recvs, struct kvt_recv, link)
         if (state_of(r) == KVT_RECV_BOUND) fail(c, r, st, places, text);
 }

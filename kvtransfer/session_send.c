@@ -2,7 +2,8 @@
  *
  * A session keeps, per layer, how many tokens are ready and which position goes next; layers with something to go stand in a queue in
  * order of arrival. Each pump takes one batch, so that sessions and connections share the thread and the link. For a peer of another layout
- * a batch is made in staging memory first; it stays made until the row takes it, and its memory comes back with its PUT_DONE. */
+ * a batch is made in staging memory first; it stays made until the row takes it, and its memory comes back with its PUT_DONE. From a pool in a
+ * card's memory a batch is fetched into staging memory by the card, for rows that read the processor's, and its checksums are made there. */
 #include "kvtransfer/session.h"
 
 #include <stdio.h>
@@ -124,6 +125,21 @@ static void give_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_batch 
     if (b->stage.n) kvt_staging_give(c->staging, &s->peer->staged, &b->stage);
 }
 
+/* Nobody will put it. A work that still writes its stage keeps that until it is over. */
+static void drop_made(struct kvt_core *c, struct kvt_send *s)
+{
+    struct kvt_batch *b = &s->made;
+    if (b->work && b->stage.n) {
+        b->work->stage = b->stage;
+        s->peer->staged -= b->stage.n;
+        *kvt_works_held(c->leaving) += b->stage.n;
+        b->stage.n = 0;
+    }
+    kvt_work_give(b->work);
+    give_stage(c, s, b);
+    *b = (struct kvt_batch){ .stage = { 0, 0 } };
+}
+
 /* STOPPING and no put unfinished: nothing of this session will be read or written any more. */
 static void end_stopped(struct kvt_core *c, struct kvt_send *s)
 {
@@ -141,7 +157,9 @@ void kvt_send_fail(struct kvt_core *c, struct kvt_send *s, enum status st, const
     if (st != ERR_TIMEOUT) s->t_moved_ms = clock_ms(); /* now its puts have stall_ms to end; after a stall they have had it */
     s->note_waits = false;
     snprintf(s->text, sizeof s->text, "%s", text);
-    give_stage(c, s, &s->made);
+    kvt_work_give(s->note_work);
+    s->note_work = NULL;
+    drop_made(c, s);
     if (s->unfinished) s->peer->ops->abandon(s->peer->conn, s->session, s->generation);
     else end_stopped(c, s);
 }
@@ -263,6 +281,13 @@ void kvt_send_end(struct kvt_core *c, uint64_t id, uint64_t now_ns)
 
 static bool flush_note(struct kvt_send *s)
 {
+    if (s->note_work) { /* its sums are being made */
+        if (!kvt_work_landed(s->note_work)) return false;
+        memcpy(s->note.sums, s->note_work->sums, s->note.bytes);
+        kvt_work_give(s->note_work);
+        s->note_work = NULL;
+        s->t_moved_ms = clock_ms();
+    }
     if (s->note_waits && s->peer->ops->notify(s->peer->conn, &s->note) == OK) s->note_waits = false;
     return !s->note_waits;
 }
@@ -276,8 +301,9 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
     s->note.kind = KVT_MSG_NOTE;
     s->note.bytes = s->sums ? sizeof s->note.sums[0] * head->n : 0;
     s->note_waits = true;
+    s->note_work = b->work;
     if (!s->sums) return;
-    for (uint32_t i = 0; i < head->n; i++) {
+    for (uint32_t i = 0; i < head->n && !b->work; i++) {
         uint32_t position = head->first + i, n_valid = kvt_plan_tokens(s->dst.layout, s->n_tokens, position);
         uint64_t bytes = kvt_view_bytes(&s->dst, n_valid);
         s->note.sums[i] = made ? hash_64(made, bytes, 0) : kvt_plan_checksum(&s->src, c->pool, head->layer, s->src_blocks[position], n_valid, c->scratch);
@@ -286,17 +312,23 @@ static void make_note(struct kvt_core *c, struct kvt_send *s, const struct kvt_m
     kvt_stats_hashed(c->stats, KVT_SENT_OUT, head->bytes);
 }
 
+/* Staging memory for the pieces of a span, or for the first of them; false while there is no room. */
+static bool take_stage(struct kvt_core *c, struct kvt_send *s, struct kvt_span *span)
+{
+    uint64_t bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, *span);
+    if (kvt_staging_take(c->staging, bytes, span->n == 1, &s->peer->staged, &s->made.stage)) return true;
+    if (span->n == 1) return false;
+    span->n = 1; /* fragments, or others hold most of it: something always goes on */
+    bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, *span);
+    return kvt_staging_take(c->staging, bytes, true, &s->peer->staged, &s->made.stage);
+}
+
 /* Convert the pieces of a span in staging memory; false while there is no room. */
 static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 {
-    if (s->made.stage.n) return true; /* made for an earlier try */
+    if (s->made.span.n) return true; /* made for an earlier try */
+    if (!take_stage(c, s, &span)) return false;
     uint64_t bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, span);
-    if (!kvt_staging_take(c->staging, bytes, span.n == 1, &s->peer->staged, &s->made.stage)) {
-        if (span.n == 1) return false;
-        span.n = 1; /* fragments, or others hold most of it: something always goes on */
-        bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, span);
-        if (!kvt_staging_take(c->staging, bytes, true, &s->peer->staged, &s->made.stage)) return false;
-    }
     s->made.span = span;
     char *out = kvt_staging_at(c->staging, s->made.stage);
     for (uint32_t i = span.first; i < span.first + span.n; i++) {
@@ -307,9 +339,50 @@ static bool make(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
     return true;
 }
 
-/* Each put costs a message and wakes both sides: where this CPU does not touch the bytes, they are as large as the row likes. */
-static uint64_t put_bytes(const struct kvt_send *s)
+/* Must the bytes be brought to the processor's memory before they are put? */
+static bool must_fetch(const struct kvt_core *c, const struct kvt_send *s)
 {
+    return c->leaving && !(s->peer->ops->caps & KVT_CAP_DEVICE_MEM);
+}
+
+/* Let the card fetch a span into staging memory, make its checksums, or both. False: not yet, or (card_failed) not at all. */
+static bool begin_work(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
+{
+    bool fetch = must_fetch(c, s);
+    struct kvt_work *work = kvt_works_take(c->leaving);
+    if (!work) return false;
+    if (fetch && !take_stage(c, s, &span)) {
+        kvt_work_give(work);
+        return false;
+    }
+    s->made.span = span;
+    s->made.work = work;
+    work->stage = s->made.stage;
+    struct kvt_task task = { .view = &s->src, .blocks = s->src_blocks, .n_tokens = s->n_tokens, .span = span, .mark = s->marks[span.layer],
+                             .sums = s->sums, .move = fetch ? KVT_TASK_FETCH : KVT_TASK_STAYS };
+    enum status st = kvt_work_begin(work, &task);
+    work->stage.n = 0; /* the batch's, until it is dropped */
+    s->card_failed = st != OK;
+    return st == OK;
+}
+
+/* True when the batch in `made` may be put: what has to be fetched is there. */
+static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
+{
+    if (!s->made.span.n && !begin_work(c, s, span)) return false;
+    if (!must_fetch(c, s)) return true; /* the row waits for the mark, the NOTE for the checksums */
+    if (s->made.work && !kvt_work_landed(s->made.work)) return false;
+    if (!s->sums) {
+        kvt_work_give(s->made.work);
+        s->made.work = NULL;
+    }
+    return true;
+}
+
+/* Each put costs a message and wakes both sides: where this CPU does not touch the bytes, they are as large as the row likes. */
+static uint64_t put_bytes(const struct kvt_core *c, const struct kvt_send *s)
+{
+    if (c->leaving) return must_fetch(c, s) ? KVT_PUT_BYTES : KVT_DEVICE_PUT_BYTES;
     return s->peer->ops->put_bytes && s->direct && !s->sums ? s->peer->ops->put_bytes : KVT_PUT_BYTES;
 }
 
@@ -317,10 +390,11 @@ static uint64_t put_bytes(const struct kvt_send *s)
 static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready, struct kvt_batch *out)
 {
     uint32_t layer = s->queue[s->q_head];
-    struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&s->dst, ready, put_bytes(s)) };
+    struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
     *out = (struct kvt_batch){ .span = span };
-    if (s->direct) return true;
-    if (!make(c, s, span)) return false;
+    bool by_card = c->leaving && (s->sums || must_fetch(c, s));
+    if (s->direct && !by_card) return true;
+    if (by_card ? !prepare(c, s, span) : !make(c, s, span)) return false;
     *out = s->made;
     return true;
 }
@@ -348,7 +422,7 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     struct kvt_put put = { .copies = c->copies, .tag = s->serial * KVT_SEND_PUTS + place, .mark = s->marks[layer],
                            .head = { .kind = KVT_MSG_DATA, .session = s->session, .generation = s->generation, .layer = layer,
                                      .first = b.span.first, .n = b.span.n, .bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, b.span) } };
-    put.n_copies = s->direct ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies)
+    put.n_copies = !b.stage.n ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies)
                              : kvt_plan_copies_from(KVT_STAGING + kvt_staging_offset(b.stage), &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies);
     uint64_t now = clock_ns();
     if (!s->t_first_ns) s->t_first_ns = now;
@@ -356,9 +430,10 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     s->puts[place] = b;
     if (!s->unfinished) s->t_busy_ns = now;
     s->unfinished |= 1u << place;
-    s->made.stage.n = 0; /* the put's now */
+    s->made = (struct kvt_batch){ .stage = { 0, 0 } }; /* the put's now */
     account(c, s, b.span, ready, put.head.bytes);
     make_note(c, s, &put.head, &s->puts[place]);
+    s->puts[place].work = NULL; /* the note's */
     return true;
 }
 
@@ -372,7 +447,8 @@ bool kvt_send_pump(struct kvt_core *c, struct kvt_peer *p)
             flush_note(s);
             more = true;
         }
-        finish_if_complete(c, s);
+        if (s->card_failed) kvt_send_fail(c, s, ERR_NODEV, "the card that holds the KV has failed");
+        else finish_if_complete(c, s);
     }
     /* The next pump begins with another session. */
     if (!list_empty(&p->sends)) {

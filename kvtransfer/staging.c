@@ -8,19 +8,22 @@
 
 struct kvt_staging {
     struct device *device;
+    bool           own_device;
     struct dev_mem mem;
     uint32_t       n, n_free;
     bool          *taken; /* by chunk */
 };
 
-enum status kvt_staging_create(uint64_t bytes, struct kvt_staging **out, struct err *err)
+enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt_staging **out, struct err *err)
 {
     struct kvt_staging *s = MEM_NEW(struct kvt_staging);
     s->mem.fd = -1;
     s->n = s->n_free = (uint32_t)((bytes + KVT_STAGING_CHUNK - 1) / KVT_STAGING_CHUNK);
     s->taken = MEM_ARRAY(bool, s->n);
-    enum status st = device_open("cpu", &s->device, err);
-    if (st == OK) st = device_mem_alloc(s->device, (size_t)s->n * KVT_STAGING_CHUNK, DEVICE_MEM_SHARED, &s->mem, err);
+    s->device = device;
+    s->own_device = !device;
+    enum status st = device ? OK : device_open("cpu", &s->device, err);
+    if (st == OK) st = device_mem_alloc(s->device, (size_t)s->n * KVT_STAGING_CHUNK, device ? DEVICE_MEM_HOST : DEVICE_MEM_SHARED, &s->mem, err);
     if (st != OK) {
         kvt_staging_free(s);
         return st;
@@ -33,7 +36,7 @@ void kvt_staging_free(struct kvt_staging *s)
 {
     if (!s) return;
     if (s->device) device_mem_free(s->device, &s->mem);
-    device_close(s->device);
+    if (s->own_device) device_close(s->device);
     mem_free(s->taken);
     mem_free(s);
 }

@@ -1,5 +1,6 @@
 /* staging.h - memory in which pieces for peers of another layout are made, and from which rows put them (transport.h, KVT_STAGING).
  *
+ * Pieces of a pool in a card's memory are brought here for rows that read the processor's, and what such rows receive lands here first.
  * One allocation for the life of a kvt, so that rows can register it once; its pages are not backed before somebody needs them. It is
  * given out in chunks, as runs of neighbouring ones: a put's bytes lie one after the other. A peer may hold no more than what is left
  * free after it (dynamic thresholds as in shared-memory switches, Choudhury and Hahne 1998): one that does not drain takes half, the next
@@ -20,8 +21,8 @@ struct kvt_stage {
     uint32_t first, n; /* chunks; n == 0: none */
 };
 
-/* `bytes` are rounded up to chunks. ERR_NOMEM. */
-enum status kvt_staging_create(uint64_t bytes, struct kvt_staging **out, struct err *err) MUST_CHECK;
+/* `bytes` are rounded up to chunks. Memory that `device` reaches (DEVICE_MEM_HOST), backed at once; NULL: the processor's alone. ERR_NOMEM. */
+enum status kvt_staging_create(struct device *device, uint64_t bytes, struct kvt_staging **out, struct err *err) MUST_CHECK;
 void        kvt_staging_free(struct kvt_staging *s);
 const struct dev_mem *kvt_staging_mem(const struct kvt_staging *s);
 /* The largest piece it is for: a quarter, so that several peers find room. */

@@ -10,7 +10,7 @@ static struct kvt_staging *make(void)
 {
     struct kvt_staging *s = NULL;
     struct err err;
-    CHECK_OK(kvt_staging_create((uint64_t)N * CHUNK - 5, &s, &err));
+    CHECK_OK(kvt_staging_create(NULL, (uint64_t)N * CHUNK - 5, &s, &err));
     CHECK_EQ_INT(kvt_staging_n_free(s), N);
     CHECK(kvt_staging_mem(s)->bytes >= (size_t)N * CHUNK);
     return s;
