@@ -24,6 +24,7 @@ struct node {
     struct kvt      *kvt;
     struct device   *device;
     struct dev_mem   mem;
+    char            *image; /* the pool's bytes as the test sees them: the pool, or what node_push and node_pull copy */
     struct kv_layout layout;
     pthread_mutex_t  lock;
     struct kvt_event events[EVENTS_MAX];
@@ -83,15 +84,52 @@ static inline struct kvt_tuning tuning_of_environment(const char *fault)
     return t;
 }
 
+/* BATON_TEST_KV_DEVICES: where the pools of a test's nodes are, in the order in which they start, again from the first when the list is over:
+ * "cuda", "cuda,cpu". Of one process such pools can be reached by tcp alone, so other rows' cases are skipped. */
+static inline const char *device_of_next_node(const char *protocols)
+{
+    static int n_nodes;
+    const char *list = getenv("BATON_TEST_KV_DEVICES");
+    if (!list) return "cpu";
+    if (strcmp(protocols, "tcp") != 0) SKIP("BATON_TEST_KV_DEVICES: in one process pools on a card are reached by tcp alone");
+    if (device_count("cuda") == 0) SKIP("no card: KV between pools in a card's memory is NOT tested");
+    int n_items = strchr(list, ',') ? 2 : 1;
+    const char *item = n_nodes++ % n_items ? strchr(list, ',') + 1 : list;
+    return strncmp(item, "cuda", 4) == 0 ? "cuda" : "cpu";
+}
+
+/* The test's image of the pool into the pool, and back. */
+static inline void node_push(struct node *n)
+{
+    if (n->image != n->mem.ptr) device_upload(n->device, n->mem.ptr, n->image, kv_layout_pool_bytes(&n->layout));
+}
+static inline void node_pull(struct node *n)
+{
+    if (n->image != n->mem.ptr) device_download(n->device, n->image, n->mem.ptr, kv_layout_pool_bytes(&n->layout));
+}
+
+static inline void pool_set(struct node *n, int byte)
+{
+    memset(n->image, byte, kv_layout_pool_bytes(&n->layout));
+    node_push(n);
+}
+
+static inline void pool_is(struct node *n, int byte)
+{
+    node_pull(n);
+    for (size_t i = 0; i < kv_layout_pool_bytes(&n->layout); i++) CHECK_EQ_INT((uint8_t)n->image[i], byte);
+}
+
 static inline struct node *node_start(struct node_options o)
 {
     struct node *n = calloc(1, sizeof *n);
     struct err err = { 0 };
     pthread_mutex_init(&n->lock, NULL);
     n->layout = o.layout;
-    CHECK_OK(device_open("cpu", &n->device, &err));
+    CHECK_OK(device_open(device_of_next_node(o.protocols), &n->device, &err));
     CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&o.layout), DEVICE_MEM_SHARED, &n->mem, &err));
-    struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
+    n->image = n->device->is_host ? n->mem.ptr : calloc(1, n->mem.bytes);
+    struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .device = n->device, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
                               .checksum = !o.no_checksum, .n_transfers = 64, .stall_ms = o.stall_ms, .metrics = o.metrics,
                               .tuning = tuning_of_environment(o.fault), .on_event = node_on_event, .arg = n };
     if (strcmp(o.protocols, "rdma") == 0) ko.tuning.rdma.port = o.port; /* that row has a listener of its own */
@@ -105,6 +143,7 @@ static inline struct node *node_start(struct node_options o)
 /* The second half of node_stop, for a node whose kvt_free was the first: its pool goes. */
 static inline void node_gone(struct node *n)
 {
+    if (n->image != n->mem.ptr) free(n->image);
     device_mem_free(n->device, &n->mem);
     device_close(n->device);
     free(n);
@@ -193,7 +232,7 @@ static inline uint8_t pattern(uint64_t seed, uint32_t layer, uint32_t position, 
 
 static inline char *piece_of(struct node *n, uint32_t layer, int32_t block)
 {
-    return (char *)n->mem.ptr + kv_layout_offset(&n->layout, layer, (uint32_t)block);
+    return n->image + kv_layout_offset(&n->layout, layer, (uint32_t)block);
 }
 
 /* What a piece holds: the pattern in its first n_valid tokens, and `other` everywhere else. */
@@ -210,6 +249,7 @@ static inline void fill_layer(struct node *n, uint64_t seed, uint32_t layer, con
 {
     for (uint32_t b = first; b < end; b++)
         expect_piece(&n->layout, seed, layer, b, n->layout.block_tokens, 0, (uint8_t *)piece_of(n, layer, blocks[b]));
+    node_push(n);
 }
 
 /* Blocks [first, n_used) of the table hold the pattern in their valid bytes, and `other` everywhere else. */
@@ -217,6 +257,7 @@ static inline void check_blocks_hold(struct node *n, uint64_t seed, const int32_
 {
     size_t n_bytes = kv_layout_piece_bytes(&n->layout);
     uint8_t *want = malloc(n_bytes);
+    node_pull(n);
     for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
         for (uint32_t b = first; b < kvt_plan_n_blocks(&n->layout, n_tokens); b++) {
             const uint8_t *p = (const uint8_t *)piece_of(n, layer, blocks[b]);

@@ -87,6 +87,7 @@ static void fill_canary(struct node *n, const int32_t *blocks, uint32_t n_blocks
 {
     for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
         for (uint32_t i = 0; i < n_blocks; i++) memset(piece_of(n, layer, blocks[i]), CANARY, kv_layout_piece_bytes(&n->layout));
+    node_push(n);
 }
 
 /* Every block but those in `live` (bit set) holds the canary. */
@@ -95,6 +96,7 @@ static void check_canaries(struct node *n, uint64_t live)
     size_t n_bytes = kv_layout_piece_bytes(&n->layout);
     uint8_t *canary = malloc(n_bytes);
     memset(canary, CANARY, n_bytes);
+    node_pull(n);
     for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
         for (int32_t b = 0; b < POOL_BLOCKS; b++) {
             const uint8_t *p = (const uint8_t *)piece_of(n, layer, b);

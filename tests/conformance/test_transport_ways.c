@@ -24,11 +24,12 @@ static struct node_options large(const char *row) { return (struct node_options)
 
 static void random_bytes_of(struct node *n, uint64_t seed)
 {
-    uint64_t *p = n->mem.ptr;
+    uint64_t *p = (uint64_t *)(void *)n->image;
     for (size_t i = 0; i < kv_layout_pool_bytes(&n->layout) / 8; i++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         p[i] = seed ^ seed >> 29;
     }
+    node_push(n);
 }
 
 /* Open and push everything; finishing and waiting is the caller's. */
@@ -45,15 +46,17 @@ static void push(struct node *from, struct node *to, uint64_t peer, uint64_t id,
 
 static void check_moved(struct node *from, struct node *to, const int32_t *src, const int32_t *dst, uint32_t n_full)
 {
+    node_pull(to);
     for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
         for (uint32_t i = 0; i < n_full; i++)
             if (memcmp(piece_of(from, layer, src[i]), piece_of(to, layer, dst[i]), kv_layout_piece_bytes(&to->layout)) != 0)
                 test_fail(__FILE__, __LINE__, "layer %u position %u differs", layer, i);
 }
 
-static void check_all_bytes(const struct node *n, char value)
+static void check_all_bytes(struct node *n, char value)
 {
-    const char *p = n->mem.ptr;
+    const char *p = n->image;
+    node_pull(n);
     CHECK_EQ_INT(p[0], value);
     CHECK(memcmp(p, p + 1, kv_layout_pool_bytes(&n->layout) - 1) == 0);
 }
@@ -81,7 +84,7 @@ static void large_transfers(const char *row)
         if (id % 2) kvt_send_cancel(from->kvt, id);
         else kvt_expect_cancel(to->kvt, id);
         node_wait(to, KVT_FENCED, id, 5000);
-        memset(to->mem.ptr, 0x66, kv_layout_pool_bytes(&to->layout));
+        pool_set(to, 0x66);
         node_wait(from, KVT_SEND_FAILED, id, 5000);
         random_bytes_of(from, id); /* the source is the sender's again: nothing may still be reading it */
         check_all_bytes(to, 0x66);
@@ -91,7 +94,7 @@ static void large_transfers(const char *row)
     kvt_disconnect(from->kvt, peer);
     node_wait(from, KVT_PEER_LOST, peer, 3000);
     node_wait(to, KVT_FENCED, 40, 3000);
-    memset(to->mem.ptr, 0x77, kv_layout_pool_bytes(&to->layout));
+    pool_set(to, 0x77);
     pause_ms(20);
     check_all_bytes(to, 0x77);
     node_stop(from);
@@ -327,6 +330,7 @@ TEST(ipc_private_pool_by_cma)
     CHECK_OK(device_open("cpu", &to->device, &err));
     CHECK_OK(device_mem_alloc(to->device, kv_layout_pool_bytes(&to->layout), DEVICE_MEM_PRIVATE, &to->mem, &err));
     CHECK_EQ_INT(to->mem.fd, -1);
+    to->image = to->mem.ptr;
     struct kvt_options o = { .layout = to->layout, .mem = &to->mem, .protocols = "ipc", .checksum = true, .n_transfers = 4,
                              .tuning = { .cma = KVT_OFF }, .on_event = node_on_event, .arg = to };
     CHECK_STATUS(kvt_create(&o, &to->kvt, &err), ERR_CONFIG);
@@ -422,7 +426,7 @@ TEST(ipc_gpu_pool_needs_a_gpu)
 }
 
 /* A node whose pool is on the GPU, every byte `fill`. */
-static struct node *gpu_node(int fill)
+static struct node *gpu_node(int fill, bool checksum)
 {
     struct node *n = calloc(1, sizeof *n);
     struct err err = { 0 };
@@ -430,12 +434,10 @@ static struct node *gpu_node(int fill)
     n->layout = large_layout();
     CHECK_OK(device_open("cuda", &n->device, &err));
     CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&n->layout), DEVICE_MEM_SHARED, &n->mem, &err));
-    char *host = malloc(n->mem.bytes);
-    memset(host, fill, n->mem.bytes);
-    device_upload(n->device, n->mem.ptr, host, n->mem.bytes);
-    free(host);
-    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .device = n->device, .protocols = "ipc", .n_transfers = 4, .on_event = node_on_event,
-                             .arg = n };
+    n->image = malloc(n->mem.bytes);
+    pool_set(n, fill);
+    struct kvt_options o = { .layout = n->layout, .mem = &n->mem, .device = n->device, .protocols = "ipc", .checksum = checksum, .n_transfers = 4,
+                             .on_event = node_on_event, .arg = n };
     if (kvt_create(&o, &n->kvt, &err) != OK) test_fail(__FILE__, __LINE__, "kvt_create: %s", err.text);
     return n;
 }
@@ -460,28 +462,46 @@ static void take(int fd, struct buf *b)
     b->len += n;
 }
 
-static _Noreturn void gpu_sender(int in, int out)
+/* Transfers of ever fewer tokens, each behind a mark. Transfer i's bytes are those of seed i. */
+enum { GPU_TRANSFERS = 4 };
+static uint32_t gpu_tokens(uint64_t id) { return 24 * 64 - (uint32_t)(id - 1) * 77; }
+
+static _Noreturn void gpu_sender(int in, int out, bool checksum)
 {
-    struct node *n = gpu_node(0x5b);
+    struct node *n = gpu_node(0x5b, checksum);
     struct buf b = { 0 };
     struct err err = { 0 };
     uint64_t peer;
     int32_t table[24];
+    srand(9);
     random_table(24, 24, table);
     kvt_hello(n->kvt, &b);
     pass(out, &b);
     take(in, &b);
     CHECK_OK(kvt_connect(n->kvt, buf_str(&b), &peer, &err));
     node_wait(n, KVT_CONNECTED, peer, 5000);
-    take(in, &b);
-    CHECK_OK(kvt_send_open(n->kvt, 1, peer, buf_str(&b), &err));
-    for (uint32_t layer = 0; layer < n->layout.n_layers; layer++) CHECK_OK(kvt_send_ready(n->kvt, 1, layer, 0, 24 * 64, table));
-    kvt_send_finish(n->kvt, 1);
-    node_wait(n, KVT_SENT, 1, 10000);
+    for (uint64_t id = 1; id <= GPU_TRANSFERS; id++) {
+        take(in, &b);
+        CHECK_OK(kvt_send_open(n->kvt, id, peer, buf_str(&b), &err));
+        random_bytes_of(n, id);
+        for (uint32_t layer = 0; layer < n->layout.n_layers; layer++) {
+            uint32_t half = gpu_tokens(id) / 2;
+            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, 0, half, table, device_mark(n->device)));
+            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, half, gpu_tokens(id), table, device_mark(n->device)));
+        }
+        kvt_send_finish(n->kvt, id);
+        node_wait(n, KVT_SENT, id, 10000);
+    }
+    take(in, &b); /* one that is given up in the middle */
+    CHECK_OK(kvt_send_open(n->kvt, 9, peer, buf_str(&b), &err));
+    CHECK_OK(kvt_send_ready_after(n->kvt, 9, 0, 0, 24 * 64, table, device_mark(n->device)));
+    kvt_send_cancel(n->kvt, 9);
+    node_wait(n, KVT_SEND_FAILED, 9, 5000);
+    node_stop(n);
     _exit(0);
 }
 
-TEST(ipc_gpu_pools)
+static void gpu_pools(bool checksum)
 {
     int down[2], up[2], status;
     CHECK_OK(pipe(down));
@@ -490,35 +510,63 @@ TEST(ipc_gpu_pools)
     if (child == 0) {
         char go;
         if (read(down[0], &go, 1) != 1 || go != 'g') _exit(0);
-        gpu_sender(down[0], up[1]);
+        gpu_sender(down[0], up[1], checksum);
     }
     bool has = device_count("cuda") > 0;
     CHECK(write(down[1], has ? "g" : "n", 1) == 1);
     if (!has) SKIP("no GPU here: KV between GPU pools of two processes (CUDA IPC)");
-    struct node *to = gpu_node(0x11);
+    struct node *to = gpu_node(0x11, checksum), *from = calloc(1, sizeof *from); /* `from`: the sender's bytes, made here once more */
     struct buf b = { 0 }, answer = { 0 };
     struct err err = { 0 };
-    int32_t table[24];
+    int32_t table[24], src[24];
+    srand(9);
+    random_table(24, 24, src);
     random_table(24, 24, table);
+    from->layout = to->layout;
+    from->image = from->mem.ptr = malloc(to->mem.bytes);
     take(up[0], &b);
     CHECK_OK(kvt_answer(to->kvt, buf_str(&b), &answer, &err));
     pass(down[1], &answer);
+    for (uint64_t id = 1; id <= GPU_TRANSFERS; id++) {
+        uint32_t n_blocks = kvt_plan_n_blocks(&to->layout, gpu_tokens(id));
+        buf_clear(&b);
+        CHECK_OK(kvt_expect(to->kvt, id, table, n_blocks, 0, gpu_tokens(id), &b));
+        pass(down[1], &b);
+        CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 10000).bytes, kvt_plan_total_bytes(&to->layout, gpu_tokens(id), 0));
+        random_bytes_of(from, id);
+        check_moved(from, to, src, table, gpu_tokens(id) / 64);
+        pool_set(to, 0x11);
+    }
     buf_clear(&b);
-    CHECK_OK(kvt_expect(to->kvt, 1, table, 24, 0, 24 * 64, &b));
+    CHECK_OK(kvt_expect(to->kvt, 9, table, 24, 0, 24 * 64, &b));
     pass(down[1], &b);
-    node_wait(to, KVT_RECEIVED, 1, 10000);
-    char *host = malloc(to->mem.bytes);
-    device_download(to->device, host, to->mem.ptr, to->mem.bytes);
-    for (size_t i = 0; i < to->mem.bytes; i++) CHECK_EQ_INT(host[i], 0x5b);
+    node_wait(to, KVT_RECEIVE_FAILED, 9, 5000);
+    node_wait(to, KVT_FENCED, 9, 5000);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    free(host);
+    CHECK_EQ_INT(node_count(to, KVT_RECEIVED, 9), 0);
+    free(from->image);
+    free(from);
     buf_release(&b);
     buf_release(&answer);
     node_stop(to);
 }
 
+TEST(ipc_gpu_pools) { gpu_pools(true); }
+TEST(ipc_gpu_pools_without_checksums) { gpu_pools(false); }
+
+/* KV of this host's processes by tcp, on cards on both sides or on one. */
+static void gpu_by_tcp(const char *devices)
+{
+    setenv("BATON_TEST_KV_DEVICES", devices, 1);
+    large_transfers("tcp");
+}
+TEST(large_transfers_tcp_gpu) { gpu_by_tcp("cuda"); }
+TEST(large_transfers_tcp_gpu_to_host) { gpu_by_tcp("cuda,cpu"); }
+TEST(large_transfers_tcp_host_to_gpu) { setenv("BATON_TCP_CONNECTIONS", "5", 1); gpu_by_tcp("cpu,cuda"); }
+
 TEST_MAIN(CASE(large_transfers_tcp), CASE(large_transfers_ipc), CASE(large_transfers_mem), CASE(large_transfers_tcp_connections),
           CASE(large_transfers_tcp_zerocopy), CASE(large_transfers_ipc_copiers), CASE(large_transfers_mem_copiers), CASE(large_transfers_ipc_cma),
           CASE(tcp_opens_the_connections_asked_for), CASE(tcp_loss_of_one_connection_is_the_peers), CASE(tcp_stranger_cannot_join),
           CASE(full_descriptor_table_tcp), CASE(full_descriptor_table_ipc), CASE(ipc_no_room_for_a_pidfd), CASE(ipc_no_room_for_the_pools_descriptor), CASE(tcp_interface_of_its_own), CASE(ipc_private_pool_by_cma),
-          CASE(ipc_close_waits_for_writers_by_address), CASE(ipc_gpu_pool_needs_a_gpu), CASE(ipc_gpu_pools))
+          CASE(ipc_close_waits_for_writers_by_address), CASE(ipc_gpu_pool_needs_a_gpu), CASE(ipc_gpu_pools),
+          CASE(ipc_gpu_pools_without_checksums), CASE(large_transfers_tcp_gpu), CASE(large_transfers_tcp_gpu_to_host), CASE(large_transfers_tcp_host_to_gpu))
