@@ -316,19 +316,14 @@ static enum status read_directory(const struct config *c, struct node_options *o
     return OK;
 }
 
-/* What moves KV that lies in GPU memory so far: CUDA IPC inside a host. Checksums would be made by the processor, which cannot read it. */
+/* What moves KV that lies in GPU memory so far: CUDA IPC inside a host, tcp by way of the processor's memory. */
 static enum status limit_to_gpu_pools(const struct config *c, struct node_options *o, struct err *err)
 {
-    if (o->kv_checksum && config_is_set(c, "kv-checksum"))
-        return err_field(err, ERR_UNSUPPORTED, "kv-checksum", "--kv-checksum true: checksums of KV in GPU memory are not built yet; leave it out with --device cuda");
-    if (o->protocols_named && !strstr(o->protocols, "ipc"))
+    if (o->protocols_named && !strstr(o->protocols, "ipc") && !strstr(o->protocols, "tcp"))
         return err_field(err, ERR_UNSUPPORTED, "cache-transfer-protocol",
-                         "--cache-transfer-protocol %s: KV in GPU memory moves by ipc alone so far; name ipc with --device cuda", o->protocols);
+                         "--cache-transfer-protocol %s: KV in GPU memory moves by ipc and tcp so far; name one of them with --device cuda", o->protocols);
     if (config_is_set(c, "weights-cache")) fprintf(stderr, "note: --weights-cache has no effect with --device cuda\n");
     if (config_is_set(c, "cpu-isa")) fprintf(stderr, "note: --cpu-isa has no effect with --device cuda\n");
-    fprintf(stderr, "note: --device cuda: KV moves by ipc alone, without checksums\n");
-    o->protocols = "ipc";
-    o->kv_checksum = false;
     return OK;
 }
 

@@ -8,6 +8,7 @@
  *
  * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens are taken, because a token may end its sequence
  * and free it. Thread: engine. */
+#include "kernels/lane.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/engine/engine_state.h"
@@ -53,13 +54,21 @@ static void score_prompt(struct engine *e, struct seq *s, uint32_t pos, const st
 
 /* ---- submission ---- */
 
-/* Whoever pushes the layer waits for its mark, in the device's order: this thread goes on with the next layer at once. */
+/* On a thread of the driver, or this one. */
+static void count_layer(void *arg)
+{
+    atomic_fetch_add_explicit(&((struct engine *)arg)->load.n_progress, 1, memory_order_relaxed);
+}
+
+/* This thread goes on with the next layer at once: whoever pushes the layer waits for its mark in the device's order, and so does the word that the
+ * step of a long prompt is getting on. One of single rows is over before anybody asks. */
 static void on_layer(void *arg, uint32_t layer)
 {
-    struct engine *e = arg;
-    struct batch  *b = engine_batch(e);
-    uint64_t       mark = 0;
-    atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
+    struct engine      *e = arg;
+    const struct batch *b = engine_batch(e);
+    uint64_t            mark = b->n_rows > b->n_parts ? device_mark(e->device) : 0;
+    if (!mark) count_layer(e);
+    else if (lane_after(e->watch, mark) != OK || lane_tell(e->watch, count_layer, e) != OK) return; /* it failed: has_results tells */
     if (!e->opt.on_kv_ready) return;
     for (uint32_t i = 0; i < b->n_parts; i++) {
         const struct batch_part *p = &b->parts[i];

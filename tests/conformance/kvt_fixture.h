@@ -245,11 +245,19 @@ static inline void expect_piece(const struct kv_layout *l, uint64_t seed, uint32
         for (size_t i = run; i < run + valid && i < n; i++) out[i] = (uint8_t)(first + i * 3 + (i >> 8));
 }
 
+/* The test's image of one piece into the pool. */
+static inline void piece_push(struct node *n, uint32_t layer, int32_t block)
+{
+    size_t at = kv_layout_offset(&n->layout, layer, (uint32_t)block);
+    if (n->image != n->mem.ptr) device_upload(n->device, (char *)n->mem.ptr + at, n->image + at, kv_layout_piece_bytes(&n->layout));
+}
+
 static inline void fill_layer(struct node *n, uint64_t seed, uint32_t layer, const int32_t *blocks, uint32_t first, uint32_t end)
 {
-    for (uint32_t b = first; b < end; b++)
+    for (uint32_t b = first; b < end; b++) {
         expect_piece(&n->layout, seed, layer, b, n->layout.block_tokens, 0, (uint8_t *)piece_of(n, layer, blocks[b]));
-    node_push(n);
+        piece_push(n, layer, blocks[b]);
+    }
 }
 
 /* Blocks [first, n_used) of the table hold the pattern in their valid bytes, and `other` everywhere else. */

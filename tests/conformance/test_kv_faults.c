@@ -86,8 +86,10 @@ static bool either(struct node *n, enum kvt_event_kind a, enum kvt_event_kind b,
 static void fill_canary(struct node *n, const int32_t *blocks, uint32_t n_blocks)
 {
     for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
-        for (uint32_t i = 0; i < n_blocks; i++) memset(piece_of(n, layer, blocks[i]), CANARY, kv_layout_piece_bytes(&n->layout));
-    node_push(n);
+        for (uint32_t i = 0; i < n_blocks; i++) {
+            memset(piece_of(n, layer, blocks[i]), CANARY, kv_layout_piece_bytes(&n->layout));
+            piece_push(n, layer, blocks[i]);
+        }
 }
 
 /* Every block but those in `live` (bit set) holds the canary. */

@@ -36,8 +36,8 @@ def test_no_card_is_said_before_anything_is_loaded():
 
 
 def test_what_gpu_memory_cannot_do_yet_is_refused():
-    refusal(['serve', '--model', QWEN, '--device', 'cuda', '--cache-transfer-protocol', 'tcp'], ['--cache-transfer-protocol tcp', 'ipc'])
-    refusal(['serve', '--model', QWEN, '--device', 'cuda', '--kv-checksum', 'true'], ['--kv-checksum true'])
+    for protocol in ('rdma', 'ucx'):
+        refusal(['serve', '--model', QWEN, '--device', 'cuda', '--cache-transfer-protocol', protocol], ['cache-transfer-protocol', 'ipc'])
 
 
 def test_a_card_that_fails_ends_the_node():
@@ -64,18 +64,32 @@ def test_the_card_gives_the_tokens_of_the_processor():
                 assert answer_of(a)[0] == answer_of(b)[0], f'{model} on the card: answer {i} differs:\n{answer_of(a)[0]}\n{answer_of(b)[0]}'
 
 
-def test_split_equals_mixed_over_cuda_ipc():
-    """Two processes on one card; one request at a time, many at once, and over two nodes."""
+def hashed(node):
+    """Bytes of KV a node has made checksums of, both directions."""
+    return sum(v for k, v in metrics(node.port).items() if k.startswith('baton_kv_transfer_hashed_bytes_total'))
+
+
+def check_split(model, protocol, args, bodies, want):
+    with pair(model, protocol, [*CUDA, *args]) as nodes:
+        got = run([x.port for x in nodes], bodies, 3)
+        check_equal(want, got, f'{model} split over two nodes by {protocol} {args}')
+        for a in got:
+            t = a['baton']
+            assert t['transport'] == protocol and t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0 and t['kv_bytes'] > 0, t
+        moved = sum(a['baton']['kv_bytes'] for a in got)
+        for n in nodes:
+            assert hashed(n) == (0 if args else moved), (hashed(n), moved, args)
+
+
+def test_split_equals_mixed():
+    """Two processes on one card, their KV by CUDA IPC and by tcp, its checksums made on the card; one request at a time, many at once, and over two
+    nodes."""
     with_card()
-    for model in (QWEN, DEEPSEEK):
+    for model, ways in ((QWEN, (('ipc', []), ('tcp', []), ('ipc', ['--kv-checksum', 'false']))), (DEEPSEEK, (('ipc', []), ('tcp', [])))):
         bodies = mixed_requests(6, 4, 512, 200, (1, 6))
         with closing(Node(model, 'mixed', CUDA)) as mixed:
             wait_ready(mixed, timeout=120)
             want = run([mixed.port], bodies, 1)
             check_equal(want, run([mixed.port], bodies, 6), 'six at once')
-        with pair(model, 'ipc', CUDA) as nodes:
-            got = run([x.port for x in nodes], bodies, 3)
-            check_equal(want, got, f'{model} split over two nodes')
-            for a in got:
-                t = a['baton']
-                assert t['transport'] == 'ipc' and t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0 and t['kv_bytes'] > 0, t
+        for protocol, args in ways:
+            check_split(model, protocol, args, bodies, want)
