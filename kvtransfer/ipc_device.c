@@ -3,7 +3,8 @@
  * The handle travels in a small sealed memfd. A put is its copies on the connection's lane, behind the mark of the layer they come from, and one
  * word of the lane when they have landed, which gives the put back through the copier's box: so PUT_DONE comes when the last byte is there, and the
  * message that waits behind the put is later than its bytes. Detaching waits for the lane before it closes the memory; that is what BYE then
- * says. Memory opened here stays readable and writable until it is closed, also when its owner has freed it or ended: a late copy lands nowhere.
+ * says, and the receiver frees its pool only after it (local.c, drain_writers). A receiver that is killed cannot wait: what copies under way then
+ * come to is the driver's to say, at worst the end of the writer's context, which ends the writer's node.
  * LIMIT: abandoned puts run to their end; a copy that a lane has cannot be taken back.
  * Thread: transfer; on_copied on a thread of the driver. */
 #include "kvtransfer/ipc.h"

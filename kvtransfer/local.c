@@ -213,13 +213,13 @@ static void finish_leaving(struct local_conn *c)
 }
 
 /* Writers that were given an address must be out of our pool before its owner frees it: what comes later would land in what the process
- * keeps there next. A mapping of its own does not.
+ * keeps there next. A mapping of its own does not. CUDA does not say what a write into memory does that its owner has freed.
  * LIMIT: one that is stopped in the middle of a call is waited for DRAIN_MS only: the process is expected to end soon after. */
 static void drain_writers(struct local_transport *t)
 {
     uint64_t deadline = clock_ms() + DRAIN_MS;
     LIST_FOREACH(c, &t->conns, struct local_conn, link) {
-        if (!c->by_address || c->said_bye) continue;
+        if (!c->must_leave || c->said_bye) continue;
         shutdown(c->fd, SHUT_WR);
         for (uint64_t now; (now = clock_ms()) < deadline;) {
             struct pollfd p = { .fd = c->fd, .events = POLLIN };
@@ -378,7 +378,7 @@ static void greet(struct incidents *in, struct local_conn *c, const uint8_t *byt
     if (welcome) {
         reply.kind = KVT_PREAMBLE_WELCOME;
         c->lt->kind->offer(c->lt, &reply.value, &fd);
-        c->by_address = fd < 0;
+        c->must_leave = fd < 0 || fd == c->lt->offer_fd;
     }
     uint8_t out[KVT_PREAMBLE_BYTES];
     kvt_preamble_encode(&reply, out);

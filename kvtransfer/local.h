@@ -67,7 +67,7 @@ struct local_conn {
     struct buf              out;          /* packets that wait, for a put or for room: struct local_packet, bytes */
     bool                    wants_write;
     bool                    said_bye, ended, silent; /* silent: DOWN is known to the session layer */
-    bool                    by_address;   /* incoming: its writes go to addresses of this process, whatever is there by then */
+    bool                    must_leave;   /* incoming: its writes go to addresses of this process, or to a card's memory, whatever is there by then */
     bool                    leaving;      /* outgoing, disconnected: BYE waits for room in the receiver's socket */
 };
 

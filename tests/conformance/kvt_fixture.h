@@ -85,13 +85,15 @@ static inline struct kvt_tuning tuning_of_environment(const char *fault)
 }
 
 /* BATON_TEST_KV_DEVICES: where the pools of a test's nodes are, in the order in which they start, again from the first when the list is over:
- * "cuda", "cuda,cpu". Of one process such pools can be reached by tcp alone, so other rows' cases are skipped. */
+ * "cuda", "cuda,cpu". Within one process such pools can be reached by tcp alone, so other rows' cases are skipped. */
+static bool nodes_are_apart; /* set by cases whose nodes are in processes of their own, before this one speaks to the card */
+
 static inline const char *device_of_next_node(const char *protocols)
 {
     static int n_nodes;
     const char *list = getenv("BATON_TEST_KV_DEVICES");
     if (!list) return "cpu";
-    if (strcmp(protocols, "tcp") != 0) SKIP("BATON_TEST_KV_DEVICES: in one process pools on a card are reached by tcp alone");
+    if (strcmp(protocols, "tcp") != 0 && !(nodes_are_apart && strcmp(protocols, "ipc") == 0)) SKIP("BATON_TEST_KV_DEVICES: in one process pools on a card are reached by tcp alone");
     if (device_count("cuda") == 0) SKIP("no card: KV between pools in a card's memory is NOT tested");
     int n_items = strchr(list, ',') ? 2 : 1;
     const char *item = n_nodes++ % n_items ? strchr(list, ',') + 1 : list;
