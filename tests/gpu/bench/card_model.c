@@ -72,14 +72,6 @@ static void run_step(void *arg)
     card_need(device_fault(r->model->kernels->device, &err) == OK, err.text, NULL);
 }
 
-/* The whole prompt. */
-static void run_prompt(void *arg)
-{
-    struct rig *r = arg;
-    for (r->begin = 0; r->begin < r->now.context; r->begin += (int32_t)r->o.max_rows) run_step(r);
-    r->begin = 0;
-}
-
 /* ---- figures ----------------------------------------------------------------------------------------------------- */
 
 struct totals {
@@ -95,24 +87,21 @@ static struct totals totals_of(const struct card_slots *s)
     return t;
 }
 
-/* Seconds of a step as the host sees it, logits fetched. */
-static double wall_s(struct rig *r, void (*run)(void *arg), int rounds)
-{
-    double s[STEPS_MAX];
-    for (int i = 0; i < WARM_UP && !r->sizes->tiny; i++) run(r);
-    for (int i = 0; i < rounds; i++) {
-        const uint64_t begin = clock_ns();
-        run(r);
-        s[i] = (double)(clock_ns() - begin) * 1e-9;
-    }
-    return card_median(s, (size_t)rounds);
-}
+/* Seconds of a step: as the host sees it, logits fetched, and of the card alone, in the same runs. */
+struct step_time {
+    double wall, busy;
+};
 
-static double busy_s(struct rig *r, struct card_slots *slots, void (*run)(void *arg), int rounds)
+static struct step_time time_step(struct rig *r, struct card_slots *slots, int rounds)
 {
-    double s[STEPS_MAX];
-    for (int i = 0; i < rounds; i++) s[i] = card_slots_busy(slots, run, r);
-    return card_median(s, (size_t)rounds);
+    double wall[STEPS_MAX], busy[STEPS_MAX];
+    for (int i = r->sizes->tiny ? 0 : -WARM_UP; i < rounds; i++) {
+        const int      k = i < 0 ? 0 : i;
+        const uint64_t begin = clock_ns();
+        busy[k] = card_slots_busy(slots, run_step, r);
+        wall[k] = (double)(clock_ns() - begin) * 1e-9;
+    }
+    return (struct step_time){ .wall = card_median(wall, (size_t)rounds), .busy = card_median(busy, (size_t)rounds) };
 }
 
 static void say(const struct rig *r, const char *what, struct card_figure f)
@@ -125,49 +114,54 @@ static void say(const struct rig *r, const char *what, struct card_figure f)
     card_say(&f);
 }
 
-static void say_decode(const struct rig *r, const struct totals *t, const struct card_limits *l, double wall, double busy)
+static void say_decode(const struct rig *r, const struct totals *t, const struct card_limits *l, struct step_time s)
 {
     const double n = r->now.n_seqs;
     const bool   one = r->now.n_seqs == 1;
-    say(r, "tokens per second", (struct card_figure){ .value = n / wall, .unit = "tokens/s", .limit = n * l->read / t->must,
+    say(r, "tokens per second", (struct card_figure){ .value = n / s.wall, .unit = "tokens/s", .limit = n * l->read / t->must,
                                                       .limit_is = "reading weights and KV once", .wanted = one ? 0.70 : 0 });
-    say(r, "the card's part of a step", (struct card_figure){ .value = busy * 1e6, .unit = "us", .limit = t->must / l->read * 1e6,
+    say(r, "the card's part of a step", (struct card_figure){ .value = s.busy * 1e6, .unit = "us", .limit = t->must / l->read * 1e6,
                                                               .limit_is = "reading weights and KV once", .less_is_better = true });
-    say(r, "gap between two steps", (struct card_figure){ .value = (wall - busy) * 1e6, .unit = "us", .limit = 20, .limit_is = "the goal, with graphs",
+    say(r, "gap between two steps", (struct card_figure){ .value = (s.wall - s.busy) * 1e6, .unit = "us", .limit = 20, .limit_is = "the goal, with graphs",
                                                           .less_is_better = true, .wanted = one ? 1 : 0 });
     say(r, "must be read", (struct card_figure){ .value = t->must * 1e-9, .unit = "GB" });
 }
 
-static void say_prefill(const struct rig *r, const struct totals *t, const struct card_limits *l, double wall, double busy)
+static void say_prefill(const struct rig *r, const struct totals *t, const struct card_limits *l, struct step_time s)
 {
     const char  *what;
     const double product = card_product_limit(l, &what);
     const double n = r->now.context < (int32_t)r->o.max_rows ? r->now.context : (int32_t)r->o.max_rows;
-    say(r, "tokens per second", (struct card_figure){ .value = n / wall, .unit = "tokens/s" });
-    say(r, "rate of products", (struct card_figure){ .value = t->flops / wall * 1e-12, .unit = "TFLOP/s", .limit = product * 1e-12, .limit_is = what,
+    say(r, "tokens per second", (struct card_figure){ .value = n / s.wall, .unit = "tokens/s", .limit = n * product / t->flops, .limit_is = what });
+    say(r, "rate of products", (struct card_figure){ .value = t->flops / s.wall * 1e-12, .unit = "TFLOP/s", .limit = product * 1e-12, .limit_is = what,
                                                      .wanted = 0.60 });
-    say(r, "the card's part", (struct card_figure){ .value = busy * 1e6, .unit = "us", .limit = wall * 1e6, .limit_is = "the step as the host sees it" });
+    say(r, "the card's part", (struct card_figure){ .value = s.busy * 1e6, .unit = "us", .limit = s.wall * 1e6, .limit_is = "the step as the host sees it" });
 }
 
-/* Tables first: what they count is what the figures are held against. Times of the figures are of runs whose slots are not watched. */
+static void say_all_pieces(struct rig *r)
+{
+    const uint64_t begin = clock_ns();
+    for (r->begin = 0; r->begin < r->now.context; r->begin += (int32_t)r->o.max_rows) run_step(r);
+    r->begin = 0;
+    say(r, "all its pieces", (struct card_figure){ .value = (double)(clock_ns() - begin) * 1e-9, .unit = "s" });
+}
+
+/* Of a long prompt the first piece, as long as a step may be. The table comes first: what it counts is what the figures are held against. */
 static void measure(struct rig *r, const struct card_limits *l)
 {
     char         of[192];
-    const int    rounds = r->sizes->tiny ? 1 : r->now.prefill ? 3 : 5, steps = r->sizes->tiny ? 1 : r->now.prefill ? 3 : 30;
-    void (*const run)(void *) = run_step; /* of a long prompt its first piece, as long as a step may be */
+    const int    rounds = r->sizes->tiny ? 1 : 3, steps = r->sizes->tiny ? 1 : r->now.prefill ? 3 : 30;
     struct card_slots *slots = card_slots_put(r->model->kernels, r->sizes);
-    snprintf(of, sizeof of, r->now.prefill ? "%s, prefill of %d tokens" : "%s, decode of %d at %d", r->label,
-             r->now.prefill ? r->now.context : r->now.n_seqs, r->now.context);
-    card_slots_measure(slots, rounds, run, r);
+    if (r->now.prefill) snprintf(of, sizeof of, "%s, prefill of %d tokens", r->label, r->now.context);
+    else snprintf(of, sizeof of, "%s, decode of %d at %d", r->label, r->now.n_seqs, r->now.context);
+    card_slots_measure(slots, rounds, run_step, r);
     card_slots_say(slots, of, l);
-    const struct totals t = totals_of(slots);
-    const double        busy = busy_s(r, slots, run, steps);
+    const struct totals    t = totals_of(slots);
+    const struct step_time s = time_step(r, slots, steps);
     card_slots_remove(slots);
-    const double wall = wall_s(r, run, steps);
-    if (r->now.prefill) say_prefill(r, &t, l, wall, busy);
-    else say_decode(r, &t, l, wall, busy);
-    if (r->now.prefill && r->now.context > (int32_t)r->o.max_rows)
-        say(r, "all its pieces", (struct card_figure){ .value = wall_s(r, run_prompt, 1), .unit = "s" });
+    if (r->now.prefill) say_prefill(r, &t, l, s);
+    else say_decode(r, &t, l, s);
+    if (r->now.prefill && r->now.context > (int32_t)r->o.max_rows) say_all_pieces(r);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
