@@ -1,8 +1,8 @@
 """Programs that run on the card, and the libraries of the machine that they may load: where they are, and how they are started."""
-import glob, os, shutil, site, subprocess, sys, tempfile
+import glob, os, re, shutil, site, subprocess, sys, tarfile, tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PACKED, BUILT = os.path.join(ROOT, 'build-gpu'), os.path.join(ROOT, 'build-gpu-here')
+PACKED, BUILT, ARCHIVE = os.path.join(ROOT, 'build-gpu'), os.path.join(ROOT, 'build-gpu-here'), 'card.tar.xz'
 LOADER = os.path.join('lib', 'glibc', 'ld-linux-x86-64.so.2')
 
 
@@ -24,32 +24,44 @@ def build(folder):
 
 
 def card_tests():
-    """Programs with cases for a card, by their sources: kernels one by one, then tables that have a row for it. The shortest last."""
-    sources = glob.glob(os.path.join(ROOT, 'tests', 'cuda', 'test_*.cc')) + glob.glob(os.path.join(ROOT, 'tests', 'conformance', 'test_*.c'))
+    """Programs with cases for a card: those of single kernels, and those of the conformance suite whose sources name the card's row."""
+    kernels, suite = (sorted(glob.glob(os.path.join(ROOT, 'tests', *p))) for p in (('cuda', 'test_*.cc'), ('conformance', 'test_*.c')))
 
     def has_card(path):
         with open(path, encoding='utf-8') as f:
-            text = f.read()
-        return '/cuda/' in path or 'BATON_HAVE_CUDA' in text or 'has_card' in text or 'cuda_row' in text
-    return [os.path.splitext(os.path.basename(p))[0] for p in sorted(sources) if has_card(p)]
+            return re.search(r'BATON_HAVE_CUDA|has_card|\bEVERY_ROW_CASES\b|"cuda"', f.read())
+    return [os.path.splitext(os.path.basename(p))[0] for p in kernels + list(filter(has_card, suite))]
 
 
 class Programs:
-    """The programs of a folder: a build's or pack.sh's. start(NAME) is the beginning of a command line."""
+    """The programs of a folder: a build's, or one with pack.sh's archive. start(NAME) is the beginning of a command line."""
 
     def __init__(self, folder=None):
         if not folder:
             folder = PACKED if os.path.isdir(PACKED) else BUILT
             if folder == BUILT:
                 build(BUILT)
-        self.folder = os.path.abspath(folder)
+        self.home = self.folder = os.path.abspath(folder)  # home: where results go
+        self.own = tempfile.mkdtemp(prefix='baton-card-')
+        self.wrapped = False
+        if os.path.isfile(os.path.join(folder, ARCHIVE)):
+            self.folder = os.path.join(self.own, 'pack')
+            self.unpack(os.path.join(folder, ARCHIVE))
         if not self.path('baton'):
             raise CannotBegin(f'{folder} holds no program baton')
-        self.wrappers = None
         r = subprocess.run([self.path('baton'), 'version'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.how = 'with the C library of this machine'
         if r.returncode:
             self.wrap(r.stdout)
+
+    def unpack(self, archive):
+        try:
+            with tarfile.open(archive, 'r:xz') as t:
+                t.extractall(self.folder)
+        except tarfile.CompressionError:  # a Python without lzma
+            os.makedirs(self.folder)
+            if subprocess.run(['tar', '-C', self.folder, '-xJf', archive]).returncode:
+                raise CannotBegin(f'{archive} cannot be unpacked here')
 
     def path(self, name):
         for below in ('bin', '', 'tests', os.path.join('tests', 'gpu')):
@@ -63,14 +75,15 @@ class Programs:
         loader = os.path.join(self.folder, LOADER)
         if not os.path.exists(loader):
             raise CannotBegin(f'{self.path("baton")} does not start: {why.strip()[-500:]}')
-        self.wrappers = tempfile.mkdtemp(prefix='baton-card-')
+        os.mkdir(os.path.join(self.own, 'start'))
         folders = ':'.join(os.path.join(self.folder, f) for f in (os.path.join('lib', 'glibc'), 'lib'))
         for name in os.listdir(os.path.join(self.folder, 'bin')):
-            wrapper = os.path.join(self.wrappers, name)
+            wrapper = os.path.join(self.own, 'start', name)
             with open(wrapper, 'w') as f:
                 f.write(f'#!/bin/sh\nexec "{loader}" --library-path "{folders}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" "{self.path(name)}" "$@"\n')
             os.chmod(wrapper, 0o755)
-        r = subprocess.run([os.path.join(self.wrappers, 'baton'), 'version'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.wrapped = True
+        r = subprocess.run([self.start('baton'), 'version'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if r.returncode:
             raise CannotBegin(f'baton does not start, with its own C library either: {r.stdout.strip()[-500:]}')
         self.how = f'with the C library that they bring; with this machine\'s: {why.strip().splitlines()[-1]}'
@@ -78,11 +91,10 @@ class Programs:
     def start(self, name):
         """None: there is no such program."""
         path = self.path(name)
-        return os.path.join(self.wrappers, name) if path and self.wrappers else path
+        return os.path.join(self.own, 'start', name) if path and self.wrapped else path
 
     def close(self):
-        if self.wrappers:
-            shutil.rmtree(self.wrappers)
+        shutil.rmtree(self.own)
 
 
 def library_folders():

@@ -122,7 +122,7 @@ class Report:
     def __init__(self, emulated, programs):
         found = libraries()
         self.env = {**environment(found), 'BATON_BIN': programs.start('baton')}
-        self.facts = {'emulated': emulated, 'programs': f'{programs.folder}, {programs.how}', 'card': machine(), 'python': sys.version.split()[0],
+        self.facts = {'emulated': emulated, 'programs': f'{programs.home}, {programs.how}', 'card': machine(), 'python': sys.version.split()[0],
                       'processors': os.cpu_count(), 'libraries': found or 'none of cuBLAS, cuBLASLt and NCCL'}
         self.emulated, self.stages = emulated, []
 
@@ -200,7 +200,7 @@ def main():
         print(*[f'{k}: {v}' for k, v in report.facts.items()], sep='\n', flush=True)
         for stage in chosen:
             report.run(stage, a.limit - (time.monotonic() - begin))
-        return report.finish(a.out or os.path.join(programs.folder, 'card.json'), time.monotonic() - begin)
+        return report.finish(a.out or os.path.join(programs.home, 'card.json'), time.monotonic() - begin)
     finally:
         programs.close()
 

@@ -39,7 +39,7 @@ def conformance(programs, emulated):
             continue
         path = programs.start(name)
         if not path:
-            yield Stage(f'conformance: {name}', [], 0, 'tests', why=f'{programs.folder} has no {name}')
+            yield Stage(f'conformance: {name}', [], 0, 'tests', why=f'{programs.home} has no {name}')
             continue
         cases = test_arguments(path)
         yield Stage(f'conformance: {name}', [path] + (['--jobs', str(JOBS), *cases] if cases else []), 60, 'tests')
@@ -56,7 +56,7 @@ def sanitized(programs):
     for kind, chosen, clean in (('memcheck', MEMCHECK, 'ERROR SUMMARY: 0 errors'), ('racecheck', RACECHECK, 'RACECHECK SUMMARY: 0 hazards')):
         for name, cases, limit in chosen:
             path = programs.start(name)
-            why = '' if tool and path else f'{programs.folder} has no {name}' if tool else 'there is no compute-sanitizer on this machine'
+            why = '' if tool and path else f'{programs.home} has no {name}' if tool else 'there is no compute-sanitizer on this machine'
             argv = [tool, '--tool', kind, '--target-processes', 'all', path, *cases] if not why else []
             yield Stage(f'{kind}: {name}', argv, limit, 'sanitizer', why=why, clean=clean)
 
@@ -89,7 +89,7 @@ def split(emulated):
 def stages(programs, emulated):
     bench, tiny = programs.start('bench_card'), ['--tiny'] if emulated else []
     if not bench:
-        return [Stage('limits', [], 0, why=f'{programs.folder} has no bench_card')]
+        return [Stage('limits', [], 0, why=f'{programs.home} has no bench_card')]
     out = [Stage('limits', [bench, *tiny, 'limits'], 40), *conformance(programs, emulated)]
     answers, ttft = split(emulated)
     out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30), ttft]
