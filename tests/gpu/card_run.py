@@ -170,8 +170,10 @@ class Report:
         self.sum_up(figures + beside)
         with open(path, 'w') as f:
             json.dump(dict(**self.facts, seconds=round(seconds, 1), counts=counts, beside=beside, stages=self.stages), f, indent=1)
-        print(f'{"emulated: the figures mean nothing. " if self.emulated else ""}{path}\ntook {seconds:.0f} s; '
-              + ', '.join(f'{n} {o}' for o, n in counts.items() if n or o != SHORT))
+        print(f'{"emulated: the figures mean nothing. " if self.emulated else ""}{path}, after {seconds:.0f} s')
+        if counts[SHORT]:
+            print(f'{counts[SHORT]} fell short of what is wanted')
+        print(f'{counts[PASSED] + counts[SHORT]} passed, {counts[FAILED]} failed, {counts[SKIPPED]} skipped')
         return 1 if counts[FAILED] or counts[SHORT] or not counts[PASSED] else 0
 
 
