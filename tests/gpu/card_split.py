@@ -90,7 +90,7 @@ def capacity(mixed, emulated, share, idle):
 
 def ttft(emulated):
     rounds, lengths = (1, (40, 100)) if emulated else (6, (1024, 8192))
-    model, size = (SMALL[0], ['--max-model-len', '512']) if emulated else (LLAMA, ['--load-format', 'dummy', '--max-model-len', '8256'])
+    model, size = (SMALL[0], ['--load-format', 'dummy', '--max-model-len', '512']) if emulated else (LLAMA, ['--load-format', 'dummy', '--max-model-len', '8256'])
     cuda = ['--device', 'cuda', *size, '--max-num-seqs', '8', '--enable-prefix-caching=false', '--max-num-batched-tokens', '128' if emulated else '8192']
     blocks = ['--num-gpu-blocks-override', '64' if emulated else '400']
     idle, got = memory_mib(), {}

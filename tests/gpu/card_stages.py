@@ -69,9 +69,9 @@ DECODE = '1x1024,8x1024,64x1024,128x1024,256x1024,1x32768,8x32768,64x32768'
 def models(programs, emulated):
     bench = programs.start('bench_card')
     if emulated:
-        for folder, form in (('qwen3_moe', 'none'), ('deepseek_v3_fp8', 'none'), ('ernie_moe', 'wint4')):
-            yield Stage(f'model: {folder} {form}', [bench, '--tiny', 'model', os.path.join(GOLDENS, folder, 'model'), '--label', folder, '--quantization', form,
-                                                    '--decode', '1x100,2x40', '--prefill', '20,70'], 60)
+        for folder, form, load in (('qwen3_moe', 'none', 'auto'), ('deepseek_v3_fp8', 'none', 'auto'), ('ernie_moe', 'wint4', 'dummy')):
+            yield Stage(f'model: {folder} {form}', [bench, '--tiny', 'model', os.path.join(GOLDENS, folder, 'model'), '--load-format', load, '--label', folder,
+                                                    '--quantization', form, '--decode', '1x100,2x40', '--prefill', '20,70'], 60)
         return
     for form, short in FORMS:
         for folder, name in MODELS:

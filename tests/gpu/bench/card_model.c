@@ -24,7 +24,6 @@ struct rig {
     const struct card_sizes *sizes;
     struct model_options     o;
     const char              *label;
-    bool                     made_up; /* the weights */
     struct scenario          scenarios[SCENARIOS_MAX];
     size_t                   n_scenarios;
     struct model            *model;
@@ -201,7 +200,7 @@ static void open_rig(struct rig *r)
     card_need(model_load(&r->o, &r->model, &err) == OK, r->o.path, err.text);
     const double s = (double)(clock_ns() - begin) * 1e-9;
     printf("{\"kind\":\"fact\",\"name\":\"%s, weights\",\"value\":\"%.2f GiB%s, loaded in %.1f s\"}\n", r->label, (double)r->model->weight_bytes / (1 << 30),
-           r->made_up ? " made up" : "", s);
+           r->o.dummy ? " made up" : "", s);
     fflush(stdout);
     make_pool(r);
     r->ids = MEM_ARRAY(int32_t, r->o.max_rows);
@@ -268,20 +267,13 @@ static enum quantize quantize_of(const char *name)
     return QUANTIZE_NONE;
 }
 
-static void ask_for_dummy(struct rig *r, const char *format)
-{
-    card_need(strcmp(format, "dummy") != 0, "--load-format dummy", "this build makes no weights up");
-    card_need(strcmp(format, "auto") == 0, "--load-format is auto or dummy, not", format);
-    r->made_up = false;
-}
-
 static void read_arguments(struct rig *r, int argc, char **argv)
 {
     card_need(argc >= 1, "usage: bench_card model FOLDER [--load-format dummy] [--quantization Q] [--label NAME] [--decode 1x1024,..] [--prefill 8192,..] [--rows N]", NULL);
     r->o = (struct model_options){ .path = argv[0], .max_rows = r->sizes->tiny ? 64 : 8192, .max_logits = BATCH_MAX };
     r->label = argv[0];
     for (int i = 1; i + 1 < argc; i += 2) {
-        if (strcmp(argv[i], "--load-format") == 0) ask_for_dummy(r, argv[i + 1]);
+        if (strcmp(argv[i], "--load-format") == 0) r->o.dummy = strcmp(argv[i + 1], "dummy") == 0;
         else if (strcmp(argv[i], "--quantization") == 0) r->o.quantize = quantize_of(argv[i + 1]);
         else if (strcmp(argv[i], "--label") == 0) r->label = argv[i + 1];
         else if (strcmp(argv[i], "--decode") == 0) read_scenarios(r, argv[i + 1], false);
