@@ -45,8 +45,8 @@ def check_trace(answer):
 
 def answers(emulated):
     n, longest, tokens, at_once = (6, 150, (1, 5), 3) if emulated else (200, 400, (1, 24), 16)
-    cuda = ['--device', 'cuda', '--max-model-len', '512', '--max-num-seqs', '16', '--num-gpu-blocks-override', '160', '--max-num-batched-tokens', '128' if emulated else '512',
-            *optional('--deterministic')]
+    cuda = ['--device', 'cuda', '--max-model-len', '512', '--max-num-seqs', '16', '--num-gpu-blocks-override', '160',
+            '--max-num-batched-tokens', '128' if emulated else '512', *optional('--deterministic')]
     for model in SMALL[:1] if emulated else SMALL:
         name = os.path.basename(os.path.dirname(model))
         bodies = mixed_requests(n, 6, 512, longest, tokens)
@@ -57,7 +57,8 @@ def answers(emulated):
             want = run([mixed.port], bodies, 1 if emulated else at_once)
             after = memory_mib()
         if before and after:
-            figure(f'{name}: memory taken while {n} requests were served', (after[0] - before[0]) * 2**20, 'bytes', 2 << 20, 'the least that the driver hands out', 0.5)
+            figure(f'{name}: memory taken while {n} requests were served', (after[0] - before[0]) * 2**20, 'bytes', 2 << 20,
+                   'the least that the driver hands out', 0.5)
         else:
             say('note', text='memory taken while serving was not looked at: there is no nvidia-smi')
         with pair(model, 'ipc', cuda) as nodes:
@@ -69,7 +70,8 @@ def answers(emulated):
 
 
 def ask(port, prompt):
-    s, _, b = request(port, 'POST', '/v1/completions', dict(model='m', prompt=prompt, max_tokens=2, temperature=0, ignore_eos=True, return_trace=True), timeout=120)
+    body = dict(model='m', prompt=prompt, max_tokens=2, temperature=0, ignore_eos=True, return_trace=True)
+    s, _, b = request(port, 'POST', '/v1/completions', body, timeout=120)
     assert s == 200, b
     return b['baton']
 
@@ -85,13 +87,14 @@ def capacity(mixed, emulated, share, idle):
         say('note', text='KV capacity was not held against memory: there is no nvidia-smi')
         return
     room = used[1] * share - (used[0] - idle[0] - gib * 1024)  # MiB: the share, less what is not KV
-    figure(f'KV capacity with --gpu-memory-utilization {share}', blocks, 'blocks', room / (gib * 1024 / blocks), "the card's share, less weights and what else is taken", 0.98, 'at least')
+    figure(f'KV capacity with --gpu-memory-utilization {share}', blocks, 'blocks', room / (gib * 1024 / blocks),
+           "the card's share, less weights and what else is taken", 0.98, 'at least')
 
 
 def ttft(emulated):
     rounds, lengths = (1, (40, 100)) if emulated else (6, (1024, 8192))
-    model, size = (SMALL[0], ['--load-format', 'dummy', '--max-model-len', '512']) if emulated else (LLAMA, ['--load-format', 'dummy', '--max-model-len', '8256'])
-    cuda = ['--device', 'cuda', *size, '--max-num-seqs', '8', '--enable-prefix-caching=false', '--max-num-batched-tokens', '128' if emulated else '8192']
+    model, longest = (SMALL[0], '512') if emulated else (LLAMA, '8256')
+    cuda = ['--device', 'cuda', '--load-format', 'dummy', '--max-model-len', longest, '--max-num-seqs', '8', '--enable-prefix-caching=false', '--max-num-batched-tokens', '128' if emulated else '8192']
     blocks = ['--num-gpu-blocks-override', '64' if emulated else '400']
     idle, got = memory_mib(), {}
     vocab = 512 if emulated else 128000

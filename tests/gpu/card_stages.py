@@ -46,9 +46,11 @@ def conformance(programs, emulated):
 
 
 # Short cases through every kind of kernel: (program, cases, seconds).
-MEMCHECK = [('test_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups', 'gemm_every_stored_number'], 40), ('test_attention_cuda', ['lengths'], 40),
-            ('test_route', ['cuda_route'], 25), ('test_experts', ['cuda_experts'], 30), ('test_kernels', ['cuda_rms_norm', 'cuda_rope', 'cuda_combine'], 25)]
-RACECHECK = [('test_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups'], 40), ('test_attention_cuda', ['nothing'], 40), ('test_route', ['cuda_route'], 25)]
+MEMCHECK = [('test_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups', 'gemm_every_stored_number'], 40),
+            ('test_attention_cuda', ['lengths'], 40), ('test_route', ['cuda_route'], 25), ('test_experts', ['cuda_experts'], 30),
+            ('test_kernels', ['cuda_rms_norm', 'cuda_rope', 'cuda_combine'], 25)]
+RACECHECK = [('test_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups'], 40), ('test_attention_cuda', ['lengths'], 40),
+             ('test_route', ['cuda_route'], 25)]
 
 
 def sanitized(programs):

@@ -260,8 +260,9 @@ static void say_launches(const struct card_sizes *s)
     const size_t rounds = (size_t)s->rounds;
     card_say(&(struct card_figure){ .name = "launch, time of the host", .value = card_median(host, rounds), .unit = "us" });
     card_say(&(struct card_figure){ .name = "launch, from one empty kernel to the next", .value = card_median(card, rounds), .unit = "us" });
-    card_say(&(struct card_figure){ .name = s->tiny ? "launch of a graph of 10 empty kernels, time of the host" : "launch of a graph of 1000 empty kernels, time of the host",
-                                    .value = card_median(graph_host, rounds), .unit = "us" });
+    char         name[96];
+    snprintf(name, sizeof name, "launch of a graph of %d empty kernels, time of the host", n);
+    card_say(&(struct card_figure){ .name = name, .value = card_median(graph_host, rounds), .unit = "us" });
     card_say(&(struct card_figure){ .name = "in a graph, from one empty kernel to the next", .value = card_median(graph_card, rounds), .unit = "us" });
     card_cuda(cudaGraphExecDestroy(exec), "dropping a graph");
     card_cuda(cudaGraphDestroy(graph), "dropping a graph");

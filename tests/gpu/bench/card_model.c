@@ -269,7 +269,8 @@ static enum quantize quantize_of(const char *name)
 
 static void read_arguments(struct rig *r, int argc, char **argv)
 {
-    card_need(argc >= 1, "usage: bench_card model FOLDER [--load-format dummy] [--quantization Q] [--label NAME] [--decode 1x1024,..] [--prefill 8192,..] [--rows N]", NULL);
+    card_need(argc >= 1, "usage: bench_card model FOLDER [--load-format auto|dummy] [--quantization Q] [--label NAME] [--decode 1x1024,..] [--prefill 8192,..]"
+              " [--rows N]", NULL);
     r->o = (struct model_options){ .path = argv[0], .max_rows = r->sizes->tiny ? 64 : 8192, .max_logits = BATCH_MAX };
     r->label = argv[0];
     for (int i = 1; i + 1 < argc; i += 2) {

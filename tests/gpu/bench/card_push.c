@@ -158,7 +158,8 @@ static void check(const struct side *s)
     for (uint32_t layer = 0; layer < s->layout.n_layers; layer += s->layout.n_layers - 1)
         for (uint32_t i = 0; i < s->layout.n_blocks; i += s->layout.n_blocks / 4) {
             card_cuda(cudaMemcpy(want, (char *)sent + kv_layout_offset(&s->layout, layer, (uint32_t)from[i]), piece, cudaMemcpyDeviceToHost), "a copy");
-            card_cuda(cudaMemcpy(have, (char *)s->pool.ptr + kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]), piece, cudaMemcpyDeviceToHost), "a copy");
+            card_cuda(cudaMemcpy(have, (char *)s->pool.ptr + kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]), piece, cudaMemcpyDeviceToHost),
+                      "a copy");
             card_need(memcmp(want, have, piece) == 0, "what arrived is not what was sent", NULL);
         }
     card_cuda(cudaFree(sent), "freeing memory");
