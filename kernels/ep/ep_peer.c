@@ -89,20 +89,6 @@ static enum status self_create(const struct ep_config *c, struct ep **out, struc
     return st;
 }
 
-/* Others' windows are closed before any is freed; after a fault nobody is waited for. */
-static void peer_free(struct ep *e)
-{
-    struct ep_card *card = ep_card_of(e);
-    const bool      one = e->config.size == 1;
-    struct ep_hello hellos[EP_PEERS_MAX];
-    struct err      err = { 0 };
-    device_wait(e->config.device);
-    const enum status st = ep_card_told(card, &err);
-    close_others(card);
-    if (!one && st == OK && ep_meet(e, OK, NULL, 0, hellos, &err) != OK) log_warn("ranks did not part together", "why=%s", err.text);
-    ep_card_release(card);
-}
-
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 /* What a single rank gets is what it sends; by_expert has its place behind begin. */
@@ -165,6 +151,19 @@ static enum status peer_wait(struct ep *e, struct err *err)
     device_wait(e->config.device);
     TRY(device_fault(e->config.device, err));
     return ep_card_told(ep_card_of(e), err);
+}
+
+/* Others' windows are closed before any is freed; after a fault nobody is waited for. */
+static void peer_free(struct ep *e)
+{
+    struct ep_card *card = ep_card_of(e);
+    const bool      one = e->config.size == 1;
+    struct ep_hello hellos[EP_PEERS_MAX];
+    struct err      err = { 0 };
+    const enum status st = peer_wait(e, &err);
+    close_others(card);
+    if (!one && st == OK && ep_meet(e, OK, NULL, 0, hellos, &err) != OK) log_warn("ranks did not part together", "why=%s", err.text);
+    ep_card_release(card);
 }
 
 const struct ep_ops ep_peer_ops = {
