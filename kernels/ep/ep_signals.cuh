@@ -34,8 +34,11 @@ static __device__ __forceinline__ bool has_fault(const ep_call &c)
     return word != 0;
 }
 
-/* The whole block, which gets one answer. */
-static __device__ __forceinline__ bool block_has_fault(const ep_call &c) { return __syncthreads_or(threadIdx.x == 0 && has_fault(c)) != 0; }
+/* The whole block, which gets one answer; a glance, which orders nothing. */
+static __device__ __forceinline__ bool block_has_fault(const ep_call &c)
+{
+    return __syncthreads_or(threadIdx.x == 0 && *(const volatile unsigned *)(const void *)(c.own + c.at.fault) != 0) != 0;
+}
 
 static __device__ inline bool flag_comes(const ep_call &c, int kind, int from)
 {

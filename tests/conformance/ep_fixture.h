@@ -34,12 +34,13 @@ struct world {
     int             rank, size, round;
 };
 
-static inline long long now_ms(void)
+static inline long long now_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (long long)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
 }
+static inline long long now_ms(void) { return now_ns() / 1000000; }
 
 static inline enum status world_exchange(void *arg, const void *mine, size_t bytes, void *all, struct err *err)
 {
