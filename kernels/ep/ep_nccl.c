@@ -193,18 +193,21 @@ static void nccl_free(struct ep *e)
 
 /* ---- exchanges --------------------------------------------------------------------------------------------------- */
 
+/* Within a group a communicator that does not block may say so at every call. */
+static bool is_good(ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; }
+
 /* Every rank sends and gets pieces; empty ones are left out on both sides. */
 static enum status exchange(struct ep_nccl *n, const unsigned char *from, const struct span *out, unsigned char *to, const struct span *in, size_t unit,
                             struct err *err)
 {
     const cudaStream_t stream = n->card.device->stream;
     ncclResult_t       r = n->nccl.GroupStart();
-    for (int i = 0; i < n->card.base.config.size && r == ncclSuccess; i++) {
+    for (int i = 0; i < n->card.base.config.size && is_good(r); i++) {
         if (out[i].n) r = n->nccl.Send(from + out[i].at * unit, out[i].n * unit, ncclInt8, i, n->comm, stream);
-        if (in[i].n && r == ncclSuccess) r = n->nccl.Recv(to + in[i].at * unit, in[i].n * unit, ncclInt8, i, n->comm, stream);
+        if (in[i].n && is_good(r)) r = n->nccl.Recv(to + in[i].at * unit, in[i].n * unit, ncclInt8, i, n->comm, stream);
     }
     const ncclResult_t ended = n->nccl.GroupEnd();
-    return settle(n, r != ncclSuccess && r != ncclInProgress ? r : ended, err);
+    return settle(n, is_good(r) ? ended : r, err);
 }
 
 static enum status gather_counts(struct ep_nccl *n, struct err *err)

@@ -175,7 +175,7 @@ static ncclResult_t add(ncclComm_t c, int is_send, void *at, size_t bytes, int p
     char *host = malloc(bytes);
     c->ops[c->n_ops++] = (struct op){ .send = is_send ? host : NULL, .recv = is_send ? NULL : host, .to = at, .bytes = bytes, .peer = peer, .stream = stream };
     grouped = c;
-    return ncclSuccess;
+    return ncclInProgress; /* as NCCL's may say within a group */
 }
 
 static size_t bytes_of(size_t count, ncclDataType_t type) { return type == ncclInt32 ? 4 * count : count; }
@@ -193,9 +193,9 @@ ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncc
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t stream)
 {
     ncclResult_t r = ncclGroupStart();
-    for (int i = 0; i < c->size && r == ncclSuccess; i++) {
+    for (int i = 0; i < c->size && (r == ncclSuccess || r == ncclInProgress); i++) {
         r = ncclSend(from, count, type, i, c, stream);
-        if (r == ncclSuccess) r = ncclRecv((char *)to + (size_t)i * bytes_of(count, type), count, type, i, c, stream);
+        if (r == ncclInProgress) r = ncclRecv((char *)to + (size_t)i * bytes_of(count, type), count, type, i, c, stream);
     }
-    return r == ncclSuccess ? ncclGroupEnd() : r;
+    return r == ncclInProgress ? ncclGroupEnd() : r;
 }
