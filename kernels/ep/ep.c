@@ -93,6 +93,7 @@ static enum status check(const struct ep_config *c, struct err *err)
 {
     if (c->size < 1 || c->size > EP_RANKS_MAX || c->rank < 0 || c->rank >= c->size)
         return err_set(err, ERR_INVALID, "ep: rank %d of %d (at most %d)", c->rank, c->size, EP_RANKS_MAX);
+    if (!c->exchange && c->size > 1) return err_set(err, ERR_INVALID, "ep: %d ranks have no way to meet", c->size);
     if (c->timeout_ms < 1) return err_set(err, ERR_INVALID, "ep: a deadline of %d ms", c->timeout_ms);
     return check_placement(c, err);
 }

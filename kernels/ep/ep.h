@@ -70,7 +70,7 @@ struct ep_config {
     size_t              max_slots;        /* throughput: rows that a rank can take in one call; 0: all that the others could send */
     size_t              collective_bytes; /* of one rank in one all_reduce or all_gather */
     int32_t             timeout_ms;       /* how far ranks may drift apart: one step's longest work, and more */
-    ep_exchange_fn      exchange;         /* not called by `self` */
+    ep_exchange_fn      exchange;         /* may be NULL for `self` */
     void               *exchange_arg;
 };
 

@@ -367,6 +367,8 @@ TEST(impossible_sizes_are_refused_with_a_sentence)
     REFUSED(c.rank = 1, ERR_INVALID, "rank 1 of 1");
     REFUSED(c.rank = -1, ERR_INVALID, "rank -1");
     REFUSED(c.size = EP_RANKS_MAX + 1, ERR_INVALID, "at most 256");
+    REFUSED(c.size = 2, ERR_INVALID, "no way to meet");
+    good.exchange = world_exchange;
     REFUSED(c.timeout_ms = 0, ERR_INVALID, "deadline");
     REFUSED(c.max_rows = 0, ERR_INVALID, "rows 0");
     REFUSED(c.hidden = 0, ERR_INVALID, "hidden size 0");
@@ -514,7 +516,7 @@ TEST(peer_has_no_throughput_mode) { run_ranks(1, rank_of_the_wrong_mode, 0, WHY)
 
 /* ---- a rank dies ------------------------------------------------------------------------------------------------- */
 
-enum { SHORT_MS = 2500, DEAD = 1 };
+enum { SHORT_MS = 5000, DEAD = 1 };
 static const char *the_row;
 #ifdef BATON_EMULATED_CARD
 enum { EMULATED = 1 };
