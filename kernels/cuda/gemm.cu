@@ -1,4 +1,5 @@
 /* gemm.cu - products on the card: sizes of the forms, and which kernel a call takes. Thread: engine. */
+#include "kernels/cuda/gemm_library.h"
 #include "kernels/cuda/gemm_slices.cuh"
 
 enum { MATRIX_STEP = 256 }; /* what sizes and places of parts are multiples of */
@@ -105,6 +106,7 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
     if (!is_good(g)) return cudaErrorInvalidValue;
+    if (gemm_library_fits(g) && gemm_library_run(stream, g)) return cudaSuccess;
     const gemm_call c = call_of(g);
     if (g->x_scales) return takes_f8_x(g) ? gemm_hopper_f8(stream, &c) : cudaErrorInvalidValue;
     if (g->form == GEMM_F32) return gemm_f32(stream, &c);

@@ -16,6 +16,7 @@
  * that depends on n_out and n_in alone (gemm_f32.cu), not in one chain as on the processor, so that the bits are not the processor's.
  * Where there is `scratch`, products that are not `fixed` of narrow matrices for up to 64 rows are summed in slices of k; the slices depend on
  * the matrix alone. A row has other bits with scratch than without.
+ * Where there is a `library`, it does large dense products that are not `fixed`, in a third way, which depends on n_rows.
  * Groups are of two kinds: with `begin` each has rows of its own (experts), without it all rows go by every matrix, each group's from and to
  * columns of its own (the heads of MLA: x + g * x_group, y + g * y_group). Rows of bf16 x are read up to a multiple of GEMM_STEP: where a
  * group's elements end before that, zeros have to follow, or a NaN of the next group's would be this one's too.
@@ -46,7 +47,9 @@ enum gemm_then {
     GEMM_SILU_BF16  /* the same in bf16, rows filled up with zeros to a multiple of GEMM_STEP */
 };
 
-/* All pointers but w are to device memory. */
+struct gemm_library;
+
+/* All pointers but the library's are to device memory. */
 struct gemm {
     enum gemm_form   form;
     bool             paired;
@@ -70,6 +73,8 @@ struct gemm {
     size_t           y_stride;  /* elements between rows */
     enum gemm_then   then;      /* y of a paired matrix that is not of SILU: its rows as they lie, gate and up in turn */
     void            *scratch;   /* gemm_scratch_bytes, zeroed once; of calls on one stream. NULL: narrow matrices are read far slower */
+    struct gemm_library *library; /* gemm_library.h: for large dense products that are not fixed; NULL: the own kernels do them */
+    void            *workspace; /* GEMM_LIBRARY_WORKSPACE bytes, for the library; of calls on one stream */
     bool             fixed;     /* one way of adding up whatever n_rows is: for --deterministic */
 };
 
