@@ -10,13 +10,13 @@
  *                                                               has gate's blocks, then up's
  * F32 takes x in f32 and adds up in f32; all others take x in bf16, the weight in bf16 (W8, W4 and F8: the stored number, which bf16 holds
  * exactly; the scale multiplies sums) and add up in f32.
- * A row of y depends on its row of x alone, never on what the other rows hold. There are two ways of adding up, each with an order of its own:
- * one for few rows of a group, which reads W as fast as memory goes, and one on tiles for many. The number of the group's rows decides, unless
- * `fixed`: then all calls take the second, and a row of y has the same bits however many rows it comes with. F32 always has: k is shared by lanes in a way
- * that depends on n_out and n_in alone (gemm_f32.cu), not in one chain as on the processor, so that the bits are not the processor's.
- * Where there is `scratch`, products that are not `fixed` of narrow matrices for up to 64 rows are summed in slices of k; the slices depend on
- * the matrix alone. A row has other bits with scratch than without.
- * Where there is a `library`, it does large dense products that are not `fixed`, in a third way, which depends on n_rows.
+ * A row of y depends on its row of x alone, never on what the other rows hold. There are several ways of adding up, each with an order of its
+ * own: one for few rows of a group, which reads W as fast as memory goes, one on tiles for many, and where the call has what they need
+ *   `scratch`   both in slices of k, for up to 64 rows of narrow matrices; how many slices depends on the matrix alone
+ *   `library`   cublasLt's, for large dense products, which depends on n_rows.
+ * The number of the group's rows decides, unless `fixed`: then all calls go by tiles in one order, and a row of y has the same bits however many
+ * rows it comes with. F32 always has: k is shared by lanes in a way that depends on n_out and n_in alone (gemm_f32.cu), not in one chain as on
+ * the processor, so that the bits are not the processor's.
  * Groups are of two kinds: with `begin` each has rows of its own (experts), without it all rows go by every matrix, each group's from and to
  * columns of its own (the heads of MLA: x + g * x_group, y + g * y_group). Rows of bf16 x are read up to a multiple of GEMM_STEP: where a
  * group's elements end before that, zeros have to follow, or a NaN of the next group's would be this one's too.

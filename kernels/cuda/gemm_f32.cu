@@ -189,11 +189,15 @@ template <class T> static __global__ void __launch_bounds__(T::THREADS, T::THREA
 
 /* ---- shapes: one row, some, and many ---- */
 
-template <class T> static size_t n_blocks_of(const gemm_call &c) { return (size_t)n_tiles_at_most(c, T::ROWS) * blocks_for((size_t)c.n_columns, T::COLUMNS); }
+template <class T> static size_t n_blocks_of(const gemm_call &c)
+{
+    return (size_t)n_tiles_at_most(c, T::ROWS) * blocks_for((size_t)c.n_columns, T::COLUMNS);
+}
 
 template <class T> static cudaError_t run(cudaStream_t stream, const gemm_call &c)
 {
-    return launch(stream, f32_kernel<T>, dim3(n_tiles_at_most(c, T::ROWS), blocks_for((size_t)c.n_columns, T::COLUMNS)), dim3(T::THREADS), 0, c);
+    const dim3 grid(n_tiles_at_most(c, T::ROWS), blocks_for((size_t)c.n_columns, T::COLUMNS));
+    return launch(stream, f32_kernel<T>, grid, dim3(T::THREADS), 0, c);
 }
 
 enum { F32_BLOCKS_ENOUGH = 64 }; /* of the largest tile: half the SMs of a card; the choice is of speed alone */
@@ -210,6 +214,7 @@ cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c)
 {
     enum { K = F32_NARROW_WARPS };
     if (c->x_stride > UINT32_MAX || c->row_bytes > UINT32_MAX) return cudaErrorInvalidValue;
-    if (c->n_out <= F32_NARROW) return run_fitting<f32_tile<K, 1, 1, 1, 1, 4, 4>, f32_tile<K, 1, 1, 8, 1, 4, 1>, f32_tile<K, 1, 1, 4, 8, 2, 1>>(stream, *c);
+    if (c->n_out <= F32_NARROW)
+        return run_fitting<f32_tile<K, 1, 1, 1, 1, 4, 4>, f32_tile<K, 1, 1, 8, 1, 4, 1>, f32_tile<K, 1, 1, 4, 8, 2, 1>>(stream, *c);
     return run_fitting<f32_tile<1, 1, 4, 1, 1, 4, 8>, f32_tile<1, 1, 4, 8, 1, 4, 2>, f32_tile<1, 2, 4, 8, 4, 2, 1>>(stream, *c);
 }

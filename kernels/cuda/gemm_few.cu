@@ -9,12 +9,13 @@
  * Sums of a warp are one chain over its spans, ascending; the warps' are added in ascending order. F8: a span has one scale. Matrices with fewer
  * than 4,096 columns have their spans cut into slices (gemm_slices.cuh).
  * Instructions count too: at 4.8 TB/s and 132 SMs of 4 a cycle an H200 can afford some 12 for an element of bf16, 6 of 8 bits and 3 of 4 bits;
- * up to 8 rows take 2, 3 to 3.5 and 2.5.
+ * up to 8 rows take 2, 3 (int8), 4 (e4m3) and 2 (counted in the SASS of sm_90a).
  * Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_few: engine. */
 #include "kernels/cuda/gemm_slices.cuh"
 #include "kernels/cuda/gemm_widen.cuh"
 
-enum { FEW_W_ROWS = 16, FEW_PART = FEW_W_ROWS * GEMM_FEW_ROWS, FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = 128, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
+enum { FEW_W_ROWS = 16, FEW_PART = FEW_W_ROWS * GEMM_FEW_ROWS };
+enum { FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = 128, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
 static_assert((int)FEW_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
 
 /* Per form: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */

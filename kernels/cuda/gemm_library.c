@@ -165,7 +165,8 @@ bool gemm_library_run(cudaStream_t stream, const struct gemm *g)
                                                      g->workspace, GEMM_LIBRARY_WORKSPACE, stream);
     if (st == CUBLAS_STATUS_SUCCESS) return true;
     k->none = true;
-    log_warn("cublasLt refused a product, the own kernel does it", "n_out=%zu n_in=%zu n_rows=%zu status=%d", g->n_out, g->n_in, g->n_rows, (int)st);
+    log_warn("cublasLt refused a product, the own kernel does it", "n_out=%zu n_in=%zu n_rows=%zu status=%d", g->n_out, g->n_in, g->n_rows,
+             (int)st);
     return false;
 }
 

@@ -169,8 +169,10 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, const expe
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "form %d then %d paired %d bias %d gathered %d fixed %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g", p.form,
-              p.then, p.paired, p.bias, p.gathered, p.fixed, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got, want.value, want.may_err);
+              "form %d then %d paired %d bias %d gathered %d fixed %d scratch %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, "
+              "not %.9g +- %.3g",
+              p.form, p.then, p.paired, p.bias, p.gathered, p.fixed, p.scratch, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got,
+              want.value, want.may_err);
 }
 
 /* Where a group's columns begin in a row of y. */
@@ -508,6 +510,7 @@ TEST(gemm_refuses_what_it_cannot_do)
 
 TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
           CASE_T(gemm_w4_equals_a_plain_loop, 250), CASE_T(gemm_f8_equals_a_plain_loop, 250), CASE_T(gemm_long_rows_and_many_columns, 250),
-          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250), CASE_T(gemm_batches_have_the_same_bits, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
-          CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products), CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan),
-          CASE(gemm_every_stored_number), CASE(gemm_refuses_what_it_cannot_do))
+          CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250),
+          CASE_T(gemm_batches_have_the_same_bits, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
+          CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products),
+          CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan), CASE(gemm_every_stored_number), CASE(gemm_refuses_what_it_cannot_do))
