@@ -1,6 +1,6 @@
 /* gemm_f32.cu - products of f32 by f32: routers at every step, and the exact path, in plain fused multiply-adds.
  *
- * k goes to 8 lanes, four elements each in turn, and for narrow matrices (a router has a few hundred columns at most, too few to fill a card
+ * k goes to 8 lanes, four elements each in turn, and for narrow matrices with long rows (a router has a few hundred columns at most, too few to fill a card
  * with a warp each) steps of 32 elements also to 16 warps in turn. Every lane's sum is one chain of fmas over its k's, ascending, from +0; lanes
  * are added in pairs 4, 2 and 1 apart, then warps in ascending order. Which of the two it is depends on the matrix alone, and all shapes of a
  * warp's tile add in that order: a row's bits do not depend on how many rows come with it.
@@ -11,7 +11,7 @@
 #include "kernels/cuda/gemm_call.cuh"
 
 enum { F32_LANES = 8, F32_QUAD = 4, F32_STEP = F32_LANES * F32_QUAD };
-enum { F32_NARROW = 512, F32_NARROW_WARPS = 16 }; /* columns, and how many warps share k then */
+enum { F32_NARROW = 512, F32_LONG = 1024, F32_NARROW_WARPS = 16 }; /* columns at most, n_in at least, and how many warps share k then */
 
 /* A thread has PER_ROWS by PER_COLUMNS of y for its k's; the 4 eighths of a warp lie ACROSS side by side, the others below each other; of a
  * block's warps K_WARPS share k, the others lie WARPS_ACROSS side by side. AHEAD steps are loaded before they are multiplied. */
@@ -214,7 +214,7 @@ cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c)
 {
     enum { K = F32_NARROW_WARPS };
     if (c->x_stride > UINT32_MAX || c->row_bytes > UINT32_MAX) return cudaErrorInvalidValue;
-    if (c->n_out <= F32_NARROW)
+    if (c->n_out <= F32_NARROW && c->n_in >= F32_LONG)
         return run_fitting<f32_tile<K, 1, 1, 1, 1, 4, 4>, f32_tile<K, 1, 1, 8, 1, 4, 1>, f32_tile<K, 1, 1, 4, 8, 2, 1>>(stream, *c);
     return run_fitting<f32_tile<1, 1, 4, 1, 1, 4, 8>, f32_tile<1, 1, 4, 8, 1, 4, 2>, f32_tile<1, 2, 4, 8, 4, 2, 1>>(stream, *c);
 }

@@ -409,7 +409,8 @@ TEST(gemm_batches_have_the_same_bits)
 TEST(gemm_f32_rows_have_the_same_bits_alone)
 {
     need_card();
-    static const size_t shapes[][3] = { { 3, 512, 1030 }, { 9, 70, 96 }, { 523, 64, 600 }, { 3, 514, 300 }, { 600, 800, 70 } }; /* rows, n_out, n_in */
+    static const size_t shapes[][3] = { { 3, 512, 1100 }, { 9, 70, 1030 }, { 300, 112, 1030 }, { 3, 514, 300 }, { 9, 70, 96 },
+                                        { 600, 800, 70 } }; /* rows, n_out, n_in */
     for (const auto &shape : shapes)
         for (int aligned = 0; aligned < 2; aligned++) {
             product p;

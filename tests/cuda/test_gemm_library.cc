@@ -1,6 +1,7 @@
 /* test_gemm_library.cc - finding cublasLt, and calling it: against a fake that computes in host memory (fake_cublaslt.c). Needs no card; what
  * needs cublasLt.h is left out where a build has none. */
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
