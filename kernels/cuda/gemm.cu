@@ -85,7 +85,7 @@ static bool is_hopper(const struct gemm *g, const float *x_scales)
     return !g->fixed && g->n_rows > GEMM_FEW_ROWS && gemm_hopper_fits(g->form, &c);
 }
 
-bool gemm_is_hopper(const struct gemm *g) { return is_hopper(g, g->x_scales); }
+bool gemm_is_hopper(const struct gemm *g) { return !gemm_library_fits(g) && is_hopper(g, g->x_scales); }
 
 bool gemm_wants_f8_x(const struct gemm *g)
 {

@@ -88,7 +88,7 @@ size_t      gemm_row_bytes(enum gemm_form form, size_t n_in);
 size_t      gemm_scratch_bytes(void);
 /* Of a call with everything filled in but x, x_stride and x_scales: is it worth making x e4m3? Depends on the card, form and shapes alone. */
 bool        gemm_wants_f8_x(const struct gemm *g);
-/* Does gemm_run take a kernel of compute capability 9.0 for groups with more than a few rows? */
+/* Does gemm_run take a kernel of compute capability 9.0 for groups with more than a few rows? What the library may do, it tries first. */
 bool        gemm_is_hopper(const struct gemm *g);
 /* For tests and measurements: that kernel for all rows of a call, however many, on tiles `columns` wide: 128 or, without x_scales, 256.
  * cudaErrorInvalidValue where gemm_run never takes it. */

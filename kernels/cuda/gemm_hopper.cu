@@ -76,8 +76,8 @@ const hopper_card &hopper_this_card()
 
 bool gemm_has_hopper(void) { return hopper_this_card().can; }
 
-/* Rows that fill tiles to a half at least, and work for half the SMs. */
-enum { ROWS_AT_LEAST = 64, K_AT_LEAST = 128 };
+/* Rows that fill tiles to more than a half, and work for half the SMs. */
+enum { ROWS_AT_LEAST = 65, K_AT_LEAST = 128 };
 bool gemm_hopper_fits(enum gemm_form form, const struct gemm_call *c)
 {
     const hopper_card &card = hopper_this_card();
