@@ -185,9 +185,12 @@ static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum
 
 /* ---- prompts in tiles ---- */
 
-static int32_t rows_per_tile(const struct attention *a) { return TILE_PAIRS / (a->n_heads / a->kv.n_heads); }
+static int32_t rows_per_tile(const struct attention *a, int32_t n_sets) { return n_sets * TILE_PAIRS / (a->n_heads / a->kv.n_heads); }
 
-static int32_t windows_of(const struct attention *a, int32_t n_rows) { return (int32_t)blocks_for((size_t)n_rows, (size_t)rows_per_tile(a)); }
+static int32_t windows_of(const struct attention *a, int32_t n_rows, int32_t n_sets)
+{
+    return (int32_t)blocks_for((size_t)n_rows, (size_t)rows_per_tile(a, n_sets));
+}
 
 /* Segments at a time, each in blocks of its own; 0: as many tiles as the card has room for without. */
 static cudaError_t choose_spread(const struct attention *a, const struct cuda_counts *bounds, int32_t *n_at_once)
@@ -199,7 +202,7 @@ static cudaError_t choose_spread(const struct attention *a, const struct cuda_co
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
-    if (a->n_at_once > 0 || windows_of(a, bounds->n_prompt) * a->kv.n_heads < TILES_ENOUGH * n_processors)
+    if (a->n_at_once > 0 || windows_of(a, bounds->n_prompt, 1) * a->kv.n_heads < TILES_ENOUGH * n_processors)
         *n_at_once = (int32_t)min_size(min_size(fit, n_segments), a->n_at_once > 0 ? (size_t)a->n_at_once : SIZE_MAX);
     return cudaSuccess;
 }
@@ -208,12 +211,15 @@ static cudaError_t run_tiles(cudaStream_t stream, const struct attention *a)
 {
     const struct cuda_counts *bounds = &a->on->bounds;
     const struct listed list = listed_of(a->on, LISTED_PROMPT);
-    const int32_t n_windows = windows_of(a, bounds->n_prompt), n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prompt);
+    const int32_t n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prompt);
     float *state = a->scratch + 4 * a->n_heads, *parts = parts_of(a);
-    struct tiles_call c = { a->kv, list, a->q, a->out, parts, a->n_heads, rows_per_tile(a), 0, 0, a->scale };
+    struct tiles_call c = { a->kv, list, a->q, a->out, parts, a->n_heads, 1, 0, 0, 0, a->scale };
     struct merge_call m = { list, a->out, parts, state, state, 2 * (size_t)a->n_heads, a->n_heads, a->v_dim, 0, 0 };
-    int32_t wave;
+    int32_t wave = 0;
     cudaError_t e = choose_spread(a, bounds, &wave);
+    if (e == cudaSuccess) e = attention_tiles_sets(a, bounds->n_prompt, wave, &c.n_sets);
+    c.rows_per_tile = rows_per_tile(a, c.n_sets);
+    const int32_t n_windows = windows_of(a, bounds->n_prompt, c.n_sets);
     if (e != cudaSuccess || wave == 0) return e != cudaSuccess ? e : attention_tiles_launch(stream, &c, n_windows, a->max_blocks);
     while (e == cudaSuccess && m.end < n_segments) {
         m.begin = c.segment_begin = m.end;

@@ -18,6 +18,8 @@ cudaError_t attention_answers_launch(cudaStream_t stream, const struct rows_call
 
 /* Whether prompts of this model go through tiles. */
 bool        attention_tiles_fit(const struct attention *a);
+/* How many sets of pairs a tile of theirs has; the bits do not know. n_rows: at most, of prompts; n_at_once as in struct tiles_call. */
+cudaError_t attention_tiles_sets(const struct attention *a, int32_t n_rows, int32_t n_at_once, int32_t *n_sets);
 /* n_windows: of c->rows_per_tile rows each, at most. */
 cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call *c, int32_t n_windows, int max_blocks);
 

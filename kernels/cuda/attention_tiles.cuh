@@ -1,10 +1,12 @@
-/* attention_tiles.cuh - prompts on tensor cores: up to 64 (query row, head) pairs of a kv head against tiles of 64 keys, all in bf16.
+/* attention_tiles.cuh - prompts on tensor cores: up to 64 or 128 (query row, head) pairs of a kv head against tiles of 64 keys, all in bf16.
  *
- * A tile of pairs is TILE_PAIRS / group rows of one sequence, from its first row in the call on; four warps have 16 pairs each. Queries stay in
- * registers as fragments. K and V come through the block table into shared memory by cp.async, the next tile while this one is worked on; the
- * 16-byte pieces of a row lie permuted by the row's number, so that ldmatrix meets no bank twice. Softmax is online over the tiles of a
- * segment in f32; weights are rounded to bf16. A pair's bits depend on its own query and keys alone: a product on tensor cores has
- * the same order for every row of a fragment, and keys that it does not see weigh +0.
+ * A tile of pairs is as many rows of one sequence as have no more pairs, from its first row in the call on; four warps have 16 pairs each, or
+ * twice as many (SETS of 16). With two sets a key that was read from shared memory serves twice, without which that reading is what all wait
+ * for; with one there are more blocks for short prompts. Queries stay in registers as fragments, or in shared memory where there are two sets.
+ * K and V come through the block table into shared memory by cp.async, the next tile while this one is worked on; the 16-byte pieces of a row
+ * lie permuted by the row's number, so that ldmatrix meets no bank twice. Softmax is online over the tiles of a segment in f32; weights are
+ * rounded to bf16. A pair's bits depend on its own query and keys alone, not on the number of sets: a product on tensor cores has the same
+ * order for every row of a fragment, and keys that it does not see weigh +0.
  * LIMIT: +0 times a value that is not finite is NaN: rows less than 64 positions before such a value of their own sequence get it as well.
  *
  * Segments are merged into `out` as they end (whole), or left in `parts` for attention_merge.cuh where there are too few tiles for the card.
@@ -14,7 +16,7 @@
 
 #include "kernels/cuda/attention_pool.cuh"
 
-enum { TILE_KEYS = 64, TILE_PAIRS = 64, TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, TILE_STAGES = 2 };
+enum { TILE_KEYS = 64, TILE_PAIRS = 64 /* of a set in each warp */, TILE_SETS_MAX = 2, TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, TILE_STAGES = 2 };
 enum { TILES_SPREAD = 4, TILES_WHOLE = 16 /* blocks per processor: whole rows are unequal, and level out */ };
 enum { TILES_PER_SEGMENT = ATTENTION_SEGMENT / TILE_KEYS, SCORE_BLOCKS = TILE_KEYS / 8 };
 
@@ -24,7 +26,7 @@ struct tiles_call {
     const float           *q;
     float                 *out, *parts;
     int32_t                n_heads;
-    int32_t                rows_per_tile;       /* TILE_PAIRS / group */
+    int32_t                n_sets, rows_per_tile; /* n_sets TILE_PAIRS / group */
     int32_t                segment_begin, n_at_once; /* n_at_once > 0: this many segments from that on, each a block and a part; 0: all, whole */
     float                  scale;
 };
@@ -45,19 +47,37 @@ struct pair {
 
 struct tile_shared {
     uint16_t *stages; /* [TILE_STAGES][k, v][TILE_KEYS][DIM] */
+    uint16_t *q;      /* [2 TILE_PAIRS][DIM], of two sets */
     size_t   *places; /* [2][ATTENTION_SEGMENT]: of this segment and the next */
+    float2   *before; /* [SETS TILE_PAIRS]: (M, L) of a pair's segments so far, where it is whole */
+    struct tile *tile; /* the block's own, where a segment's end finds it: registers are full */
 };
 
-template <int DIM> static __host__ __device__ __forceinline__ size_t tile_shared_bytes()
+/* A lane's share of a tile: queries where they stay in registers, and what its pairs have of a segment. */
+template <int DIM, int SETS> struct tile_lane {
+    unsigned q[SETS == 1 ? DIM / 16 : 1][4];
+    float    o[SETS][DIM / 8][4], m[SETS][2], l[SETS][2];
+};
+
+/* Elements of shared memory that queries take. */
+template <int DIM, int SETS> struct tile_queries_shared {
+    static constexpr size_t N = SETS == 1 ? 0 : (size_t)SETS * TILE_PAIRS * DIM;
+};
+
+template <int DIM, int SETS> static __host__ __device__ __forceinline__ size_t tile_shared_bytes()
 {
-    return (size_t)TILE_STAGES * 2 * TILE_KEYS * DIM * sizeof(uint16_t) + 2 * ATTENTION_SEGMENT * sizeof(size_t);
+    return ((size_t)TILE_STAGES * 2 * TILE_KEYS * DIM + tile_queries_shared<DIM, SETS>::N) * sizeof(uint16_t) + 2 * ATTENTION_SEGMENT * sizeof(size_t) +
+           SETS * TILE_PAIRS * sizeof(float2) + sizeof(struct tile);
 }
 
-template <int DIM> static __device__ __forceinline__ struct tile_shared tile_shared_of()
+template <int DIM, int SETS> static __device__ __forceinline__ struct tile_shared tile_shared_of()
 {
     struct tile_shared s;
     s.stages = (uint16_t *)shared_memory();
-    s.places = (size_t *)(s.stages + 2 * TILE_STAGES * TILE_KEYS * DIM);
+    s.q = s.stages + 2 * TILE_STAGES * TILE_KEYS * DIM;
+    s.places = (size_t *)(s.q + tile_queries_shared<DIM, SETS>::N);
+    s.before = (float2 *)(s.places + 2 * ATTENTION_SEGMENT);
+    s.tile = (struct tile *)(s.before + SETS * TILE_PAIRS);
     return s;
 }
 
@@ -76,9 +96,9 @@ template <int DIM> static __device__ __forceinline__ uint16_t *piece_of(uint16_t
     return rows + row * DIM + (piece ^ (row & 7)) * CHUNK;
 }
 
-static __device__ __forceinline__ struct pair pair_of(const struct tile &t, int half)
+/* The at-th pair of a tile. */
+static __device__ __forceinline__ struct pair pair_at(const struct tile &t, int at)
 {
-    const int   at = (int)(threadIdx.x / WARP) * 16 + (int)(threadIdx.x % WARP) / 4 + 8 * half;
     struct pair p;
     p.row = at / t.group;
     p.head = t.kv_head * t.group + at % t.group;
@@ -87,18 +107,48 @@ static __device__ __forceinline__ struct pair pair_of(const struct tile &t, int 
     return p;
 }
 
+/* The lane's pair in a half of a set of its warp. */
+template <int SETS> static __device__ __forceinline__ int pair_number(int set, int half)
+{
+    return ((int)(threadIdx.x / WARP) * SETS + set) * 16 + (int)(threadIdx.x % WARP) / 4 + 8 * half;
+}
+template <int SETS> static __device__ __forceinline__ struct pair pair_of(const struct tile &t, int set, int half)
+{
+    return pair_at(t, pair_number<SETS>(set, half));
+}
+
+static __device__ __forceinline__ const float *query_of(const struct tiles_call &c, const struct tile &t, const struct pair &p, int dim)
+{
+    return c.q + ((size_t)(t.row + p.row) * (size_t)c.n_heads + (size_t)p.head) * (size_t)dim;
+}
+
 /* Fragments of A: 16 pairs, DIM elements in steps of 16. */
 template <int DIM> static __device__ __forceinline__ void tile_queries(const struct tiles_call &c, const struct tile &t, unsigned q[DIM / 16][4])
 {
     UNROLL for (int half = 0; half < 2; half++) {
-        const struct pair p = pair_of(t, half);
-        const float      *from = c.q + ((size_t)(t.row + p.row) * (size_t)c.n_heads + (size_t)p.head) * DIM + 2 * (threadIdx.x % 4);
+        const struct pair p = pair_of<1>(t, 0, half);
+        const float      *from = query_of(c, t, p, DIM) + 2 * (threadIdx.x % 4);
         UNROLL for (int k = 0; k < DIM / 16; k++) {
             float2 a = make_float2(0, 0), b = make_float2(0, 0);
             if (p.is_valid) a = *(const float2 *)(from + k * 16), b = *(const float2 *)(from + k * 16 + 8);
             q[k][half] = pack_bf16(a.x, a.y);
             q[k][half + 2] = pack_bf16(b.x, b.y);
         }
+    }
+}
+
+/* All pairs' queries to shared memory, pieces permuted as those of keys. */
+template <int DIM> static __device__ __forceinline__ void tile_share_queries(const struct tiles_call &c, const struct tile &t, uint16_t *q, int n_pairs)
+{
+    for (int i = (int)threadIdx.x; i < n_pairs * (DIM / CHUNK); i += TILE_THREADS) {
+        const int         at = i / (DIM / CHUNK), piece = i % (DIM / CHUNK);
+        const struct pair p = pair_at(t, at);
+        float4            x = make_float4(0, 0, 0, 0), y = x;
+        if (p.is_valid) {
+            const float4 *from = (const float4 *)(query_of(c, t, p, DIM) + piece * CHUNK);
+            x = from[0], y = from[1];
+        }
+        *(uint4 *)piece_of<DIM>(q, at, piece) = make_uint4(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w), pack_bf16(y.x, y.y), pack_bf16(y.z, y.w));
     }
 }
 
@@ -127,33 +177,52 @@ static __device__ __forceinline__ void tile_fetch(const struct tiles_call &c, co
     }
 }
 
-/* s = q k: score[b] is of keys 8b .. 8b + 8 of the tile. */
-template <int DIM> static __device__ __forceinline__ void tile_scores(const unsigned q[DIM / 16][4], uint16_t *k, float score[SCORE_BLOCKS][4])
+/* s = q k: score[set][b] is of keys 8b .. 8b + 8 of the tile. */
+template <int DIM, int SETS>
+static __device__ __forceinline__ void tile_scores(const struct tile_lane<DIM, SETS> &t, uint16_t *q, uint16_t *k, float score[SETS][SCORE_BLOCKS][4])
 {
-    const int lane = (int)(threadIdx.x % WARP), row = lane % 8 + lane / 16 * 8, piece = lane / 8 % 2;
-    UNROLL for (int b = 0; b < SCORE_BLOCKS; b++)
-        UNROLL for (int i = 0; i < 4; i++) score[b][i] = 0;
-    UNROLL for (int step = 0; step < DIM / 16; step++)
+    const int lane = (int)(threadIdx.x % WARP), row = lane % 8 + lane / 16 * 8, piece = lane / 8 % 2, pair = (int)(threadIdx.x / WARP) * SETS * 16 + lane % 16;
+    UNROLL for (int set = 0; set < SETS; set++)
+        UNROLL for (int b = 0; b < SCORE_BLOCKS; b++)
+            UNROLL for (int i = 0; i < 4; i++) score[set][b][i] = 0;
+    UNROLL_BY(SETS == 1 ? DIM / 16 : 2) for (int step = 0; step < DIM / 16; step++) {
+        unsigned queries[SETS][4];
+        UNROLL for (int set = 0; set < SETS; set++) {
+            if constexpr (SETS > 1) load_matrix_x4(queries[set], piece_of<DIM>(q, pair + set * 16, step * 2 + lane / 16));
+            else {
+                UNROLL for (int i = 0; i < 4; i++) queries[set][i] = t.q[step][i];
+            }
+        }
         UNROLL for (int b = 0; b < SCORE_BLOCKS; b += 2) {
             unsigned keys[4];
             load_matrix_x4(keys, piece_of<DIM>(k, b * 8 + row, step * 2 + piece));
-            mma_bf16(score[b], q[step], keys);
-            mma_bf16(score[b + 1], q[step], keys + 2);
+            UNROLL for (int set = 0; set < SETS; set++) {
+                mma_bf16(score[set][b], queries[set], keys);
+                mma_bf16(score[set][b + 1], queries[set], keys + 2);
+            }
         }
+    }
 }
 
 /* o += p v. The scores' fragments of C, rounded, are those of A. */
-template <int DIM> static __device__ __forceinline__ void tile_weigh(const float p[SCORE_BLOCKS][4], uint16_t *v, float o[DIM / 8][4])
+template <int DIM, int SETS>
+static __device__ __forceinline__ void tile_weigh(const float p[SETS][SCORE_BLOCKS][4], uint16_t *v, float o[SETS][DIM / 8][4])
 {
     const int lane = (int)(threadIdx.x % WARP), row = lane % 16, piece = lane / 16;
     UNROLL for (int step = 0; step < TILE_KEYS / 16; step++) {
-        const float   *low = p[2 * step], *high = p[2 * step + 1];
-        const unsigned a[4] = { pack_bf16(low[0], low[1]), pack_bf16(low[2], low[3]), pack_bf16(high[0], high[1]), pack_bf16(high[2], high[3]) };
+        unsigned a[SETS][4];
+        UNROLL for (int set = 0; set < SETS; set++)
+            UNROLL for (int i = 0; i < 4; i++) {
+                const float *at = p[set][2 * step + i / 2] + i % 2 * 2;
+                a[set][i] = pack_bf16(at[0], at[1]);
+            }
         UNROLL for (int b = 0; b < DIM / 8; b += 2) {
             unsigned values[4];
             load_matrix_x4_transposed(values, piece_of<DIM>(v, step * 16 + row, b + piece));
-            mma_bf16(o[b], a, values);
-            mma_bf16(o[b + 1], a, values + 2);
+            UNROLL for (int set = 0; set < SETS; set++) {
+                mma_bf16(o[set][b], a[set], values);
+                mma_bf16(o[set][b + 1], a[set], values + 2);
+            }
         }
     }
 }
@@ -171,20 +240,24 @@ static __device__ __forceinline__ float quad_sum(float x)
 
 #define LOG2_E 1.4426950408889634f
 
-/* Scores become weights; m and l (of the lane's own keys) go on, o is scaled to the new m. */
-template <int DIM>
-static __device__ __forceinline__ void tile_soften(const struct tiles_call &c, const struct tile &t, int key_begin, float score[SCORE_BLOCKS][4],
-                                                   float m[2], float l[2], float o[DIM / 8][4])
+/* Keys behind a pair's own position weigh nothing; only a prompt's last tiles have such. */
+template <int SETS> static __device__ __forceinline__ void tile_cut(const struct tile &t, int key_begin, int set, float score[SCORE_BLOCKS][4])
 {
     UNROLL for (int half = 0; half < 2; half++) {
-        const int last = pair_of(t, half).pos - key_begin - 2 * (int)(threadIdx.x % 4); /* the last key that is seen, from the lane's first */
-        float     top = -INFINITY, sum = 0;
+        const int last = pair_of<SETS>(t, set, half).pos - key_begin - 2 * (int)(threadIdx.x % 4); /* the last key that is seen, from the lane's first */
         UNROLL for (int b = 0; b < SCORE_BLOCKS; b++)
-            UNROLL for (int i = 0; i < 2; i++) {
-                float *x = &score[b][2 * half + i];
-                if (b * 8 + i > last) *x = -INFINITY;
-                top = fmaxf(top, *x);
-            }
+            UNROLL for (int i = 0; i < 2; i++)
+                if (b * 8 + i > last) score[b][2 * half + i] = -INFINITY;
+    }
+}
+
+/* Scores become weights; m and l (of the lane's own keys) go on, o is scaled to the new m. */
+template <int DIM>
+static __device__ __forceinline__ void tile_soften(const struct tiles_call &c, float score[SCORE_BLOCKS][4], float m[2], float l[2], float o[DIM / 8][4])
+{
+    UNROLL for (int half = 0; half < 2; half++) {
+        float top = -INFINITY, sum = 0;
+        UNROLL for (int b = 0; b < SCORE_BLOCKS; b++) top = fmaxf(top, fmaxf(score[b][2 * half], score[b][2 * half + 1]));
         top = fmaxf(m[half], quad_max(top) * c.scale);
         const float shrink = exp2_fast((m[half] - top) * LOG2_E), factor = c.scale * LOG2_E, base = top * LOG2_E;
         UNROLL for (int b = 0; b < SCORE_BLOCKS; b++)
@@ -202,65 +275,90 @@ static __device__ __forceinline__ void tile_soften(const struct tiles_call &c, c
     }
 }
 
-/* A pair's segment is done: into out, or to its part. M, L: of its segments so far. */
+/* A pair's segment is done: into out, or to its part. */
 template <int DIM>
-static __device__ __forceinline__ void tile_finish(const struct tiles_call &c, const struct tile &t, int segment, int half, const float o[DIM / 8][4],
-                                                   float m, float l, float *M, float *L)
+static __device__ __forceinline__ void tile_finish(const struct tiles_call &c, const struct tile &t, int segment, const struct pair &p, int half,
+                                                   const float o[DIM / 8][4], float m, float l, float2 *before)
 {
-    const struct pair p = pair_of(t, half);
     const int         column = 2 * (int)(threadIdx.x % 4), last = p.pos / ATTENTION_SEGMENT;
     const bool        is_part = c.n_at_once > 0 && last > 0;
     float            *to = c.out + ((size_t)(t.row + p.row) * (size_t)c.n_heads + (size_t)p.head) * DIM;
-    float             a = 0, b = 1;
+    float             M = m, L = l, a = 0, b = 1;
     if (!p.is_valid || segment > last) return;
     if (is_part) {
         const size_t at = (size_t)(t.list_row + p.row) * (size_t)c.n_at_once + (size_t)(segment - c.segment_begin);
         float       *part = c.parts + (at * (size_t)c.n_heads + (size_t)p.head) * part_floats(DIM);
         if (column == 0) part[0] = m, part[1] = l;
         to = part + PART_HEAD;
-    } else if (segment == 0) *M = m, *L = l;
-    else merge_weights(M, L, m, l, &a, &b);
+    } else if (segment > 0) {
+        M = before->x, L = before->y;
+        merge_weights(&M, &L, m, l, &a, &b);
+    }
     const bool  is_first = is_part || segment == 0, is_last = !is_part && segment == last;
-    const float by = is_last ? 1.0f / *L : 1.0f;
+    const float by = is_last ? 1.0f / L : 1.0f;
     UNROLL for (int d = 0; d < DIM / 8; d++) {
         float2 *at = (float2 *)(to + d * 8 + column), x = make_float2(o[d][2 * half], o[d][2 * half + 1]);
         if (!is_first) {
-            const float2 before = *at;
-            x = make_float2(merged(before.x, x.x, a, b), merged(before.y, x.y, a, b));
+            const float2 was = *at;
+            x = make_float2(merged(was.x, x.x, a, b), merged(was.y, x.y, a, b));
         }
         *at = is_last ? make_float2(__fmul_rn(x.x, by), __fmul_rn(x.y, by)) : x;
     }
+    if (!is_last && !is_part) {
+        __syncwarp(0xfu << (threadIdx.x % WARP / 4 * 4)); /* a pair's four lanes have read it */
+        if (column == 0) *before = make_float2(M, L);
+    }
+}
+
+template <int DIM, int SETS> static __device__ __forceinline__ void tile_begin_segment(struct tile_lane<DIM, SETS> *t)
+{
+    UNROLL for (int set = 0; set < SETS; set++) {
+        UNROLL for (int b = 0; b < DIM / 8; b++)
+            UNROLL for (int e = 0; e < 4; e++) t->o[set][b][e] = 0;
+        UNROLL for (int half = 0; half < 2; half++) t->m[set][half] = -INFINITY, t->l[set][half] = 0;
+    }
+}
+
+template <int DIM, int SETS>
+static __device__ __forceinline__ void tile_end_segment(const struct tiles_call &c, const struct tile_shared &s, int segment,
+                                                        const struct tile_lane<DIM, SETS> &mine)
+{
+    const struct tile t = *s.tile;
+    UNROLL for (int set = 0; set < SETS; set++)
+        UNROLL for (int half = 0; half < 2; half++)
+            tile_finish<DIM>(c, t, segment, pair_of<SETS>(t, set, half), half, mine.o[set], mine.m[set][half], quad_sum(mine.l[set][half]),
+                             s.before + pair_number<SETS>(set, half));
 }
 
 /* Tiles of keys [begin, end). */
-template <int DIM>
+template <int DIM, int SETS>
 static __device__ __forceinline__ void tile_walk(const struct tiles_call &c, const struct tile &t, const struct tile_shared &s, int begin, int end)
 {
-    unsigned q[DIM / 16][4];
-    float    o[DIM / 8][4], m[2], l[2], M[2] = { 0, 0 }, L[2] = { 0, 0 };
+    struct tile_lane<DIM, SETS> mine;
+    if (threadIdx.x == 0) *s.tile = t;
     tile_places(c, t, s.places, begin / TILES_PER_SEGMENT);
-    tile_queries<DIM>(c, t, q);
+    if constexpr (SETS == 1) tile_queries<DIM>(c, t, mine.q);
+    else tile_share_queries<DIM>(c, t, s.q, SETS * TILE_PAIRS);
     __syncthreads();
     tile_fetch<DIM>(c, t, s, begin);
     copy_async_commit();
     for (int i = begin; i < end; i++) {
         const int segment = i / TILES_PER_SEGMENT;
-        float     score[SCORE_BLOCKS][4];
+        float     score[SETS][SCORE_BLOCKS][4];
         if (i % TILES_PER_SEGMENT == 0) {
-            UNROLL for (int b = 0; b < DIM / 8; b++)
-                UNROLL for (int e = 0; e < 4; e++) o[b][e] = 0;
-            m[0] = m[1] = -INFINITY, l[0] = l[1] = 0;
+            tile_begin_segment<DIM, SETS>(&mine);
             if ((segment + 1) * TILES_PER_SEGMENT < end) tile_places(c, t, s.places, segment + 1);
         }
         if (i + 1 < end) tile_fetch<DIM>(c, t, s, i + 1);
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
-        tile_scores<DIM>(q, tile_keys<DIM>(s, i), score);
-        tile_soften<DIM>(c, t, i * TILE_KEYS, score, m, l, o);
-        tile_weigh<DIM>(score, tile_values<DIM>(s, i), o);
-        if (i + 1 == end || (i + 1) % TILES_PER_SEGMENT == 0)
-            UNROLL for (int half = 0; half < 2; half++) tile_finish<DIM>(c, t, segment, half, o, m[half], quad_sum(l[half]), &M[half], &L[half]);
+        tile_scores<DIM, SETS>(mine, s.q, tile_keys<DIM>(s, i), score);
+        if ((i + 1) * TILE_KEYS - 1 > t.pos)
+            UNROLL for (int set = 0; set < SETS; set++) tile_cut<SETS>(t, i * TILE_KEYS, set, score[set]);
+        UNROLL for (int set = 0; set < SETS; set++) tile_soften<DIM>(c, score[set], mine.m[set], mine.l[set], mine.o[set]);
+        tile_weigh<DIM, SETS>(score, tile_values<DIM>(s, i), mine.o);
+        if (i + 1 == end || (i + 1) % TILES_PER_SEGMENT == 0) tile_end_segment<DIM, SETS>(c, s, segment, mine);
         __syncthreads(); /* the stage and, in the last tile of a segment, its places are taken again */
     }
     copy_async_wait<0>();
@@ -284,30 +382,47 @@ static __device__ __forceinline__ bool tile_at(const struct tiles_call &c, int i
     return true;
 }
 
-/* The tiles that begin in a window of rows_per_tile of the prompts' rows: one where a prompt is long. */
-template <int DIM>
-static __device__ __forceinline__ void tile_window(const struct tiles_call &c, const struct tile_shared &s, int window, int kv_head, int segment)
+/* A block's work: the tiles that begin in a window [first, end) of the prompts' rows (one where a prompt is long), of a kv head, and whole or one
+ * segment of them. Late windows, which see most, come first. end <= first: there is no such unit. */
+struct tile_unit {
+    int first, end, kv_head, segment;
+};
+
+static __device__ __forceinline__ struct tile_unit tile_unit_of(const struct tiles_call &c, int unit)
 {
-    const int n_rows = listed_n(c.list);
-    for (int i = window * c.rows_per_tile; i < min(n_rows, (window + 1) * c.rows_per_tile); i++) {
-        struct tile t;
-        if (!tile_at(c, i, kv_head, &t)) continue;
-        const int n_tiles = (t.n_keys + TILE_KEYS - 1) / TILE_KEYS, begin = c.n_at_once > 0 ? segment * TILES_PER_SEGMENT : 0;
+    const int n_rows = listed_n(c.list), n_windows = (n_rows + c.rows_per_tile - 1) / c.rows_per_tile, per_segment = n_windows * c.kv.n_heads;
+    const int n_left = (c.list.counts->n_keys_prompt + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT - c.segment_begin;
+    const int n_units = per_segment * (c.n_at_once > 0 ? min(c.n_at_once, n_left) : 1);
+    struct tile_unit u = { 0, 0, 0, 0 };
+    if (unit >= n_units) return u;
+    u.first = (n_windows - 1 - unit / c.kv.n_heads % n_windows) * c.rows_per_tile;
+    u.end = min(n_rows, u.first + c.rows_per_tile);
+    u.kv_head = unit % c.kv.n_heads;
+    u.segment = c.segment_begin + unit / per_segment;
+    return u;
+}
+
+/* Where it goes on, and what it is in, is worked out again after each tile: registers are full. */
+template <int DIM, int SETS> static __device__ __forceinline__ void tile_window(const struct tiles_call &c, const struct tile_shared &s, int unit)
+{
+    for (int i = tile_unit_of(c, unit).first; i < tile_unit_of(c, unit).end; i++) {
+        const struct tile_unit u = tile_unit_of(c, unit);
+        struct tile            t;
+        if (!tile_at(c, i, u.kv_head, &t)) continue;
+        const int n_tiles = (t.n_keys + TILE_KEYS - 1) / TILE_KEYS, begin = c.n_at_once > 0 ? u.segment * TILES_PER_SEGMENT : 0;
         const int end = c.n_at_once > 0 ? min(n_tiles, begin + TILES_PER_SEGMENT) : n_tiles;
-        if (begin < end) tile_walk<DIM>(c, t, s, begin, end);
+        if (begin < end) {
+            tile_walk<DIM, SETS>(c, t, s, begin, end);
+            i = s.tile->list_row;
+        }
         __syncthreads();
     }
 }
 
-/* Late windows, which see most, come first. */
-template <int DIM> static __global__ void __launch_bounds__(TILE_THREADS, 2) attend_tiles(const struct tiles_call c)
+template <int DIM, int SETS> static __global__ void __launch_bounds__(TILE_THREADS, 2) attend_tiles(const struct tiles_call c)
 {
-    const struct tile_shared s = tile_shared_of<DIM>();
-    const int n_windows = (listed_n(c.list) + c.rows_per_tile - 1) / c.rows_per_tile, per_segment = n_windows * c.kv.n_heads;
-    const int n_left = (c.list.counts->n_keys_prompt + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT - c.segment_begin;
-    const int n_units = per_segment * (c.n_at_once > 0 ? min(c.n_at_once, n_left) : 1);
-    for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x)
-        tile_window<DIM>(c, s, n_windows - 1 - unit / c.kv.n_heads % n_windows, unit % c.kv.n_heads, c.segment_begin + unit / per_segment);
+    const struct tile_shared s = tile_shared_of<DIM, SETS>();
+    for (int unit = (int)blockIdx.x; tile_unit_of(c, unit).end > 0; unit += (int)gridDim.x) tile_window<DIM, SETS>(c, s, unit);
 }
 
 #endif
