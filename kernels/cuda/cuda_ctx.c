@@ -3,6 +3,8 @@
 
 #include "kernels/cpu/sizes.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm_library.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
 enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
@@ -19,6 +21,7 @@ enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activ
     for (int i = 0; i < 2 && st == OK; i++)
         if (!cuda_check(c->device, cudaEventCreateWithFlags(&c->staging.copied[i], cudaEventDisableTiming), "making an event"))
             st = device_fault(c->base.device, err);
+    if (st == OK) st = device_mem_alloc(c->base.device, gemm_scratch_bytes(), DEVICE_MEM_PRIVATE, &c->products, err);
     if (st == OK) *out = &c->base;
     else cuda_ctx_free(&c->base);
     return st;
@@ -33,6 +36,9 @@ void cuda_ctx_free(struct kernel_ctx *base)
         cuda_sampling_release(c);
         cuda_staging_release(c);
         device_mem_free(base->device, &c->inputs);
+        device_mem_free(base->device, &c->products);
+        device_mem_free(base->device, &c->workspace);
+        gemm_library_free(c->library);
         device_mem_free(base->device, &c->attention);
         device_close(base->device);
     }
@@ -61,6 +67,19 @@ static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
     return device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &c->attention, err);
 }
 
+/* Its sums follow n_rows, and it multiplies bf16 alone. */
+static enum status prepare_library(struct cuda_ctx *c, struct err *err)
+{
+    struct err why;
+    if (c->library || c->base.deterministic || c->base.activations == ACTIVATIONS_F32) return OK;
+    if (gemm_library_create(&c->library, &why) != OK) {
+        log_info("cublasLt is not used", "why=\"%s\"", why.text);
+        return OK;
+    }
+    log_info("cublasLt for large dense products", "file=%s", gemm_library_path(c->library));
+    return device_mem_alloc(c->base.device, GEMM_LIBRARY_WORKSPACE, DEVICE_MEM_PRIVATE, &c->workspace, err);
+}
+
 enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
@@ -69,6 +88,7 @@ enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l,
     c->limits = *l;
     TRY(prepare_attention(c, err));
     TRY(cuda_sampling_prepare(c, err));
+    TRY(prepare_library(c, err));
     if (!cuda_staging_grow(c, cuda_staging_bytes(l))) return device_fault(base->device, err);
     return device_fault(base->device, err);
 }

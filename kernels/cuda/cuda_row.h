@@ -5,6 +5,7 @@
  *   cuda_graph.c    a step's launches recorded and replayed
  *   cuda_sampling.c tokens chosen on the card: what is asked, and what comes back
  *   cuda_pack.c     checkpoint matrices to the forms of gemm.h
+ *   cuda_products.c matmul and experts: inputs, groups, products
  *   cuda_slots.c    every other slot: arguments to kernels
  *   gemm.h, attention.h, rows.h, inputs.h, sample.h, fill.h   kernels
  *
@@ -88,6 +89,8 @@ struct cuda_ctx {
     struct cuda_recording *recordings;
     int32_t                n_recordings, max_recordings;
     struct dev_mem         inputs;    /* of the running matmul call: rows made ready */
+    struct dev_mem         products, workspace; /* what products work in, and the library's */
+    struct gemm_library   *library;   /* NULL: none, or none wanted */
     struct dev_mem         attention; /* attention_scratch_floats */
 };
 
@@ -123,6 +126,12 @@ void   cuda_sampling_release(struct cuda_ctx *c);
 bool   cuda_sampling_write(struct cuda_ctx *c, const struct sample_want *wants, int32_t n, const struct cuda_step_parts *to);
 void   cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);
 void   cuda_fetch(struct kernel_ctx *c, int turn, struct token_logprobs *out, size_t n);
+
+/* cuda_products.c */
+void cuda_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
+void cuda_experts(struct kernel_ctx *c, const struct experts_args *a);
+/* cuda_slots.c */
+void cuda_combine(struct kernel_ctx *c, const struct combine_args *a);
 
 /* cuda_pack.c */
 enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);

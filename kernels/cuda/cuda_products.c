@@ -1,0 +1,241 @@
+/* cuda_products.c - the slots matmul and experts: inputs made ready as a product's kernel takes them, then the product, in the stream's order.
+ *
+ * Inputs are f32 as they are, f32 or bf16 made ready in the context's room (gathered, normalised, rounded), bf16 that the product before left ready,
+ * or e4m3 with scales where gemm.h says that a card multiplies those. Neighbouring jobs that differ in nothing but columns - the heads of latent
+ * attention - become one product of groups. Thread: engine. */
+#include "kernels/cpu/sizes.h"
+#include "kernels/cuda/cuda_row.h"
+#include "kernels/cuda/gemm_library.h"
+#include "kernels/cuda/inputs.h"
+#include "kernels/cuda/inputs_f8.h"
+#include "kernels/cuda/rows.h"
+
+static enum gemm_form form_of(const struct weight *w) { return (enum gemm_form)w->form; }
+
+/* Elements between ready rows of n; both kinds fit in the room that kernels.h promises. */
+static size_t ready_stride(enum gemm_form reader, size_t n) { return reader == GEMM_F32 ? round_up(n, MATMUL_READY_STEP) : round_up(n, GEMM_STEP); }
+
+static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
+{
+    return (struct gemm){ .form = form_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1,
+                          .scratch = c->products.ptr, .library = c->library, .workspace = c->workspace.ptr, .fixed = c->base.deterministic };
+}
+
+/* ---- inputs ------------------------------------------------------------------------------------------------------ */
+
+enum inputs_as { AS_THEY_ARE, AS_F32, AS_BF16, AS_F8 };
+
+/* Rows of inputs: what is to be made of them, and what was made last. */
+struct inputs_want {
+    enum inputs_as     as;
+    const void        *x;
+    bool               bf16;    /* x is: a product left it ready */
+    size_t             x_stride, n_rows, n;
+    const int32_t     *x_rows;
+    const float       *norm;
+    float              eps;
+};
+
+static bool same_inputs(const struct inputs_want *a, const struct inputs_want *b)
+{
+    return a->as == b->as && a->x == b->x && a->x_stride == b->x_stride && a->n == b->n && a->x_rows == b->x_rows && a->norm == b->norm &&
+           a->n_rows == b->n_rows && a->bf16 == b->bf16;
+}
+
+static size_t f8_bytes(size_t n_rows, size_t n)
+{
+    return n_rows * (round_up(n, INPUTS_F8_STEP) + (n + INPUTS_F8_STEP - 1) / INPUTS_F8_STEP * sizeof(float));
+}
+
+static enum inputs_as inputs_for(const struct cuda_ctx *c, const struct gemm *g, const struct inputs_want *in, bool ready)
+{
+    if (gemm_wants_f8_x(g) && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return AS_F8;
+    if (ready || (g->form == GEMM_F32 && !in->norm)) return AS_THEY_ARE;
+    return g->form == GEMM_F32 ? AS_F32 : AS_BF16;
+}
+
+static float *f8_scales(const struct cuda_ctx *c, const struct inputs_want *in)
+{
+    return (float *)((char *)c->inputs.ptr + in->n_rows * round_up(in->n, INPUTS_F8_STEP));
+}
+
+/* Into c->inputs; the stream's order keeps a call's products from overwriting each other's. */
+static void make_inputs(struct cuda_ctx *c, const struct inputs_want *in)
+{
+    const struct inputs plain = { .x = in->x, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps, .n_rows = in->n_rows,
+                                  .n = in->n, .y = c->inputs.ptr, .f32 = in->as == AS_F32 };
+    const struct inputs_f8 f8 = { .x = in->x, .bf16 = in->bf16, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps,
+                                  .n_rows = in->n_rows, .n = in->n, .y = c->inputs.ptr, .scales = f8_scales(c, in) };
+    (void)cuda_check(c->device, in->as == AS_F8 ? inputs_f8_run(c->device->stream, &f8) : inputs_run(c->device->stream, &plain), "rounding inputs");
+}
+
+/* Where the product reads what was made. */
+static void take_inputs(const struct cuda_ctx *c, const struct inputs_want *in, struct gemm *g)
+{
+    g->x = in->as == AS_THEY_ARE ? in->x : c->inputs.ptr;
+    g->x_stride = in->as == AS_THEY_ARE ? in->x_stride : round_up(in->n, in->as == AS_F8 ? INPUTS_F8_STEP : GEMM_STEP);
+    g->x_rows = in->as == AS_THEY_ARE ? in->x_rows : NULL;
+    g->x_scales = in->as == AS_F8 ? f8_scales(c, in) : NULL;
+}
+
+/* ---- matmul ------------------------------------------------------------------------------------------------------ */
+
+static void take_outputs(const struct matmul_args *a, struct gemm *g)
+{
+    g->bias = a->bias;
+    g->y = a->y;
+    g->y_stride = a->y_stride;
+    g->then = a->then == MATMUL_ADD ? GEMM_ADD : a->then == MATMUL_SILU_MUL ? GEMM_SILU : GEMM_STORE;
+    if (!a->y_for) return;
+    g->y_stride = ready_stride(form_of(a->y_for), a->y_for->n_in);
+    if (form_of(a->y_for) != GEMM_F32) g->then = GEMM_SILU_BF16;
+}
+
+static ptrdiff_t between(const void *a, const void *b) { return (const char *)b - (const char *)a; }
+
+/* b beside a: the same product of other columns. */
+static bool is_next_group(const struct matmul_args *a, const struct matmul_args *b)
+{
+    const struct weight *v = a->w, *w = b->w;
+    return v->form == w->form && v->n_out == w->n_out && v->n_in == w->n_in && v->paired == w->paired && a->x_stride == b->x_stride &&
+           a->y_stride == b->y_stride && a->n_rows == b->n_rows && a->then == MATMUL_STORE && b->then == MATMUL_STORE && !a->bias && !b->bias &&
+           !a->x_rows && !b->x_rows && !a->norm && !b->norm && !a->x_ready && !b->x_ready && between(v->data, w->data) > 0 &&
+           between(a->x, b->x) > 0 && between(a->y, b->y) > 0;
+}
+
+/* How many jobs from the first on are one product of groups: equal distances throughout. Rounded inputs of a group are read up to a whole step,
+ * which must be its own. */
+static size_t n_groups_of(const struct matmul_args *jobs, size_t n_jobs)
+{
+    size_t n = 1;
+    const bool f32 = form_of(jobs[0].w) == GEMM_F32;
+    if (n_jobs < 2 || !is_next_group(&jobs[0], &jobs[1]) || (!f32 && jobs[0].w->n_in % GEMM_STEP != 0)) return 1;
+    const ptrdiff_t w = between(jobs[0].w->data, jobs[1].w->data), x = between(jobs[0].x, jobs[1].x), y = between(jobs[0].y, jobs[1].y);
+    if (!f32 && x % (8 * (ptrdiff_t)sizeof(float)) != 0) return 1;
+    while (n < n_jobs && is_next_group(&jobs[n - 1], &jobs[n]) && between(jobs[n - 1].w->data, jobs[n].w->data) == w &&
+           between(jobs[n - 1].x, jobs[n].x) == x && between(jobs[n - 1].y, jobs[n].y) == y)
+        n++;
+    return n;
+}
+
+/* n jobs as one. */
+static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g, struct inputs_want *in)
+{
+    if (n < 2) return;
+    g->n_groups = (int32_t)n;
+    g->w_stride = (size_t)between(jobs[0].w->data, jobs[1].w->data);
+    g->x_group = (size_t)(jobs[1].x - jobs[0].x);
+    g->y_group = (size_t)(jobs[1].y - jobs[0].y);
+    in->n += (n - 1) * g->x_group; /* rows with the columns of all groups */
+}
+
+void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)
+{
+    struct cuda_ctx   *c = cuda_ctx_of(base);
+    struct inputs_want made = { 0 };
+    for (size_t i = 0, n; i < n_jobs; i += n) {
+        const struct matmul_args *a = &jobs[i];
+        struct inputs_want in = { .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_rows, .n = a->w->n_in, .x_rows = a->x_rows, .norm = a->norm, .eps = a->norm_eps };
+        struct gemm        g = gemm_of(c, a->w);
+        n = n_groups_of(a, n_jobs - i);
+        if (a->n_rows == 0) continue;
+        g.n_rows = a->n_rows;
+        if (a->x_ready) in.bf16 = g.form != GEMM_F32, in.x_stride = ready_stride(g.form, a->w->n_in);
+        join_groups(a, n, &g, &in);
+        take_outputs(a, &g);
+        in.as = inputs_for(c, &g, &in, a->x_ready);
+        if (in.as != AS_THEY_ARE && !same_inputs(&in, &made)) {
+            make_inputs(c, &in);
+            made = in;
+        }
+        take_inputs(c, &in, &g);
+        (void)cuda_check(c->device, gemm_run(c->device->stream, &g), "a product");
+    }
+}
+
+/* ---- experts ----------------------------------------------------------------------------------------------------- */
+
+/* One call where the matrices lie at equal distances, as they do when they are packed one after the other; otherwise one each. */
+static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, struct gemm g, const char *what)
+{
+    const char *first = w[0].data;
+    g.w_stride = n > 1 ? (size_t)((const char *)w[1].data - first) : 0;
+    bool even = true;
+    for (int32_t i = 1; i < n; i++) even = even && (const char *)w[i].data == first + (size_t)i * g.w_stride && w[i].form == w[0].form;
+    if (even) {
+        g.n_groups = n;
+        (void)cuda_check(c->device, gemm_run(c->device->stream, &g), what);
+        return;
+    }
+    const int32_t *begin = g.begin;
+    for (int32_t i = 0; i < n; i++) {
+        g.form = form_of(&w[i]);
+        g.w = w[i].data;
+        g.begin = begin + i;
+        (void)cuda_check(c->device, gemm_run(c->device->stream, &g), what);
+    }
+}
+
+static void run_shared(struct kernel_ctx *base, const struct experts_args *a)
+{
+    const struct shared_expert *s = &a->shared;
+    const size_t                hidden = s->gate_up->n_in;
+    const struct matmul_args gate_up = { .w = s->gate_up, .bias = s->gate_up_bias, .x = a->h, .x_stride = hidden, .n_rows = a->n_rows, .y = s->act,
+                                         .y_for = s->down, .then = MATMUL_SILU_MUL };
+    const struct matmul_args down = { .w = s->down, .bias = s->down_bias, .x = s->act, .x_ready = true, .n_rows = a->n_rows, .y = a->x,
+                                      .y_stride = hidden, .then = MATMUL_ADD };
+    cuda_matmul(base, &gate_up, 1);
+    cuda_matmul(base, &down, 1);
+}
+
+/* Rows that a recorded step is filled up with ask for no experts: reading their weights would be for nothing. */
+static const int32_t *live_rows(const struct cuda_ctx *c) { return c->step.records ? &c->staging.live->n_rows : NULL; }
+
+static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, size_t n_slots)
+{
+    const struct weight *w = &a->gate_up[0], *down = &a->down[0];
+    struct inputs_want   in = { .x = a->h, .x_stride = w->n_in, .n_rows = a->n_rows, .n = w->n_in };
+    struct gemm          g = gemm_of(c, w);
+    g.begin = a->begin;
+    g.n_groups = a->n_experts;
+    g.n_rows = n_slots;
+    g.y = a->act;
+    g.y_stride = ready_stride(form_of(down), down->n_in);
+    g.then = form_of(down) == GEMM_F32 ? GEMM_SILU : GEMM_SILU_BF16;
+    in.as = inputs_for(c, &g, &in, false);
+    if (in.as != AS_THEY_ARE) make_inputs(c, &in);
+    take_inputs(c, &in, &g);
+    g.x_rows = a->rows;
+    run_group(c, a->gate_up, a->n_experts, g, "gate and up of experts"); /* [rows used, I] */
+}
+
+static void run_down(struct cuda_ctx *c, const struct experts_args *a, size_t n_slots)
+{
+    const struct weight *w = &a->down[0];
+    struct inputs_want   in = { .x = a->act, .bf16 = form_of(w) != GEMM_F32, .x_stride = ready_stride(form_of(w), w->n_in), .n_rows = n_slots, .n = w->n_in };
+    struct gemm          g = gemm_of(c, w);
+    g.begin = a->begin;
+    g.n_groups = a->n_experts;
+    g.n_rows = n_slots;
+    g.y = a->out;
+    g.y_stride = w->n_out;
+    in.as = inputs_for(c, &g, &in, true);
+    if (in.as != AS_THEY_ARE) make_inputs(c, &in);
+    take_inputs(c, &in, &g);
+    run_group(c, a->down, a->n_experts, g, "down of experts"); /* [rows used, H] */
+}
+
+/* LIMIT: experts of different forms would need inputs of both kinds; a checkpoint has none. */
+void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    const size_t     n_slots = a->n_rows * (size_t)a->n_used;
+    if (a->n_rows == 0) return;
+    if (a->shared.gate_up) run_shared(base, a);
+    (void)cuda_check(c->device, rows_sort(c->device->stream, a, live_rows(c)), "sorting rows by expert");
+    run_gate_up(c, a, n_slots);
+    run_down(c, a, n_slots);
+    const struct combine_args all = { .y = a->x, .rows = a->out, .index = a->index, .weights = a->weights, .n_rows = a->n_rows,
+                                      .n_used = (size_t)a->n_used, .n = a->down[0].n_out, .add = true };
+    cuda_combine(base, &all); /* [rows, H] */
+}
