@@ -182,7 +182,10 @@ static __device__ void block_top(const sample_key key[SAMPLE_EACH], int n, sampl
     warp_top<EACH>(mine, n, best);
 }
 
-static __device__ __forceinline__ int n_top_of(const sample_ask &a) { return a.n_logprobs < SAMPLER_LOGPROBS_MAX ? a.n_logprobs : SAMPLER_LOGPROBS_MAX; }
+static __device__ __forceinline__ int n_top_of(const sample_ask &a)
+{
+    return a.n_logprobs < SAMPLER_LOGPROBS_MAX ? a.n_logprobs : SAMPLER_LOGPROBS_MAX;
+}
 
 /* Sums of exp(x - max) of the piece's chunks, in f32, 16 partial sums each, as kernels/cpu adds them. */
 static __device__ void sum_exp_chunks(const sample_row &r, float *tile, const float v[SAMPLE_EACH])

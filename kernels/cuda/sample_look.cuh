@@ -147,11 +147,12 @@ static __device__ void look_end(const sample_call &call, const sample_row &r)
     if (!wants_logprobs(*r.ask)) write_plain(call, id);
 }
 
-/* A row that asks for what the call has no launches for would get no token, or a wrong one. */
+/* A row that asks for what the call has no launches for would get no token, or a wrong one; a token that there is not has no logit. */
 static __device__ void check_ask(const sample_call &call, const sample_row &r)
 {
     const sample_ask &a = *r.ask;
     const bool draws = a.score < 0 && !is_greedy(a);
+    if (a.score >= r.n_vocab) __trap();
     if (draws && !(call.work & SAMPLE_DRAW)) __trap();
     if (draws && (counts_top(a, r.n_vocab) || a.top_p < 1) && !(call.work & SAMPLE_CUT)) __trap();
     if (wants_logprobs(a) && !(call.work & SAMPLE_LOGPROBS)) __trap();

@@ -40,20 +40,22 @@ struct row_state {
     double     total;     /* mass of all of at least min_p */
 };
 
-/* In a row's scratch, which depends on n_vocab alone: calls of different n_rows find the same states. */
+/* In a row's scratch, which depends on n_vocab alone: calls of different n_rows find the same states. Each part is aligned for reading fours. */
 struct row_layout {
     size_t sums, tops, maxima, list, x, bytes;
 };
+
+static __host__ __device__ inline size_t row_part(size_t n, size_t size) { return (n * size + 15) / 16 * 16; }
 
 static __host__ __device__ inline row_layout row_layout_of(size_t n_vocab)
 {
     const size_t n_pieces = (n_vocab + SAMPLE_PIECE - 1) / SAMPLE_PIECE, n_chunks = (n_vocab + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
     row_layout   at;
-    at.sums = (sizeof(row_state) + 15) / 16 * 16;
-    at.tops = at.sums + n_chunks * sizeof(double);
-    at.maxima = at.tops + n_pieces * SAMPLER_LOGPROBS_MAX * sizeof(sample_key);
-    at.list = at.maxima + n_pieces * SAMPLE_WARPS * sizeof(float);
-    at.x = (at.list + (n_vocab < SAMPLE_LIST ? n_vocab : (size_t)SAMPLE_LIST) * sizeof(float) + 15) / 16 * 16;
+    at.sums = row_part(1, sizeof(row_state));
+    at.tops = at.sums + row_part(n_chunks, sizeof(double));
+    at.maxima = at.tops + row_part(n_pieces * SAMPLER_LOGPROBS_MAX, sizeof(sample_key));
+    at.list = at.maxima + row_part(n_pieces * SAMPLE_WARPS, sizeof(float));
+    at.x = at.list + row_part(n_vocab < SAMPLE_LIST ? n_vocab : (size_t)SAMPLE_LIST, sizeof(float));
     at.bytes = (at.x + n_vocab * sizeof(float) + 255) / 256 * 256;
     return at;
 }
@@ -158,7 +160,10 @@ static __device__ __forceinline__ unsigned ordered_bits(float v)
 }
 static __device__ __forceinline__ float of_ordered_bits(unsigned bits) { return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits); }
 
-static __device__ __forceinline__ sample_key key_of(float v, int id) { return isnan(v) ? 0 : (sample_key)ordered_bits(v) << 32 | (0xffffffffu - (unsigned)id); }
+static __device__ __forceinline__ sample_key key_of(float v, int id)
+{
+    return isnan(v) ? 0 : (sample_key)ordered_bits(v) << 32 | (0xffffffffu - (unsigned)id);
+}
 static __device__ __forceinline__ int32_t id_of(sample_key key) { return (int32_t)(0xffffffffu - (unsigned)key); }
 static __device__ __forceinline__ float value_of(sample_key key) { return of_ordered_bits((unsigned)(key >> 32)); }
 

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "kernels/cuda/sample_ask.h"
 #include "tests/cuda/device_case.h"
@@ -72,7 +71,7 @@ struct wish_row {
 static void make_cuts(random_numbers &r, sampling_params *p, uint32_t n_vocab)
 {
     const int32_t n = (int32_t)n_vocab;
-    p->temperature = r.of({ 0.0f, 9e-6f, 1e-4f, 0.3f, 1.0f, 1.0f, 1.7f, 40.0f, (float)NAN });
+    p->temperature = r.of<float>({ 0, 9e-6f, 1e-4f, 0.3f, 1, 1, 1.7f, 40, INFINITY, NAN });
     p->min_p = r.of({ 0.0f, 0.0f, 0.0f, 0.02f, 0.5f, 1.0f, 2.0f });
     p->top_k = r.of({ 0, 0, -1, 1, 2, 5, 40, n / 2, n - 1, n, n + 5 });
     p->top_p = r.of({ 1.0f, 1.0f, 0.95f, 0.9f, 0.5f, 0.1f, 0.0f, -1.0f, 0.9999999f, 1.5f });
@@ -303,13 +302,14 @@ TEST(tokens_of_a_large_vocabulary_as_the_host) { check_vocabulary(6, 151936, TES
 TEST(draws_as_the_host_for_many_seeds)
 {
     need_card();
-    for (float top_p : { 1.0f, 0.9f }) {
-        const uint32_t n_vocab = 5000;
+    const float    temperatures[] = { 1, 1, 1e-4f /* counts as 1e-2 */ }, top_ps[] = { 1, 0.9f, 1 };
+    const uint32_t n_vocab = 5000;
+    for (int way = 0; way < 3; way++) {
         std::vector<wish_row> rows;
         wish_row       row;
         random_numbers r = { 7 };
-        for (uint32_t i = 0; i < n_vocab; i++) row.logits.push_back(r.normal());
-        row.params.temperature = 1, row.params.top_p = top_p, row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
+        for (uint32_t i = 0; i < n_vocab; i++) row.logits.push_back(r.normal() * (way == 2 ? 1e-2f : 1.0f));
+        row.params.temperature = temperatures[way], row.params.top_p = top_ps[way], row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
         for (uint64_t seed = 0; seed < (TEST_IS_SANITIZED ? 20 : 200); seed++) {
             row.params.seed = seed;
             row.tokens.push_back(3); /* the index of the draw */
@@ -433,7 +433,7 @@ TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
         std::vector<wish_row> rows(1, row);
         const card_scratch    scratch(1, 5);
         card_call             c(rows, 5, 5, -1, scratch);
-        c.call.work &= ~(unsigned)SAMPLE_DRAW;
+        c.call.work = 0;
         _exit(sample_run(nullptr, &c.call) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess ? 0 : 1);
     }
     int status;
@@ -482,8 +482,8 @@ TEST(edits_are_few_and_in_order)
     sample_maker_free(m);
 }
 
-TEST_MAIN(CASE_T(tokens_of_a_large_vocabulary_as_the_host, 250), CASE_T(tokens_of_a_small_vocabulary_as_the_host, 250), CASE_T(five_tokens_as_the_host, 250),
-          CASE(one_token_as_the_host), CASE_T(hundred_tokens_as_the_host, 250), CASE_T(thousand_tokens_as_the_host, 250),
-          CASE_T(draws_as_the_host_for_many_seeds, 250), CASE_T(equals_at_the_border_go_by_id, 250), CASE(rows_that_are_not_live_are_left_alone),
+TEST_MAIN(CASE_T(tokens_of_a_large_vocabulary_as_the_host, 250), CASE_T(tokens_of_a_small_vocabulary_as_the_host, 250),
+          CASE_T(five_tokens_as_the_host, 250), CASE(one_token_as_the_host), CASE_T(hundred_tokens_as_the_host, 250),
+          CASE_T(thousand_tokens_as_the_host, 250), CASE_T(draws_as_the_host_for_many_seeds, 250), CASE_T(equals_at_the_border_go_by_id, 250), CASE(rows_that_are_not_live_are_left_alone),
           CASE(a_recorded_call_takes_other_asks), CASE(calls_out_of_bounds_are_refused), CASE(a_row_that_asks_for_more_than_the_call_has_ends_it),
           CASE(edits_are_few_and_in_order))
