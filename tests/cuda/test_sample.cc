@@ -320,7 +320,7 @@ TEST(draws_as_the_host_for_many_seeds)
     }
 }
 
-/* Equal values at the border of top_p: which of them stay goes by their ids. All weigh the same, so that sums are exact. */
+/* Equal values at the border of top_p: which of them stay goes by their ids. One value or two, so that sums are exact. */
 TEST(equals_at_the_border_go_by_id)
 {
     need_card();
@@ -329,9 +329,10 @@ TEST(equals_at_the_border_go_by_id)
         rows.clear();
         for (float top_p : { 0.5f, 0.25f, 0.001f, 0.75f })
             for (int32_t top_k : { 0, 3 })
-                for (uint64_t seed = 0; seed < 4; seed++) {
+                for (uint64_t seed = 0; seed < 8; seed++) {
                     wish_row row;
                     row.logits.assign(n_vocab, 2.0f);
+                    for (uint32_t i = 3; seed >= 4 && i < n_vocab; i += 97) row.logits[i] = 2.5f;
                     row.params.temperature = 0.5f, row.params.top_p = top_p, row.params.top_k = top_k, row.params.repetition_penalty = 1;
                     row.params.seed = seed, row.params.n_logprobs = -1;
                     rows.push_back(row);
@@ -471,11 +472,12 @@ TEST(edits_are_few_and_in_order)
         CHECK(made.allowed == row.allowed.data() && made.ask.allowed == 0);
         CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT);
     }
-    row.params.repetition_penalty = 2;
+    row.params.repetition_penalty = 2, row.params.presence_penalty = 0.7f;
     w = row.wish();
     sample_maker_make(m, &w, &made);
     CHECK_EQ_INT(made.ask.n_edits, 7);
-    CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].frequency == 0);
+    CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].frequency == 0 && made.edits[4].presence == 0);
+    CHECK(made.edits[1].id == 7 && made.edits[1].presence == 0.7f && made.edits[1].repetition == 2);
     w.score = 5;
     sample_maker_make(m, &w, &made);
     CHECK(made.ask.n_edits == 0 && made.n_words == 0 && made.ask.allowed == -1 && made.work == SAMPLE_LOGPROBS);
@@ -484,6 +486,6 @@ TEST(edits_are_few_and_in_order)
 
 TEST_MAIN(CASE_T(tokens_of_a_large_vocabulary_as_the_host, 250), CASE_T(tokens_of_a_small_vocabulary_as_the_host, 250),
           CASE_T(five_tokens_as_the_host, 250), CASE(one_token_as_the_host), CASE_T(hundred_tokens_as_the_host, 250),
-          CASE_T(thousand_tokens_as_the_host, 250), CASE_T(draws_as_the_host_for_many_seeds, 250), CASE_T(equals_at_the_border_go_by_id, 250), CASE(rows_that_are_not_live_are_left_alone),
-          CASE(a_recorded_call_takes_other_asks), CASE(calls_out_of_bounds_are_refused), CASE(a_row_that_asks_for_more_than_the_call_has_ends_it),
-          CASE(edits_are_few_and_in_order))
+          CASE_T(thousand_tokens_as_the_host, 250), CASE_T(draws_as_the_host_for_many_seeds, 250),
+          CASE_T(equals_at_the_border_go_by_id, 250), CASE(rows_that_are_not_live_are_left_alone), CASE(a_recorded_call_takes_other_asks),
+          CASE(calls_out_of_bounds_are_refused), CASE(a_row_that_asks_for_more_than_the_call_has_ends_it), CASE(edits_are_few_and_in_order))

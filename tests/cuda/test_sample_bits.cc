@@ -57,7 +57,8 @@ struct drawn_row {
         ask.temperature = 0.7f, ask.top_p = top_p, ask.allowed = ask.score = -1, ask.n_logprobs = work & SAMPLE_LOGPROBS ? 0 : -1;
         const device_bytes x(logits), asks(&ask, sizeof ask), room(scratch);
         const device_bytes results(std::vector<token_logprobs>(1)), ids(std::vector<int32_t>(1));
-        call.logits = (const float *)x.p, call.stride = N, call.n_vocab = N, call.n_rows = 1, call.work = work, call.asks = (const sample_ask *)asks.p;
+        call.logits = (const float *)x.p, call.stride = N, call.n_vocab = N, call.n_rows = 1;
+        call.work = work, call.asks = (const sample_ask *)asks.p;
         call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p, call.scratch = room.p;
         GOOD(sample_run(nullptr, &call));
         GOOD(cudaDeviceSynchronize());
@@ -145,5 +146,6 @@ TEST(counters_are_zero_when_a_call_is_over)
     CHECK(s.best == 0 && s.raw_max == 0 && s.n_done == 0 && s.n_kept == 0 && s.n_listed == 0 && s.n_reach == 0);
 }
 
-TEST_MAIN(CASE(exp_has_the_hosts_bits), CASE(numbers_drawn_are_the_hosts), CASE(keys_go_by_value_then_by_id), CASE(masses_are_added_as_on_the_host),
-          CASE(a_draw_walks_on_from_chunk_to_chunk), CASE(log_sum_exp_is_added_as_on_the_host), CASE(parts_of_the_scratch_are_aligned), CASE(counters_are_zero_when_a_call_is_over))
+TEST_MAIN(CASE(exp_has_the_hosts_bits), CASE(numbers_drawn_are_the_hosts), CASE(keys_go_by_value_then_by_id),
+          CASE(masses_are_added_as_on_the_host), CASE(a_draw_walks_on_from_chunk_to_chunk), CASE(log_sum_exp_is_added_as_on_the_host),
+          CASE(parts_of_the_scratch_are_aligned), CASE(counters_are_zero_when_a_call_is_over))
