@@ -155,7 +155,7 @@ void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t
 
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
-/* One call where the matrices lie at equal distances, as they do when they are packed one after the other; otherwise one each. */
+/* g of all n groups: one call where the matrices lie at equal distances, as they do when they are packed one after the other; otherwise one each. */
 static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, struct gemm g, const char *what)
 {
     const char *first = w[0].data;
@@ -163,11 +163,11 @@ static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, str
     bool even = true;
     for (int32_t i = 1; i < n; i++) even = even && (const char *)w[i].data == first + (size_t)i * g.w_stride && w[i].form == w[0].form;
     if (even) {
-        g.n_groups = n;
         (void)cuda_check(c->device, gemm_run(c->device->stream, &g), what);
         return;
     }
     const int32_t *begin = g.begin;
+    g.n_groups = 1;
     for (int32_t i = 0; i < n; i++) {
         g.form = form_of(&w[i]);
         g.w = w[i].data;
