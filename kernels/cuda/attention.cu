@@ -11,7 +11,7 @@
 enum { APPEND_THREADS = 128, SIDE = 4 };
 enum { TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
 enum { APPEND_BLOCKS = 8, MERGE_BLOCKS = 8 /* per processor */ };
-enum { PARTS_FLOATS_MAX = 1 << 26 }; /* 256 MiB: segments of all heads that one pass has room for, some thousand of a usual model, 1,000 of 128 latents */
+enum { PARTS_FLOATS_MAX = 1 << 26 }; /* 256 MiB: one pass has room for some thousand segments of all heads, for 1,000 of 128 heads of latents */
 
 cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, dim3 *grid)
 {
@@ -115,7 +115,8 @@ static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t blo
     }
 }
 
-extern "C" void attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, int32_t block_tokens, struct cuda_row *rows)
+extern "C" void attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, int32_t block_tokens,
+                                    struct cuda_row *rows)
 {
     memset(counts, 0, sizeof *counts);
     for (int32_t i = 0; i < n_seqs; i++)
@@ -167,9 +168,9 @@ static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum
     struct rows_call  c = { a->kv, list, a->q, a->out, parts, a->n_heads, a->v_dim, 1, 0, 0, false, a->scale };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
     const int32_t wave = (int32_t)min_size(room_of(a), (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
-    cudaError_t (*const how)(cudaStream_t, const struct rows_call *, int) = attention_latents_fit(a)                                   ? attention_latents_launch
-                                                                            : which == LISTED_GENERATED && attention_answers_fit(a) ? attention_answers_launch
-                                                                                                                                    : attention_rows_launch;
+    cudaError_t (*how)(cudaStream_t, const struct rows_call *, int) = attention_rows_launch;
+    if (attention_latents_fit(a)) how = attention_latents_launch;
+    else if (which == LISTED_GENERATED && attention_answers_fit(a)) how = attention_answers_launch;
     c.is_all = wave >= n_items;
     for (int32_t turn = 0; m.end < n_items; turn ^= 1) {
         m.begin = c.item_begin = m.end;

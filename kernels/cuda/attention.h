@@ -3,9 +3,9 @@
  * `stage` (cuda_stage.c) turns each struct attn_list into a struct cuda_list once per step. Layouts of the pool, of q and of out are those of
  * kernels.h. Every sum runs over keys in an order that is fixed by positions alone: keys in segments of ATTENTION_SEGMENT from position 0,
  * each an online softmax of its own over tiles from its beginning, merged in ascending order (kernels/cpu/cpu_attention.c has the formulas).
- * Which of two kernels a row goes through - attention_rows.cuh has many blocks for one row, attention_tiles.cuh one block for many rows -
- * depends on the model and on whether its token is an answer's, and they do not give the same bits.
- * So a row's result depends on neither the other rows nor how a prompt was chunked nor how many segments ran at a time.
+ * Which kernel a row goes through - attention_rows.cuh has many blocks for one row, attention_answers.cuh and attention_latents.cuh too and on
+ * tensor cores, attention_tiles.cuh one block for many rows - depends on the model and on whether its token is an answer's, and they do not
+ * give the same bits. So a row's result depends on neither the other rows nor how a prompt was chunked nor how many segments ran at a time.
  * Calls put work on the stream and return; they do not wait and do not allocate. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_H
 #define BATON_KERNELS_CUDA_ATTENTION_H
@@ -59,7 +59,7 @@ struct attention {
     float                   scale;
     bool                    exact;   /* F32: all in f32. Otherwise queries, keys, weights and values may be bf16 and sums are f32 */
     float                  *scratch; /* attention_scratch_floats() of them */
-    int32_t                 n_at_once, max_blocks; /* 0: as many segments at a time and blocks as suit the card; for tests of what else gives the same bits */
+    int32_t                 n_at_once, max_blocks; /* segments at a time, blocks; 0: as suits the card. For tests of what else gives the same bits */
 };
 
 /* Number the rows of a list: fill `rows`, which has room for those of all sequences (NULL: they are only counted), and `counts`. Host memory. block_tokens: the pool's. */

@@ -1,4 +1,4 @@
-/* attention_answers.cuh - answer rows on tensor cores: one segment of one query row, the query heads of a kv head, 16 at a time, as the rows of a product.
+/* attention_answers.cuh - answer rows on tensor cores: a segment of a query row, the query heads of a kv head, 16 at a time, as rows of a product.
  *
  * Work as attention_rows.cuh's. Four warps share a segment: warp w has the tiles w, w + 4, .. of it, a softmax of its own over them (online, in
  * f32, weights rounded to bf16) and a ring of stages of its own, which cp.async fills through the block table; so nobody waits for a barrier
@@ -38,7 +38,10 @@ template <int DIM> static __device__ __forceinline__ uint16_t *answer_ring(int w
     return (uint16_t *)shared_memory() + warp * answer_shape<DIM>::RING;
 }
 template <int DIM> static __device__ __forceinline__ float *answer_sums(int warp) { return (float *)answer_ring<DIM>(warp); }
-template <int DIM> static __device__ __forceinline__ float *answer_tops(int warp) { return answer_sums<DIM>(warp) + ANSWER_HEADS * answer_shape<DIM>::SUMS_STRIDE; }
+template <int DIM> static __device__ __forceinline__ float *answer_tops(int warp)
+{
+    return answer_sums<DIM>(warp) + ANSWER_HEADS * answer_shape<DIM>::SUMS_STRIDE;
+}
 
 /* [ATTENTION_SEGMENT]: keys in rows of DIM elements from the pool's begin on. */
 template <int DIM> static __device__ __forceinline__ uint32_t *answer_places() { return (uint32_t *)answer_ring<DIM>(ANSWER_WARPS); }
@@ -168,7 +171,8 @@ static __device__ __forceinline__ void answer_weigh(const float p[answer_shape<D
 }
 
 /* The warp's tiles, turn by turn. */
-template <int DIM> static __device__ __forceinline__ void answer_walk(const struct rows_call &c, const struct rows_block &b, int n_rows, struct answer_lane<DIM> *t)
+template <int DIM>
+static __device__ __forceinline__ void answer_walk(const struct rows_call &c, const struct rows_block &b, int n_rows, struct answer_lane<DIM> *t)
 {
     constexpr int KEYS = answer_shape<DIM>::KEYS;
     const int     warp = (int)threadIdx.x / WARP;

@@ -191,7 +191,8 @@ static __device__ __forceinline__ void latent_finish(const struct rows_call &c, 
 }
 
 template <class S>
-static __device__ __forceinline__ void latent_walk(const struct rows_call &c, const struct rows_block &b, const struct latent_shared &s, struct latent_lane<S> *t)
+static __device__ __forceinline__ void latent_walk(const struct rows_call &c, const struct rows_block &b, const struct latent_shared &s,
+                                                   struct latent_lane<S> *t)
 {
     const int n_tiles = (b.n_keys + LATENT_KEYS - 1) / LATENT_KEYS;
     t->m[0] = t->m[1] = -INFINITY, t->l[0] = t->l[1] = 0;

@@ -16,7 +16,8 @@
 
 #include "kernels/cuda/attention_pool.cuh"
 
-enum { TILE_KEYS = 64, TILE_PAIRS = 64 /* of a set in each warp */, TILE_SETS_MAX = 2, TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, TILE_STAGES = 2 };
+enum { TILE_PAIRS = 64 /* of a set in each warp */, TILE_SETS_MAX = 2 };
+enum { TILE_KEYS = 64, TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, TILE_STAGES = 2 };
 enum { TILES_SPREAD = 4, TILES_WHOLE = 16 /* blocks per processor: whole rows are unequal, and level out */ };
 enum { TILES_PER_SEGMENT = ATTENTION_SEGMENT / TILE_KEYS, SCORE_BLOCKS = TILE_KEYS / 8 };
 
@@ -181,7 +182,8 @@ static __device__ __forceinline__ void tile_fetch(const struct tiles_call &c, co
 template <int DIM, int SETS>
 static __device__ __forceinline__ void tile_scores(const struct tile_lane<DIM, SETS> &t, uint16_t *q, uint16_t *k, float score[SETS][SCORE_BLOCKS][4])
 {
-    const int lane = (int)(threadIdx.x % WARP), row = lane % 8 + lane / 16 * 8, piece = lane / 8 % 2, pair = (int)(threadIdx.x / WARP) * SETS * 16 + lane % 16;
+    const int lane = (int)(threadIdx.x % WARP), row = lane % 8 + lane / 16 * 8, piece = lane / 8 % 2;
+    const int pair = (int)(threadIdx.x / WARP) * SETS * 16 + lane % 16;
     UNROLL for (int set = 0; set < SETS; set++)
         UNROLL for (int b = 0; b < SCORE_BLOCKS; b++)
             UNROLL for (int i = 0; i < 4; i++) score[set][b][i] = 0;
@@ -244,7 +246,7 @@ static __device__ __forceinline__ float quad_sum(float x)
 template <int SETS> static __device__ __forceinline__ void tile_cut(const struct tile &t, int key_begin, int set, float score[SCORE_BLOCKS][4])
 {
     UNROLL for (int half = 0; half < 2; half++) {
-        const int last = pair_of<SETS>(t, set, half).pos - key_begin - 2 * (int)(threadIdx.x % 4); /* the last key that is seen, from the lane's first */
+        const int last = pair_of<SETS>(t, set, half).pos - key_begin - 2 * (int)(threadIdx.x % 4); /* seen, from the lane's first key on */
         UNROLL for (int b = 0; b < SCORE_BLOCKS; b++)
             UNROLL for (int i = 0; i < 2; i++)
                 if (b * 8 + i > last) score[b][2 * half + i] = -INFINITY;
@@ -253,7 +255,8 @@ template <int SETS> static __device__ __forceinline__ void tile_cut(const struct
 
 /* Scores become weights; m and l (of the lane's own keys) go on, o is scaled to the new m. */
 template <int DIM>
-static __device__ __forceinline__ void tile_soften(const struct tiles_call &c, float score[SCORE_BLOCKS][4], float m[2], float l[2], float o[DIM / 8][4])
+static __device__ __forceinline__ void tile_soften(const struct tiles_call &c, float score[SCORE_BLOCKS][4], float m[2], float l[2],
+                                                   float o[DIM / 8][4])
 {
     UNROLL for (int half = 0; half < 2; half++) {
         float top = -INFINITY, sum = 0;

@@ -512,7 +512,8 @@ static void shared_beginnings(const struct shape &s)
         w.stage(&st, all, begins);
         world::unstage(&st);
         const int shared[] = { 0, 2, 2, 2, 2, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0 };
-        for (size_t i = 0; i < st.rows.size(); i++) CHECK(st.rows[i].shared == shared[i], "row %zu shares %d segments, not %d", i, st.rows[i].shared, shared[i]);
+        for (size_t i = 0; i < st.rows.size(); i++)
+            CHECK(st.rows[i].shared == shared[i], "row %zu shares %d segments, not %d", i, st.rows[i].shared, shared[i]);
         results together, alone, waves, wide;
         w.run(all, &together);
         for (const range &r : all)
@@ -759,8 +760,10 @@ static void test_nan(void)
 
 int main(int argc, char **argv)
 {
-    const std::map<std::string, void (*)(void)> tests = { { "answers", test_answers }, { "append", test_chunked_append }, { "bits", test_same_bits }, { "latent", test_latent },
-                                                          { "lengths", test_lengths }, { "nan", test_nan }, { "nothing", test_nothing }, { "replay", test_replay },
+    const std::map<std::string, void (*)(void)> tests = { { "answers", test_answers }, { "append", test_chunked_append },
+                                                          { "bits", test_same_bits }, { "latent", test_latent },
+                                                          { "lengths", test_lengths }, { "nan", test_nan },
+                                                          { "nothing", test_nothing }, { "replay", test_replay },
                                                           { "shapes", test_shapes }, { "shared", test_shared } };
     int n_devices = 0;
     if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
