@@ -70,6 +70,10 @@ enum status device_mem_import(struct device *d, const uint8_t handle[DEVICE_HAND
 
 void device_mem_unimport(struct device *d, void *p) { d->ops->unimport_mem(d, p); }
 
+enum status device_mem_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) { return d->ops->dmabuf(d, m, fd, err); }
+
+enum status device_arrivals(struct device *d) { return d->ops->arrivals(d); }
+
 uint64_t device_mark(struct device *d) { return d->ops->mark(d); }
 
 enum status device_lane(struct device *d, struct lane **out, struct err *err) { return d->ops->lane(d, out, err); }

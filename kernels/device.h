@@ -57,10 +57,12 @@ struct device_ops {
     size_t      (*available)(struct device *d);
     /* How many of the kind this process sees. */
     int         (*count)(void);
-    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mark, device_lane. */
+    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_arrivals, device_mark, device_lane. */
     enum status (*export_mem)(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err);
     enum status (*import_mem)(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err);
     void        (*unimport_mem)(struct device *d, void *p);
+    enum status (*dmabuf)(struct device *d, const struct dev_mem *m, int *fd, struct err *err);
+    enum status (*arrivals)(struct device *d);
     uint64_t    (*mark)(struct device *d);
     enum status (*lane)(struct device *d, struct lane **out, struct err *err);
 };
@@ -89,6 +91,11 @@ enum status device_mem_export(struct device *d, const struct dev_mem *m, uint8_t
 enum status device_mem_import(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err) MUST_CHECK;
 /* No lane has work left that touches p. */
 void        device_mem_unimport(struct device *d, void *p);
+/* A descriptor by which network cards reach the allocation m (dma-buf); the caller closes it. ERR_UNSUPPORTED says why there is none: the
+ * processor's memory needs none, or the driver or the card cannot. */
+enum status device_mem_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) MUST_CHECK;
+/* Make what network cards have written by then visible to work that the device is given from now on. Any thread. ERR_NODEV: the device failed. */
+enum status device_arrivals(struct device *d) MUST_CHECK;
 /* A mark behind all work that was given to the device so far, for lane_after; 0: that work is done (always so of the processor). */
 uint64_t    device_mark(struct device *d);
 /* A new queue of copies; the owner closes it (lane_close) before the device. */

@@ -39,10 +39,10 @@ static enum status check_options(const struct kvt_options *o, struct err *err)
     return OK;
 }
 
-/* Can the row move this pool? One that places bytes can by way of stages; others must know the card's memory. */
+/* Can the row move this pool? One that places bytes can by way of stages; others must know the card's memory, or see at open whether they can. */
 static enum status fits_pool(const struct kvt *k, const struct kvt_transport_ops *ops, bool faults, struct err *err)
 {
-    if (!k->env.device || (ops->caps & KVT_CAP_RECEIVER_PLACES)) return OK;
+    if (!k->env.device || (ops->caps & (KVT_CAP_RECEIVER_PLACES | KVT_CAP_DEVICE_LANDING))) return OK;
     if (!(ops->caps & KVT_CAP_DEVICE_MEM))
         return err_set(err, ERR_NODEV, "%s moves KV in the processor's memory alone, and this node's is in a card's: ipc and tcp move that", ops->name);
     return faults ? err_set(err, ERR_UNSUPPORTED, "a fault plan needs to read the KV that %s pushes from a card's memory", ops->name) : OK;
@@ -98,21 +98,22 @@ static enum status open_rows(struct kvt *k, const struct kvt_options *o, struct 
 
 static uint64_t at_least(uint64_t bytes, uint64_t least) { return bytes > least ? bytes : least; }
 
-/* Rows that place bytes move the processor's memory: a pool in a card's memory needs stages for them. */
-static bool places_bytes(const struct kvt_options *o)
+static bool is_allowed(const struct kvt_options *o, unsigned cap)
 {
     for (size_t i = 0; kvt_transports[i]; i++)
-        if ((kvt_transports[i]->caps & KVT_CAP_RECEIVER_PLACES) && names_row(o->protocols, kvt_transports[i])) return true;
+        if ((kvt_transports[i]->caps & cap) && names_row(o->protocols, kvt_transports[i])) return true;
     return false;
 }
 
-/* Before the rows open: they register it. Room for several pieces of any peer's size. */
+/* Before the rows open: they register it. Room for several pieces of any peer's size. Of a pool in a card's memory, rows that send the processor's
+ * need a stage, and those that place bytes one for what arrives. */
 static enum status make_staging(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     uint64_t bytes = 8 * (uint64_t)kv_layout_piece_bytes(&k->core.layout);
     if (o->mem->kind == DEV_MEM_HOST) return kvt_staging_create(NULL, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err);
-    if (!places_bytes(o)) return OK;
+    if (!is_allowed(o, KVT_CAP_RECEIVER_PLACES | KVT_CAP_DEVICE_LANDING)) return OK;
     TRY(kvt_staging_create(o->device, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err));
+    if (!is_allowed(o, KVT_CAP_RECEIVER_PLACES)) return OK;
     return kvt_staging_create(o->device, at_least(bytes, KVT_INBOX_BYTES), &k->core.inbox, err);
 }
 

@@ -31,7 +31,8 @@ enum kvt_cap {
     KVT_CAP_SAME_HOST = 2,        /* reaches only within one host */
     KVT_CAP_RECEIVER_PLACES = 4,  /* env->place is used: forgetting a session is its fence */
     KVT_CAP_FENCE_TEARDOWN = 8,   /* disconnecting takes the peer's access away (rdma: queue pair in error, key invalid) */
-    KVT_CAP_DEVICE_MEM = 16       /* puts from GPU memory into GPU memory, behind their marks */
+    KVT_CAP_DEVICE_MEM = 16,      /* puts from GPU memory into GPU memory, behind their marks */
+    KVT_CAP_DEVICE_LANDING = 32   /* peers write into GPU memory where open finds that they can; puts are made from staging memory */
 };
 
 enum { KVT_IOV_MAX = 64, KVT_CONNECT_MS = 3000, KVT_QUEUE_BYTES = 64 * 1024, KVT_QUEUE_LIMIT = 1024 * 1024 };

@@ -316,12 +316,12 @@ static enum status read_directory(const struct config *c, struct node_options *o
     return OK;
 }
 
-/* What moves KV that lies in GPU memory so far: CUDA IPC inside a host, tcp by way of the processor's memory. */
+/* What moves KV that lies in GPU memory so far: CUDA IPC inside a host, rdma where network cards can write into it, tcp by way of the processor's. */
 static enum status limit_to_gpu_pools(const struct config *c, struct node_options *o, struct err *err)
 {
-    if (o->protocols_named && !strstr(o->protocols, "ipc") && !strstr(o->protocols, "tcp"))
+    if (o->protocols_named && !strstr(o->protocols, "ipc") && !strstr(o->protocols, "tcp") && !strstr(o->protocols, "rdma"))
         return err_field(err, ERR_UNSUPPORTED, "cache-transfer-protocol",
-                         "--cache-transfer-protocol %s: KV in GPU memory moves by ipc and tcp so far; name one of them with --device cuda", o->protocols);
+                         "--cache-transfer-protocol %s: KV in GPU memory moves by ipc, rdma and tcp so far; name one of them with --device cuda", o->protocols);
     if (config_is_set(c, "weights-cache")) fprintf(stderr, "note: --weights-cache has no effect with --device cuda\n");
     if (config_is_set(c, "cpu-isa")) fprintf(stderr, "note: --cpu-isa has no effect with --device cuda\n");
     return OK;

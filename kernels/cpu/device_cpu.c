@@ -103,6 +103,18 @@ static enum status cpu_import(struct device *d, const uint8_t handle[DEVICE_HAND
 
 static void cpu_unimport(struct device *d, void *p) { (void)d, (void)p; }
 
+static enum status cpu_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err)
+{
+    (void)d, (void)m, (void)fd;
+    return err_set(err, ERR_UNSUPPORTED, "network cards reach the processor's memory by its address");
+}
+
+static enum status cpu_arrivals(struct device *d)
+{
+    (void)d;
+    return OK;
+}
+
 static uint64_t cpu_mark(struct device *d)
 {
     (void)d;
@@ -123,6 +135,8 @@ const struct device_ops device_cpu_ops = {
     .export_mem = cpu_export,
     .import_mem = cpu_import,
     .unimport_mem = cpu_unimport,
+    .dmabuf = cpu_dmabuf,
+    .arrivals = cpu_arrivals,
     .mark = cpu_mark,
     .lane = lane_cpu_open,
 };

@@ -99,13 +99,16 @@ static enum status alloc_host(struct cuda_device *d, size_t bytes, struct dev_me
     return OK;
 }
 
-/* Any allocation can be shared (cudaIpcGetMemHandle): DEVICE_MEM_SHARED asks for nothing more. */
+/* Any allocation can be shared by cudaIpcGetMemHandle; by dma-buf only whole pages can. */
+enum { SHARED_PAGE = 64 * 1024 };
+
 static enum status cuda_alloc(struct device *device, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err)
 {
     struct cuda_device *d = cuda_device_of(device);
     void               *p = NULL;
     if (bytes == 0) return err_set(err, ERR_INVALID, "an allocation of 0 bytes was asked for");
     if (flags & DEVICE_MEM_HOST) return alloc_host(d, bytes, out, err);
+    if ((flags & DEVICE_MEM_SHARED) && bytes < PTRDIFF_MAX) bytes = (bytes + SHARED_PAGE - 1) / SHARED_PAGE * SHARED_PAGE;
     cudaError_t e = bytes > PTRDIFF_MAX ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes);
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* too little memory is no fault of the card */
@@ -208,6 +211,8 @@ const struct device_ops device_cuda_ops = {
     .export_mem = cuda_export,
     .import_mem = cuda_import,
     .unimport_mem = cuda_unimport,
+    .dmabuf = cuda_dmabuf,
+    .arrivals = cuda_arrivals,
     .mark = cuda_mark,
     .lane = lane_cuda_open,
 };

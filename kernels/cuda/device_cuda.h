@@ -17,6 +17,7 @@ struct cuda_device {
     cudaStream_t  stream;
     struct err    fault;   /* the first; code OK: none */
     int           n_multiprocessors;
+    int         (*flush_arrivals)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_direct.c) */
     cudaEvent_t   marks[DEVICE_MARKS]; /* made at open */
     uint64_t      n_marks;             /* the engine's: mark m is marks[m % DEVICE_MARKS], m from 1 on */
 };
@@ -27,6 +28,10 @@ extern const struct device_ops device_cuda_ops;
 int  cuda_device_count(void);
 /* Keeps the first error, with what was being done ("attention"). True: there was none. */
 bool cuda_check(struct cuda_device *d, cudaError_t e, const char *what);
+
+/* device_direct.c */
+enum status cuda_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) MUST_CHECK;
+enum status cuda_arrivals(struct device *d) MUST_CHECK;
 
 /* lane_cuda.c */
 enum status lane_cuda_open(struct device *d, struct lane **out, struct err *err) MUST_CHECK;

@@ -2,7 +2,8 @@
  *
  * The pool's region of a device lets that device read it (puts) and binds windows; its own rkey grants nothing, because the region has no
  * remote access. A peer's key is a window bound to one queue pair, or a region in a domain of the rail's own: either dies with the rail.
- * Only host memory is registered here; memory of a GPU would come in by ibv_reg_dmabuf_mr in register_region. Thread: transfer; open: loop. */
+ * A pool in a card's memory is registered by a dma-buf (GPUDirect RDMA): where driver, card or device cannot, the row is not available. It is locked
+ * by nature and never paged. Compiled and not yet run with a card. Thread: transfer; open: loop. */
 #include "kvtransfer/rdma/rdma.h"
 
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -42,11 +44,25 @@ static bool may_page(const struct rdma_device *d)
     return t->odp != KVT_OFF && t->key != KVT_RDMA_KEY_WINDOW && can_page(d);
 }
 
+/* Addresses in it are the card's, as peers' keys and window bounds name them. The region keeps the memory; the descriptor is not needed after. */
+static enum status register_card(struct rdma_device *d, struct ibv_pd *pd, int access, struct ibv_mr **out, struct err *err)
+{
+    const struct kvt_env *env = d->t->env;
+    struct err why = { 0 };
+    int fd = -1;
+    if (device_mem_dmabuf(env->device, env->mem, &fd, &why) != OK) return err_set(err, ERR_NODEV, "rdma: %s", why.text);
+    *out = ibv_reg_dmabuf_mr(pd, 0, env->mem->bytes, (uintptr_t)env->mem->ptr, fd, access);
+    int code = errno;
+    close(fd);
+    return *out ? OK : err_set(err, ERR_NODEV, "rdma: %s cannot register the card's memory: %s", d->port->device, strerror(code));
+}
+
 static enum status register_region(struct rdma_device *d, struct ibv_pd *pd, const char *what, void *p, size_t bytes, int access, struct ibv_mr **out,
                                    struct err *err)
 {
     /* An optional flag: providers that cannot order loosely ignore it. */
     if (d->t->env->tuning.rdma.relaxed_ordering) access |= IBV_ACCESS_RELAXED_ORDERING;
+    if (d->t->env->device && p == d->t->env->mem->ptr) return register_card(d, pd, access, out, err);
     struct ibv_mr *mr = ibv_reg_mr(pd, p, bytes, access | (d->on_demand ? IBV_ACCESS_ON_DEMAND : 0));
     int code = errno;
     if (!mr && !d->on_demand && may_page(d) && !(access & IBV_ACCESS_MW_BIND)) {

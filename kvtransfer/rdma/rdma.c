@@ -115,11 +115,12 @@ static void rdma_abandon(struct kvt_conn *c, uint32_t session, uint64_t generati
     rdma_puts_abandon((struct rdma_conn *)c, session, generation);
 }
 
-/* Host memory: a polled completion is the proof already (rdma.h, 1 to 4). */
+/* Host memory: a polled completion is the proof already (rdma.h, 1 to 4). The completion is in host memory too when the data are a card's: it has to
+ * be asked to let them be seen. */
 static enum status rdma_flush(struct kvt_transport *t)
 {
-    (void)t;
-    return OK;
+    struct device *card = ((struct rdma_transport *)t)->env->device;
+    return card ? device_arrivals(card) : OK;
 }
 
 /* Destroyed queue pairs take no packet, and their windows and regions are gone: nothing of the peer can land. */
@@ -193,7 +194,7 @@ static size_t rdma_poll(struct kvt_transport *base, struct kvt_incident *out, si
 
 const struct kvt_transport_ops kvt_rdma_ops = {
     .name = "rdma",
-    .caps = KVT_CAP_FENCE_TEARDOWN,
+    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_DEVICE_LANDING,
     .put_bytes = 8 << 20, /* two fill a lane: one is on its way while the next is posted */
     .open = rdma_open,
     .close = rdma_close,

@@ -228,6 +228,12 @@ static void sharing_cases(const char *name)
     CHECK_STATUS(device_mem_export(d, &host, handle, &err), d->is_host ? ERR_UNSUPPORTED : ERR_NODEV);
     CHECK_STATUS(device_mem_export(d, &m, handle, &err), d->is_host ? ERR_UNSUPPORTED : OK);
     CHECK((memcmp(handle, other, sizeof handle) == 0) == d->is_host);
+    int fd = -1;
+    enum status st = device_mem_dmabuf(d, &m, &fd, &err);
+    if (st == OK) CHECK(!d->is_host && fd >= 0 && close(fd) == 0);
+    else CHECK(st == ERR_UNSUPPORTED && fd == -1 && strstr(err.text, "network cards"));
+    CHECK_STATUS(device_mem_dmabuf(d, &host, &fd, &err), ERR_UNSUPPORTED);
+    CHECK_OK(device_arrivals(d));
     CHECK_OK(device_fault(d, NULL));
     device_mem_free(d, &m);
     if (!d->is_host) CHECK_STATUS(device_mem_import(d, handle, &p, &err), ERR_PEER_LOST); /* freed */
