@@ -81,6 +81,8 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
     return false;
 }
 
+static bool wait_for_lane(struct local_conn *c) { return lane_wait(c->way_state) == OK; }
+
 static void detach(struct local_conn *c)
 {
     lane_close(c->way_state); /* waits */
@@ -89,7 +91,7 @@ static void detach(struct local_conn *c)
     c->remote = NULL;
 }
 
-static const struct local_way DEVICE = { .name = "device", .move = move, .begin = begin, .detach = detach };
+static const struct local_way DEVICE = { .name = "device", .move = move, .begin = begin, .wait = wait_for_lane, .detach = detach };
 
 /* The handle and size of an offer; false: it is none. */
 static bool read_offer(int fd, uint8_t handle[DEVICE_HANDLE_BYTES], uint64_t *n)

@@ -84,6 +84,8 @@ struct local_way {
     bool        (*move)(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes);
     /* NULL, or instead of `move`: begin the whole put; copier_done follows for each of the n_jobs it sets. False as above. */
     bool        (*begin)(struct local_conn *c, struct local_put *p);
+    /* With `begin`: wait until every copier_done has been called. False: the card has failed, and none will be. */
+    bool        (*wait)(struct local_conn *c);
     void        (*detach)(struct local_conn *c); /* nothing is under way; afterwards nothing of this process can land */
 };
 

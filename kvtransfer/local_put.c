@@ -76,6 +76,10 @@ void local_collect(struct local_transport *t)
 void local_settle(struct local_conn *c)
 {
     for (uint64_t i = c->n_over; i < c->n_put; i++) atomic_store_explicit(&put_at(c, i)->abandoned, true, memory_order_relaxed);
+    if (c->n_jobs && c->way->wait && !c->way->wait(c)) {
+        for (uint64_t i = c->n_over; i < c->n_put; i++) put_at(c, i)->n_jobs = 0;
+        c->n_jobs = 0;
+    }
     while (c->n_jobs) {
         copier_wait(c->lt->copier, SETTLE_LOOK_MS);
         local_collect(c->lt);
