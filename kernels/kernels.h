@@ -88,6 +88,11 @@ struct weight_pack_args {
     void                    *to;
 };
 
+/* Of the time that packing a model's weights took. */
+struct weight_times {
+    uint64_t copy_wait_ns; /* copies to the device were waited for */
+};
+
 struct kernel_ctx;
 
 enum matmul_then {
@@ -272,6 +277,9 @@ struct kernel_ops {
     /* Copy and reorder the parts into the row's own form, in parallel on ctx->pool; quantises on the way when asked to. `err` (may be
      * NULL) says what is wrong with the parts, or how much memory there was not. */
     enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
+    /* The weights of a model were packed: none is on its way any more, and memory that packing alone needs is given back. Work that was put in
+     * queues by weight_pack may fail as late as here. */
+    enum status (*weights_end)(struct kernel_ctx *c, struct weight_times *out, struct err *err);
     void (*weight_release)(struct kernel_ctx *c, struct weight *w);
 
     /* Hands a step over: pointers of `s` to ids, positions and rows become the row's own, and `staged` of its lists is filled in; the sequences

@@ -69,7 +69,8 @@ static enum status read_format(const struct config *c, struct node_options *o, s
     o->dummy = strcmp(format, "dummy") == 0;
     if (o->dummy && is_gguf(o->model_path))
         return err_field(err, ERR_CONFIG, "load-format", "--load-format dummy needs a folder with a config.json, and %s is a file", o->model_path);
-    if (o->dummy || strcmp(format, "auto") == 0 || strcmp(format, is) == 0) return OK;
+    const bool any = strcmp(format, "auto") == 0 || strcmp(format, "default") == 0 || strcmp(format, "default_v1") == 0;
+    if (o->dummy || any || strcmp(format, is) == 0) return OK;
     return err_field(err, ERR_CONFIG, "load-format", "--load-format %s, but %s is %s; auto recognises it", format, o->model_path, is);
 }
 

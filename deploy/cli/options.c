@@ -37,9 +37,11 @@ const struct option OPTIONS[] = {
     { .name = "weights-cache", .env = "BATON_WEIGHTS_CACHE", .type = OPT_STRING, .def = "off", .group = "Model", .commands = NODE,
       .help = "Folder for copies of weights as they are packed (and quantised) for this processor: a later start maps the copy, and the nodes of a host "
               "share its memory. A copy is about as large as the weights. off: pack at every start." },
-    { .name = "load-format", .type = OPT_ENUM, .choices = "auto|safetensors|gguf|dummy", .def = "auto", .group = "Model", .commands = NODE,
-      .help = "Format of the weights; auto recognises it, another one is refused where the files are not of it. dummy: no weights are read, config.json is enough; "
-              "they are made up (bf16, then as --quantization says) for measurements of speed and memory, and answers mean nothing." },
+    { .name = "load-format", .aliases = "load-choices", .type = OPT_ENUM, .choices = "auto|default|default_v1|safetensors|gguf|dummy", .def = "auto",
+      .group = "Model", .commands = NODE,
+      .help = "Format of the weights; auto (and default, default_v1, as FastDeploy calls it) recognises it, another one is refused where the files are "
+              "not of it. dummy: no weights are read, config.json is enough; they are made up (bf16, then as --quantization says) for measurements of "
+              "speed and memory, and answers mean nothing." },
 
     /* ---- Engine ---- */
     { .name = "max-model-len", .aliases = "context-length ctx-size c max_model_len", .env = "BATON_MAX_MODEL_LEN", .type = OPT_INT, .min = 1,

@@ -1,9 +1,9 @@
-/* cuda_pack.c - checkpoint matrices to the forms of gemm.h: made on the host by the pool, 128 rows of a part at a time, then sent.
+/* cuda_pack.c - checkpoint matrices to the forms of gemm.h: made on the host by the pool, in pieces of some rows, which travel while the next are
+ * made (cuda_send.h). weight_pack comes back before the last of them has arrived.
  *
  * FAST: bf16 and f16 become BF16, as do GGUF's block types, f8 stays F8, f32 stays F32 (routers), and what --quantization asks for W8, W4 or F8
  * by the rules of quantize.h. F32 arithmetic: every element the f32 that its format means. Weights that are made up are made on the card (fill.h).
- * Life cycle: struct weight.
- * LIMIT: a matrix is whole in host memory before it is sent. Thread: loading thread, pool. */
+ * Life cycle: struct weight. Thread: loading thread, pool. */
 #include <string.h>
 
 #include "kernels/cpu/sizes.h"
@@ -45,10 +45,11 @@ enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pac
 struct pack {
     const struct weight_pack_args *a;
     const struct weight           *w;
-    uint8_t                       *image;  /* [w->bytes] */
-    float                         *scales; /* in it */
-    float                         *wide;   /* [threads][WEIGHT_BLOCK_ROWS, n_in] */
-    uint8_t                       *q;      /* [threads][WEIGHT_BLOCK_ROWS, n_in] */
+    uint8_t                       *rows;   /* of the piece: the matrix' rows from row0 on */
+    size_t                         row0, unit0;
+    float                         *scales; /* of the whole matrix */
+    float                         *wide;   /* [threads][scratch_of] */
+    uint8_t                       *q;
     size_t                         row_bytes, f8_blocks;
 };
 
@@ -61,13 +62,16 @@ struct block {
     uint8_t                 *q;
 };
 
+/* Elements that a thread works in. */
+static size_t scratch_of(const struct weight *w) { return round_up(WEIGHT_BLOCK_ROWS * w->n_in, WEIGHT_BLOCK_ROWS * F8_BLOCK); }
+
 /* Which row of the matrix is row i of the block. */
 static size_t row_of(const struct pack *p, const struct block *b, size_t i)
 {
     return p->w->paired ? 2 * (b->row0 + i) + b->part : b->first + b->row0 + i;
 }
 
-static uint8_t *at(const struct pack *p, const struct block *b, size_t i) { return p->image + row_of(p, b, i) * p->row_bytes; }
+static uint8_t *at(const struct pack *p, const struct block *b, size_t i) { return p->rows + (row_of(p, b, i) - p->row0) * p->row_bytes; }
 
 /* Of the block's 128 rows: a paired matrix has gate's blocks, then up's. */
 static float *f8_scales(const struct pack *p, const struct block *b)
@@ -121,6 +125,13 @@ static void write_f8(const struct pack *p, const struct block *b)
     }
 }
 
+/* bf16 as it is, where its rows lie as the card wants them. */
+static void copy_bf16(const struct pack *p, const struct block *b)
+{
+    const size_t n_in = p->w->n_in, stride = b->src->row_bytes ? b->src->row_bytes : n_in * sizeof(uint16_t);
+    for (size_t i = 0; i < b->n; i++) memcpy(at(p, b, i), (const char *)b->src->data + (b->row0 + i) * stride, n_in * sizeof(uint16_t));
+}
+
 /* An f8 source as it is. */
 static void copy_f8(const struct pack *p, const struct block *b)
 {
@@ -164,67 +175,117 @@ static void (*const WRITE[GEMM_FORMS])(const struct pack *, const struct block *
 
 static size_t blocks_of(const struct weight_src *s) { return (s->n_out + WEIGHT_BLOCK_ROWS - 1) / WEIGHT_BLOCK_ROWS; }
 
+/* What rows are filled up with, where elements have whole bytes. */
+static void fill_up(const struct pack *p, const struct block *b)
+{
+    static const unsigned char bytes[GEMM_FORMS] = { [GEMM_F32] = 4, [GEMM_BF16] = 2, [GEMM_W8] = 1, [GEMM_F8] = 1 };
+    const size_t used = p->w->n_in * bytes[p->w->form];
+    for (size_t i = 0; used > 0 && used < p->row_bytes && i < b->n; i++) memset(at(p, b, i) + used, 0, p->row_bytes - used);
+}
+
+static void write_block(const struct pack *p, const struct block *b)
+{
+    const enum dtype t = b->src->dtype;
+    const bool       plain = t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16;
+    if (p->w->form == GEMM_F8 && t == DTYPE_F8_E4M3) {
+        copy_f8(p, b);
+        return;
+    }
+    if (p->w->form == GEMM_BF16 && t == DTYPE_BF16 && !b->src->transposed && !weight_is_made_up(b->src)) {
+        copy_bf16(p, b);
+        return;
+    }
+    weight_rows_f32(b->src, b->row0, b->n, b->wide);
+    if (p->w->form == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && plain) round_to_quantised(p, b);
+    WRITE[p->w->form](p, b);
+}
+
+/* ---- units: neighbouring rows of the matrix ---------------------------------------------------------------------- */
+
+/* A unit is a block of a part, or of a pair the same block of both. */
+static size_t units_of(const struct weight_pack_args *a)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < (a->join == JOIN_PAIRED ? 1 : a->n_parts); i++) n += blocks_of(&a->parts[i]);
+    return n;
+}
+
+/* The matrix' row with which unit u begins; behind the last one the number of rows. */
+static size_t unit_begin(const struct pack *p, size_t u)
+{
+    const struct weight_src *s = p->a->parts;
+    size_t first = 0;
+    if (p->w->paired) return min_size(2 * u * WEIGHT_BLOCK_ROWS, p->w->n_out);
+    for (; first < p->w->n_out && u >= blocks_of(s); s++) {
+        u -= blocks_of(s);
+        first += s->n_out;
+    }
+    return first + u * WEIGHT_BLOCK_ROWS;
+}
+
 static void pack_block(void *arg, int index, int thread)
 {
     const struct pack *p = arg;
-    const size_t       room = WEIGHT_BLOCK_ROWS * p->w->n_in;
-    struct block b = { .src = p->a->parts, .wide = p->wide + (size_t)thread * room, .q = p->q + (size_t)thread * round_up(room, WEIGHT_BLOCK_ROWS * F8_BLOCK) };
-    size_t i = (size_t)index;
+    const size_t       room = scratch_of(p->w);
+    struct block b = { .src = p->a->parts, .wide = p->wide + (size_t)thread * room, .q = p->q + (size_t)thread * room };
+    size_t i = p->unit0 + (size_t)index;
+    if (p->w->paired) {
+        i = p->unit0 + (size_t)index / 2;
+        b.part = (size_t)index % 2;
+        b.src += b.part;
+    }
     for (; i >= blocks_of(b.src); b.src++, b.part++) {
         i -= blocks_of(b.src);
         b.first += b.src->n_out;
     }
     b.row0 = i * WEIGHT_BLOCK_ROWS;
     b.n = min_size(WEIGHT_BLOCK_ROWS, b.src->n_out - b.row0);
-    if (p->w->form == GEMM_F8 && b.src->dtype == DTYPE_F8_E4M3) {
-        copy_f8(p, &b);
-        return;
+    write_block(p, &b);
+    fill_up(p, &b);
+}
+
+/* ---- pieces ------------------------------------------------------------------------------------------------------ */
+
+/* As many units from unit0 on as a buffer holds, one at least: packed, then sent. Returns the unit behind them. */
+static size_t send_piece(struct cuda_ctx *c, struct pack *p, char *to)
+{
+    const size_t n = units_of(p->a);
+    size_t       end = p->unit0 + 1;
+    p->row0 = unit_begin(p, p->unit0);
+    while (end < n && (unit_begin(p, end + 1) - p->row0) * p->row_bytes <= SEND_BUFFER_BYTES) end++;
+    const size_t bytes = (unit_begin(p, end) - p->row0) * p->row_bytes, n_units = end - p->unit0;
+    p->rows = cuda_send_room(c, bytes);
+    if (!p->rows) return n;
+    compute_pool_run(c->base.pool, (int)(p->w->paired ? 2 * n_units : n_units), pack_block, p);
+    cuda_send(c, to + p->row0 * p->row_bytes, p->rows, bytes);
+    return end;
+}
+
+static void send_scales(struct cuda_ctx *c, const struct pack *p, char *to, size_t bytes)
+{
+    void *room = cuda_send_room(c, bytes);
+    if (!room) return;
+    memcpy(room, p->scales, bytes);
+    cuda_send(c, to, room, bytes);
+}
+
+static enum status pack_and_send(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    const size_t scales_at = gemm_scales_at((enum gemm_form)w->form, w->n_out, w->n_in), scale_bytes = w->bytes - scales_at;
+    struct pack  p = { .a = a, .w = w, .row_bytes = gemm_row_bytes((enum gemm_form)w->form, w->n_in), .f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK };
+    p.scales = mem_try_calloc(1, scale_bytes ? scale_bytes : 1);
+    if (!p.scales || !cuda_send_scratch(c, (size_t)compute_pool_threads(base->pool) * scratch_of(w))) {
+        mem_free(p.scales);
+        return err_set(err, ERR_NOMEM, "no host memory to pack a matrix of %zu MiB", w->bytes >> 20);
     }
-    const enum dtype t = b.src->dtype;
-    weight_rows_f32(b.src, b.row0, b.n, b.wide);
-    if (p->w->form == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && (t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16)) round_to_quantised(p, &b);
-    WRITE[p->w->form](p, &b);
-}
-
-/* Everything in host memory, zeroed: what rows are filled up with. */
-static bool get_room(struct pack *p, size_t n_threads)
-{
-    const size_t block = WEIGHT_BLOCK_ROWS * p->w->n_in;
-    p->image = mem_try_calloc(1, p->w->bytes);
-    p->wide = mem_try_calloc(n_threads * block, sizeof *p->wide);
-    p->q = mem_try_calloc(n_threads, round_up(block, WEIGHT_BLOCK_ROWS * F8_BLOCK));
-    return p->image && p->wide && p->q;
-}
-
-static void free_room(struct pack *p)
-{
-    mem_free(p->image);
-    mem_free(p->wide);
-    mem_free(p->q);
-}
-
-static enum status pack_image(struct kernel_ctx *c, struct pack *p, struct err *err)
-{
-    size_t n_blocks = 0;
-    if (!get_room(p, (size_t)compute_pool_threads(c->pool))) return err_set(err, ERR_NOMEM, "no host memory for a matrix of %zu MiB", p->w->bytes >> 20);
-    p->row_bytes = gemm_row_bytes((enum gemm_form)p->w->form, p->w->n_in);
-    p->scales = (float *)(void *)(p->image + gemm_scales_at((enum gemm_form)p->w->form, p->w->n_out, p->w->n_in));
-    p->f8_blocks = (p->w->n_in + F8_BLOCK - 1) / F8_BLOCK;
-    for (size_t i = 0; i < p->a->n_parts; i++) n_blocks += blocks_of(&p->a->parts[i]);
-    compute_pool_run(c->pool, (int)n_blocks, pack_block, p);
-    return OK;
-}
-
-static enum status pack_and_send(struct kernel_ctx *c, const struct weight_pack_args *a, const struct weight *w, void *to, struct err *err)
-{
-    struct pack p = { .a = a, .w = w };
-    enum status st = pack_image(c, &p, err);
-    if (st == OK) {
-        device_upload(c->device, to, p.image, w->bytes);
-        st = device_fault(c->device, err);
-    }
-    free_room(&p);
-    return st;
+    p.wide = c->send.wide;
+    p.q = c->send.q;
+    for (const size_t n = units_of(a); p.unit0 < n;) p.unit0 = send_piece(c, &p, to);
+    if (scale_bytes > 0) send_scales(c, &p, to + scales_at, scale_bytes);
+    mem_free(p.scales);
+    cuda_send_before_use(c);
+    return device_fault(base->device, err);
 }
 
 /* ---- made-up weights --------------------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
  *   cuda_graph.c    a step's launches recorded and replayed
  *   cuda_sampling.c tokens chosen on the card: what is asked, and what comes back
  *   cuda_pack.c     checkpoint matrices to the forms of gemm.h
+ *   cuda_send.c     packed weights on their way to the card
  *   cuda_products.c matmul and experts: inputs, groups, products
  *   cuda_slots.c    every other slot: arguments to kernels
  *   gemm.h, attention.h, rows.h, inputs.h, sample.h, fill.h   kernels
@@ -15,6 +16,7 @@
 #define BATON_KERNELS_CUDA_CUDA_ROW_H
 
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/cuda_send.h"
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/cuda/sample.h"
 #include "kernels/kernels.h"
@@ -84,6 +86,7 @@ struct cuda_ctx {
     struct cuda_device    *device;
     struct kernel_limits   limits;    /* of cuda_prepare; all 0 without it */
     struct cuda_staging    staging;
+    struct cuda_send       send;      /* while weights are packed */
     struct cuda_step       step;
     struct cuda_sampling   sampling;
     struct cuda_recording *recordings;

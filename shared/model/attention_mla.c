@@ -89,7 +89,7 @@ static enum status bind_kv_b(struct binder *b, const char *prefix, struct attent
     const struct matrix_want want = { .prefix = prefix, .leaf = "kv_b_proj", .n_out = a->n_heads * per_head, .n_in = c->kv_lora };
     struct weight_src        src;
     void                    *copy;
-    TRY(weights_matrix(b->m->weights, &want, &src, b->err));
+    TRY(bind_take(b, &want, &src));
     void       *scales = (void *)src.scales;
     enum status st = make_plain(b, &src, &copy);
     for (uint32_t i = 0; i < a->n_heads && st == OK; i++) {
@@ -106,8 +106,8 @@ static enum status bind_head_split(struct binder *b, const struct matrix_want *k
 {
     struct weight_src k, v;
     void             *k_copy = NULL, *v_copy = NULL;
-    TRY(weights_matrix(b->m->weights, k_b, &k, b->err));
-    TRY(weights_matrix(b->m->weights, v_b, &v, b->err));
+    TRY(bind_take(b, k_b, &k));
+    TRY(bind_take(b, v_b, &v));
     enum status st = make_plain(b, &k, &k_copy);
     if (st == OK) st = make_plain(b, &v, &v_copy);
     if (st == OK) {

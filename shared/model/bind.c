@@ -7,6 +7,7 @@
 
 #include "kernels/weight_parts.h"
 #include "shared/base/assert.h"
+#include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/model/model_rows.h"
 
@@ -43,6 +44,38 @@ void *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum d
     return j.to;
 }
 
+/* ---- sources ----------------------------------------------------------------------------------------------------- */
+
+/* Where the file has it, from its first byte to its last. */
+static struct read_piece piece_of(const struct weight_src *s)
+{
+    const size_t across = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in), down = s->transposed ? s->n_in : s->n_out;
+    return (struct read_piece){ .data = s->data, .bytes = (down - 1) * (s->row_bytes ? s->row_bytes : across) + across };
+}
+
+/* Does a list that grows by doubling have no room for another, being n long? */
+static bool is_full(size_t n) { return (n & (n - 1)) == 0; }
+
+static void note_source(struct binder *b, const struct weight_src *s)
+{
+    const struct read_piece piece = piece_of(s);
+    if (!b->packing) {
+        if (is_full(b->n_sources)) b->sources = mem_realloc(b->sources, b->n_sources ? 2 * b->n_sources : 1, sizeof *b->sources);
+        b->sources[b->n_sources] = piece;
+    } else {
+        read_ahead_await(b->ahead, b->n_sources);
+    }
+    b->n_sources++;
+    b->source_bytes += s->data ? s->n_out * dtype_row_bytes(s->dtype, s->n_in) : 0;
+}
+
+enum status bind_take(struct binder *b, const struct matrix_want *want, struct weight_src *out)
+{
+    TRY(weights_matrix(b->m->weights, want, out, b->err));
+    note_source(b, out);
+    return OK;
+}
+
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum dtype type)
@@ -55,7 +88,7 @@ static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum d
 
 static void add_to_plan(struct binder *b, const struct weight *w)
 {
-    if ((b->n_plan & (b->n_plan - 1)) == 0) b->plan = mem_realloc(b->plan, b->n_plan ? 2 * b->n_plan : 1, sizeof *b->plan); /* full at powers of two */
+    if (is_full(b->n_plan)) b->plan = mem_realloc(b->plan, b->n_plan ? 2 * b->n_plan : 1, sizeof *b->plan);
     b->plan[b->n_plan++] = *w;
 }
 
@@ -77,7 +110,9 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a, con
         return OK;
     }
     a.to = take_room(b, plan->bytes);
+    const uint64_t t0 = clock_ns();
     TRY(k->ops->weight_pack(k, &a, to, b->err));
+    b->pack_ns += clock_ns() - t0;
     if (b->packed) packed_put(b->packed, to);
     return OK;
 }
@@ -130,7 +165,7 @@ static const char *name_of(const struct matrix_want *want, char out[NAME_BYTES_M
 enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum bind_as as, struct weight *to)
 {
     struct weight_src src;
-    TRY(weights_matrix(b->m->weights, want, &src, b->err));
+    TRY(bind_take(b, want, &src));
     void *scales = (void *)src.scales;
     char        what[NAME_BYTES_MAX];
     enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(want, what), to);
@@ -141,10 +176,10 @@ enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum b
 enum status bind_pair(struct binder *b, const struct matrix_want *gate, const struct matrix_want *up, enum bind_as as, struct weight *to)
 {
     struct weight_src src[2];
-    TRY(weights_matrix(b->m->weights, gate, &src[0], b->err));
+    TRY(bind_take(b, gate, &src[0]));
     void       *scales[2] = { (void *)src[0].scales, NULL };
     char        what[NAME_BYTES_MAX];
-    enum status st = weights_matrix(b->m->weights, up, &src[1], b->err);
+    enum status st = bind_take(b, up, &src[1]);
     if (st == OK) {
         scales[1] = (void *)src[1].scales;
         st = pack_as(b, src, 2, JOIN_PAIRED, as, name_of(gate, what), to);

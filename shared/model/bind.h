@@ -9,6 +9,7 @@
 
 #include "shared/model/model.h"
 #include "shared/model/packed.h"
+#include "shared/model/read_ahead.h"
 #include "shared/model/weights.h"
 
 enum bind_as {
@@ -31,6 +32,11 @@ struct binder {
     bool          converting;   /* ... which looks at the files' elements: not where a packed copy has them all */
     struct weight *plan;        /* first pass: [n_plan] what each weight will be, in the order of packing; the caller's (mem_free) */
     size_t        n_plan;
+    struct read_piece *sources; /* first pass: [n_sources] where files hold the matrices, in the order in which they are taken; the caller's */
+    size_t        n_sources;    /* of this pass, so far */
+    size_t        source_bytes;
+    struct read_ahead *ahead;   /* second pass: who reads them; may be NULL */
+    uint64_t      pack_ns;      /* second pass: in weight_pack */
     struct packed *packed;      /* second pass: the copy on disk; NULL: none */
     char         *room;         /* second pass: memory for the weights still to come, side by side so that huge pages fit; NULL: each has its own */
     size_t        room_bytes;   /* left of them */
@@ -43,10 +49,12 @@ struct binder {
     void         *progress_arg;
 };
 
+/* The matrix as files have it (weights_matrix); in the second pass it has been read. */
+enum status bind_take(struct binder *b, const struct matrix_want *want, struct weight_src *out) MUST_CHECK;
 enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum bind_as as, struct weight *to) MUST_CHECK;
 /* Gate and up, for MATMUL_SILU_MUL. */
 enum status bind_pair(struct binder *b, const struct matrix_want *gate, const struct matrix_want *up, enum bind_as as, struct weight *to) MUST_CHECK;
-/* A matrix that the caller took itself (weights_matrix) and perhaps cut into pieces. */
+/* A matrix that the caller took itself (bind_take) and perhaps cut into pieces. */
 enum status bind_source(struct binder *b, const struct weight_src *src, const char *what, struct weight *to) MUST_CHECK;
 /* "<prefix><name>", [n] f32, in the device's memory, which the decoder owns. */
 enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n, float **to) MUST_CHECK;

@@ -6,6 +6,8 @@
 
 #include "kernels/cpu/pages.h"
 #include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/model/blocks.h"
 #include "shared/model/rope.h"
@@ -43,6 +45,8 @@ struct decoder {
     struct totals             totals;
     struct weight            *plan;    /* [n_plan] of all weights, between plan and pack */
     size_t                    n_plan;
+    struct read_piece        *sources; /* [n_sources] where they are in files, likewise */
+    size_t                    n_sources;
 };
 
 /* ---- bind -------------------------------------------------------------------------------------------------------- */
@@ -131,6 +135,8 @@ enum status decoder_plan(struct model *m, struct err *err)
     enum status st = bind_all(&b);
     m->decoder->plan = b.plan;
     m->decoder->n_plan = b.n_plan;
+    m->decoder->sources = b.sources;
+    m->decoder->n_sources = b.n_sources;
     TRY(st);
     TRY(read_rope_factors(m, &factors, err));
     mem_free(factors);
@@ -160,6 +166,37 @@ static enum status make_room(struct binder *b)
     return OK;
 }
 
+static double ms(uint64_t ns) { return (double)ns / 1e6; }
+
+/* What took the time: waiting for files, conversion (and quantisation), waiting for copies to the device. All of them overlap with the others. */
+static void tell_speed(const struct binder *b, uint64_t all_ns, uint64_t end_ns, const struct weight_times *t)
+{
+    const uint64_t copy_ns = t->copy_wait_ns > end_ns ? t->copy_wait_ns - end_ns : 0; /* inside weight_pack */
+    const uint64_t convert_ns = b->pack_ns > copy_ns ? b->pack_ns - copy_ns : 0;
+    const size_t   bytes = b->source_bytes ? b->source_bytes : b->weight_bytes;
+    log_info("weights packed", "read_mib=%.1f packed_mib=%.1f after_ms=%.0f gb_s=%.2f read_wait_ms=%.0f convert_ms=%.0f copy_wait_ms=%.0f",
+             (double)b->source_bytes / (1 << 20), (double)b->weight_bytes / (1 << 20), ms(all_ns), (double)bytes / (double)(all_ns ? all_ns : 1),
+             ms(read_ahead_wait_ns(b->ahead)), ms(convert_ns), ms(t->copy_wait_ns));
+}
+
+/* Read, convert and send, which overlap. */
+static enum status pack_all(struct binder *b)
+{
+    struct kernel_ctx    *k = b->m->kernels;
+    const struct decoder *d = b->m->decoder;
+    struct weight_times   times;
+    const uint64_t        t0 = clock_ns();
+    b->ahead = b->converting ? read_ahead_start(d->sources, d->n_sources) : NULL;
+    enum status    st = bind_all(b);
+    const uint64_t t_end = clock_ns();
+    const enum status ended = k->ops->weights_end(k, &times, st == OK ? b->err : NULL);
+    if (st == OK) st = ended;
+    if (st == OK && b->converting) tell_speed(b, clock_ns() - t0, clock_ns() - t_end, &times);
+    read_ahead_stop(b->ahead);
+    b->ahead = NULL;
+    return st;
+}
+
 bool decoder_keeps_copy(const struct model *m, const struct model_options *o)
 {
     return o->packed_folder && m->kernels->device->is_host && !m->weights->made_up; /* making them up takes no longer than reading a copy */
@@ -176,7 +213,7 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     b->converting = !b->packed || !packed_is_ready(b->packed);
     if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
     enum status st = make_room(b);
-    if (st == OK) st = bind_all(b);
+    if (st == OK) st = pack_all(b);
     if (!d->room.ptr) pages_unmap(b->room, b->room_bytes); /* what nothing was packed into */
     if (st == OK && b->packed) packed_finish(b->packed);
     b->m->weights_mapped = b->packed && packed_is_ready(b->packed);
@@ -247,6 +284,7 @@ void decoder_free(struct model *m)
     mem_free(d->host);
     mem_free(d->layers);
     mem_free(d->plan);
+    mem_free(d->sources);
     mem_free(d);
     m->decoder = NULL;
 }

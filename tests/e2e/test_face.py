@@ -173,7 +173,7 @@ def test_mistakes_are_one_sentence_before_the_model_is_loaded():
                        (['--prot', '1'], 'did you mean --port?'),
                        (['--quantization', 'wint3'], 'there is no quantization "wint3"'),
                        (['--load-format', 'gguf'], 'is safetensors; auto recognises it'),
-                       (['--load-format', 'bitsandbytes'], '--load-format is "bitsandbytes", but must be auto, safetensors, gguf or dummy'),
+                       (['--load-format', 'bitsandbytes'], '--load-format is "bitsandbytes", but must be auto, default, default_v1, safetensors, gguf or dummy'),
                        (['--splitwise-role', 'prefill', '--kv-transfer-config', '{"kv_role":"kv_consumer"}'], 'contradict')):
         p = run('serve', '--model', TINY, '--port', '0', *args)
         assert p.returncode == 2 and said in p.stderr and len(p.stderr.strip().splitlines()) == 1, (args, p.stderr)
