@@ -120,6 +120,7 @@ static enum status load(struct model *m, const struct model_options *o, const ch
     TRY(open_weights(m, o, path, err));
     if (m->weights->gguf) m->quantize = QUANTIZE_NONE; /* such files are quantised where their makers wanted it */
     TRY(read_config(m, path, err));
+    m->weights->n_layers = m->config.n_layers;
     m->ops = model_row_find(m->config.arch, err);
     if (!m->ops) return err->code;
     m->weights->names.aliases = m->ops->aliases;

@@ -34,7 +34,8 @@ struct weights {
     struct safetensors_set set;
     struct map             by_name;
     struct names           names;
-    bool                   made_up; /* there are no files, and no tensors in the list */
+    bool                   made_up;  /* there are no files, and no tensors in the list */
+    uint32_t               n_layers; /* of made-up ones: set before matrices are taken */
 };
 
 /* A matrix by the places where files keep it:
@@ -78,7 +79,7 @@ uint64_t    weights_files_state(const struct weights *w);
 
 /* ---- weights_made_up.c, for the functions above ---- */
 
-void        weights_made_up_matrix(const struct matrix_want *want, struct weight_src *out);
+void        weights_made_up_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out);
 void        weights_made_up_vector(const char *name, size_t n, float **out);
 uint64_t    weights_made_up_fingerprint(uint64_t seed);
 

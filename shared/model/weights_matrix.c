@@ -112,7 +112,7 @@ enum status weights_matrix(struct weights *w, const struct matrix_want *want, st
 {
     char name[NAME_BYTES_MAX];
     if (w->made_up) {
-        weights_made_up_matrix(want, out);
+        weights_made_up_matrix(w, want, out);
         return OK;
     }
     const int place = find_place(w, want, name);

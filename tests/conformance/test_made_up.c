@@ -5,6 +5,7 @@
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/fixtures/model_rig.h"
 
+#include "kernels/cpu/cpu_row.h"
 #include "kernels/weight_parts.h"
 #include "shared/model/config_hf.h"
 #include "shared/model/decoder.h"
@@ -252,6 +253,66 @@ TEST(fingerprints_tell_dummies_apart)
     rig_close(&r);
 }
 
+/* ---- experts ----------------------------------------------------------------------------------------------------- */
+
+enum { N_EXPERTS = 16, N_SPARSE_MAX = 16, N_ROUTED = 512 };
+
+static size_t                   times_used[N_SPARSE_MAX][N_EXPERTS], n_routes;
+static const struct kernel_ops *counted_ops;
+
+static void counting_route(struct kernel_ctx *c, const struct route_args *a)
+{
+    counted_ops->route(c, a);
+    CHECK(n_routes < N_SPARSE_MAX && a->n_experts == N_EXPERTS);
+    for (size_t i = 0; i < a->n_rows * (size_t)a->n_used; i++) times_used[n_routes][a->experts[i]]++;
+    n_routes++;
+}
+
+/* One prompt of N_ROUTED different tokens. */
+static void count_experts(struct rig *r)
+{
+    int32_t        ids[N_ROUTED];
+    struct cpu_row row = *(const struct cpu_row *)r->k->ops;
+    for (int32_t i = 0; i < N_ROUTED; i++) ids[i] = (int32_t)((uint32_t)i * 2654435761u % r->n_vocab);
+    memset(times_used, 0, sizeof times_used);
+    n_routes = 0;
+    counted_ops = r->k->ops;
+    row.ops.route = counting_route;
+    r->k->ops = &row.ops;
+    feed_all(r, &(struct feed){ .table = 0, .ids = ids, .n = N_ROUTED }, 1, NULL);
+    r->k->ops = counted_ops;
+}
+
+/* What attention and experts add must not make all tokens alike, however many layers there are. */
+TEST(experts_are_used_alike)
+{
+    static const char *const CONFIGS[] = {
+        "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":16,\"num_attention_heads\":4,"
+        "\"num_key_value_heads\":2,\"head_dim\":64,\"vocab_size\":2048,\"num_experts\":16,\"num_experts_per_tok\":2,\"moe_intermediate_size\":128,"
+        "\"norm_topk_prob\":true}",
+        "{\"architectures\":[\"Ernie4_5_MoeForCausalLM\"],\"hidden_size\":256,\"intermediate_size\":512,\"num_hidden_layers\":10,\"num_attention_heads\":4,"
+        "\"num_key_value_heads\":2,\"vocab_size\":2048,\"moe_num_experts\":16,\"moe_k\":2,\"moe_intermediate_size\":128,\"moe_num_shared_experts\":2,"
+        "\"moe_layer_start_index\":1}",
+    };
+    const double mean = 2.0 * N_ROUTED / N_EXPERTS;
+    for (size_t m = 0; m < COUNT_OF(CONFIGS); m++) {
+        char       path[4200];
+        struct rig r;
+        const char *folder = test_tmpdir();
+        snprintf(path, sizeof path, "%s/config.json", folder);
+        FILE *f = fopen(path, "wb");
+        CHECK(f && fputs(CONFIGS[m], f) >= 0 && fclose(f) == 0);
+        open_dummy(&r, folder, "auto", ACTIVATIONS_FAST, QUANTIZE_NONE);
+        count_experts(&r);
+        CHECK_EQ_INT(n_routes, m == 0 ? 16 : 9);
+        for (size_t l = 0; l < n_routes; l++)
+            for (size_t e = 0; e < N_EXPERTS; e++)
+                if (!((double)times_used[l][e] > mean / 3 && (double)times_used[l][e] < mean * 2))
+                    test_fail(__FILE__, __LINE__, "model %zu, layer %zu: expert %zu has %zu of %d rows, %.0f are its share", m, l, e, times_used[l][e], N_ROUTED, mean);
+        rig_close(&r);
+    }
+}
+
 /* The processor and a card have the same weights, so with exact arithmetic the same answers but for the order of sums. */
 TEST(a_card_makes_the_same_model)
 {
@@ -337,4 +398,5 @@ TEST(shapes_of_the_measured_models)
 
 TEST_MAIN(CASE(numbers_are_spread_as_promised), CASE(numbers_are_those_of_the_version), CASE(packed_as_if_files_held_them),
           CASE_T(packed_on_a_card_as_if_files_held_them, 300), CASE(what_cannot_be_made_up_is_refused), CASE_T(a_configuration_is_enough, 120),
-          CASE(fingerprints_tell_dummies_apart), CASE_T(a_card_makes_the_same_model, 300), CASE(a_file_is_no_folder), CASE(shapes_of_the_measured_models))
+          CASE(fingerprints_tell_dummies_apart), CASE(experts_are_used_alike),
+          CASE_T(a_card_makes_the_same_model, 300), CASE(a_file_is_no_folder), CASE(shapes_of_the_measured_models))
