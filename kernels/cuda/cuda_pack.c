@@ -223,23 +223,28 @@ static size_t unit_begin(const struct pack *p, size_t u)
     return first + u * WEIGHT_BLOCK_ROWS;
 }
 
-static void pack_block(void *arg, int index, int thread)
+/* Work items of a block: an expert's matrix has a dozen blocks, too few to keep sixteen threads busy. Rows that share a scale stay together. */
+static size_t items_of_block(const struct pack *p) { return p->w->form == GEMM_F8 || p->a->quantize == QUANTIZE_BLOCK_FP8 ? 1 : 4; }
+
+static size_t items_of_unit(const struct pack *p) { return (p->w->paired ? 2 : 1) * items_of_block(p); }
+
+static void pack_item(void *arg, int index, int thread)
 {
     const struct pack *p = arg;
-    const size_t       room = scratch_of(p->w);
+    const size_t       room = scratch_of(p->w), n_items = items_of_block(p), item = (size_t)index % n_items, rows = WEIGHT_BLOCK_ROWS / n_items;
     struct block b = { .src = p->a->parts, .wide = p->wide + (size_t)thread * room, .q = p->q + (size_t)thread * room };
-    size_t i = p->unit0 + (size_t)index;
+    size_t i = p->unit0 + (size_t)index / items_of_unit(p);
     if (p->w->paired) {
-        i = p->unit0 + (size_t)index / 2;
-        b.part = (size_t)index % 2;
+        b.part = (size_t)index / n_items % 2;
         b.src += b.part;
     }
     for (; i >= blocks_of(b.src); b.src++, b.part++) {
         i -= blocks_of(b.src);
         b.first += b.src->n_out;
     }
-    b.row0 = i * WEIGHT_BLOCK_ROWS;
-    b.n = min_size(WEIGHT_BLOCK_ROWS, b.src->n_out - b.row0);
+    b.row0 = i * WEIGHT_BLOCK_ROWS + item * rows;
+    if (b.row0 >= b.src->n_out) return;
+    b.n = min_size(rows, b.src->n_out - b.row0);
     write_block(p, &b);
     fill_up(p, &b);
 }
@@ -256,7 +261,7 @@ static size_t send_piece(struct cuda_ctx *c, struct pack *p, char *to)
     const size_t bytes = (unit_begin(p, end) - p->row0) * p->row_bytes, n_units = end - p->unit0;
     p->rows = cuda_send_room(c, bytes);
     if (!p->rows) return n;
-    compute_pool_run(c->base.pool, (int)(p->w->paired ? 2 * n_units : n_units), pack_block, p);
+    compute_pool_run(c->base.pool, (int)(n_units * items_of_unit(p)), pack_item, p);
     cuda_send(c, to + p->row0 * p->row_bytes, p->rows, bytes);
     return end;
 }
