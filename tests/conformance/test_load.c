@@ -52,7 +52,8 @@ TEST(awaited_pieces_are_in_memory)
         read_ahead_await(r, i);
         const long before = minor_faults();
         for (size_t at = 0; pieces[i].data && at < pieces[i].bytes; at += 4096) sum = (uint8_t)(sum + ((const uint8_t *)pieces[i].data)[at]);
-        if (can_populate && minor_faults() - before > 20) test_fail(__FILE__, __LINE__, "piece %zu: %ld faults", i, minor_faults() - before);
+        if (can_populate && !TEST_IS_SANITIZED && minor_faults() - before > 20) /* a sanitizer touches memory of its own */
+            test_fail(__FILE__, __LINE__, "piece %zu: %ld faults", i, minor_faults() - before);
     }
     read_ahead_await(r, COUNT_OF(pieces)); /* behind the last */
     read_ahead_stop(r);
