@@ -4,7 +4,7 @@ answers  200 requests, greedy and seeded, of two small models: every token and l
          while it serves
 ttft     time to first token of long prompts, the three nodes in turns, of Llama-3-8B with weights made up; and the KV capacity of a node
 Prints lines of JSON as bench_card does (card.h); ends with a sentence where something is wrong."""
-import argparse, json, os, re, shutil, statistics, subprocess, sys, time
+import argparse, json, os, re, shutil, signal, statistics, subprocess, sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'e2e'))
 from harness import *
@@ -94,8 +94,9 @@ def capacity(mixed, emulated, share, idle):
 def ttft(emulated):
     rounds, lengths = (1, (40, 100)) if emulated else (6, (1024, 8192))
     model, longest = (SMALL[0], '512') if emulated else (LLAMA, '8256')
-    cuda = ['--device', 'cuda', '--load-format', 'dummy', '--max-model-len', longest, '--max-num-seqs', '8', '--enable-prefix-caching=false', '--max-num-batched-tokens', '128' if emulated else '8192']
-    blocks = ['--num-gpu-blocks-override', '64' if emulated else '400']
+    cuda = ['--device', 'cuda', '--load-format', 'dummy', '--max-model-len', longest, '--enable-prefix-caching=false',
+            '--max-num-batched-tokens', '128' if emulated else '8192']
+    blocks = ['--max-num-seqs', '8', '--num-gpu-blocks-override', '64' if emulated else '400']
     idle, got = memory_mib(), {}
     vocab = 512 if emulated else 128000
     with closing(Node(model, 'mixed', [*cuda, *blocks])) as mixed, pair(model, 'ipc', [*cuda, *blocks]) as nodes:
@@ -122,6 +123,7 @@ def main():
     a.add_argument('--emulated', action='store_true')
     a.add_argument('what', choices=['answers', 'ttft'])
     a = a.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('card_split.py: asked to end'))  # through everything that ends nodes
     {'answers': answers, 'ttft': ttft}[a.what](a.emulated)
 
 

@@ -18,7 +18,7 @@ class Stage:
     kind: str = 'results'        # lines of JSON (bench_card, card_split.py); 'tests': the last line counts; 'sanitizer': these under compute-sanitizer
     why: str = ''
     env: dict = field(default_factory=dict)
-    clean: Optional[str] = None  # what compute-sanitizer says when it found nothing
+    found: Optional[str] = None  # how compute-sanitizer says, of every process, how much it found
 
 
 def test_arguments(path):
@@ -55,12 +55,12 @@ RACECHECK = [('test_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', [
 
 def sanitized(programs):
     tool = sanitizer()
-    for kind, chosen, clean in (('memcheck', MEMCHECK, 'ERROR SUMMARY: 0 errors'), ('racecheck', RACECHECK, 'RACECHECK SUMMARY: 0 hazards')):
+    for kind, chosen, found in (('memcheck', MEMCHECK, r'ERROR SUMMARY: (\d+) error'), ('racecheck', RACECHECK, r'RACECHECK SUMMARY: (\d+) hazard')):
         for name, cases, limit in chosen:
             path = programs.start(name)
             why = '' if tool and path else f'{programs.home} has no {name}' if tool else 'there is no compute-sanitizer on this machine'
             argv = [tool, '--tool', kind, '--target-processes', 'all', path, *cases] if not why else []
-            yield Stage(f'{kind}: {name}', argv, limit, 'sanitizer', why=why, clean=clean)
+            yield Stage(f'{kind}: {name}', argv, limit, 'sanitizer', why=why, found=found)
 
 
 MODELS = [('ernie-4.5-21b-a3b', 'ERNIE-4.5-21B-A3B'), ('qwen3-30b-a3b', 'Qwen3-30B-A3B')]

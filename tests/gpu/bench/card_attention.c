@@ -103,7 +103,7 @@ static void measure(struct rig *r, const struct card_sizes *sizes, const struct 
     struct err         err;
     struct card_slots *slots = card_slots_put(r->c, sizes);
     attend_all_layers(r); /* scratch is taken in the first */
-    card_slots_measure(slots, sizes->tiny ? 1 : ROUNDS, attend_all_layers, r);
+    card_slots_measure(slots, sizes->tiny ? 1 : ROUNDS, CARD_WINDOW, attend_all_layers, r);
     const struct card_call *calls = card_slots_calls(slots, &n);
     for (size_t i = 0; i < n; i++) us[i] = calls[i].us;
     const double must = calls[0].must, middle = card_median(us, n);

@@ -153,7 +153,7 @@ static void measure(struct rig *r, const struct card_limits *l)
     struct card_slots *slots = card_slots_put(r->model->kernels, r->sizes);
     if (r->now.prefill) snprintf(of, sizeof of, "%s, prefill of %d tokens", r->label, r->now.context);
     else snprintf(of, sizeof of, "%s, decode of %d at %d", r->label, r->now.n_seqs, r->now.context);
-    card_slots_measure(slots, rounds, run_step, r);
+    card_slots_measure(slots, rounds, r->now.prefill ? CARD_WINDOW_MAX : CARD_WINDOW, run_step, r);
     card_slots_say(slots, of, l);
     const struct totals    t = totals_of(slots);
     const struct step_time s = time_step(r, slots, steps);

@@ -21,8 +21,8 @@ struct card_slots {
     int64_t                  hold_cycles;
     enum mode                mode;
     size_t                   i_call;              /* of the running step */
-    size_t                   begin;               /* the window: CARD_WINDOW calls from this one on */
-    cudaEvent_t              marks[CARD_WINDOW + 1];
+    size_t                   begin, window;       /* that many calls from this one on */
+    cudaEvent_t              marks[CARD_WINDOW_MAX + 1];
     struct card_call        *calls;
     size_t                   n_calls, room;
 };
@@ -55,7 +55,7 @@ static struct card_call *before(struct card_slots *s)
 
 static void after(struct card_slots *s)
 {
-    if (s->mode == TIMING && s->i_call >= s->begin && s->i_call - s->begin < CARD_WINDOW) mark(s, s->i_call - s->begin + 1);
+    if (s->mode == TIMING && s->i_call >= s->begin && s->i_call - s->begin < s->window) mark(s, s->i_call - s->begin + 1);
     if (s->mode == ENDS && s->i_call + 1 == s->n_calls) mark(s, 1);
     s->i_call++;
 }
@@ -176,7 +176,7 @@ struct card_slots *card_slots_put(struct kernel_ctx *c, const struct card_sizes 
     s->ops.embed = slot_embed, s->ops.matmul = slot_matmul, s->ops.rms_norm = slot_rms_norm, s->ops.add = slot_add, s->ops.copy_rows = slot_copy_rows;
     s->ops.rope = slot_rope, s->ops.kv_append = slot_kv_append, s->ops.attention = slot_attention, s->ops.route = slot_route;
     s->ops.combine = slot_combine, s->ops.experts = slot_experts;
-    for (size_t i = 0; i < CARD_WINDOW + 1; i++) card_cuda(cudaEventCreate(&s->marks[i]), "making an event");
+    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) card_cuda(cudaEventCreate(&s->marks[i]), "making an event");
     c->ops = &s->ops;
     return s;
 }
@@ -184,7 +184,7 @@ struct card_slots *card_slots_put(struct kernel_ctx *c, const struct card_sizes 
 void card_slots_remove(struct card_slots *s)
 {
     s->ctx->ops = s->inner;
-    for (size_t i = 0; i < CARD_WINDOW + 1; i++) card_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
+    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) card_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
     mem_free(s->calls);
     mem_free(s);
 }
@@ -205,20 +205,23 @@ static double mark_to_mark_s(const struct card_slots *s, size_t from, size_t to)
     return card_timer_s(&(struct card_timer){ .begin = s->marks[from], .end = s->marks[to] });
 }
 
-void card_slots_measure(struct card_slots *s, int rounds, void (*run)(void *arg), void *arg)
+void card_slots_measure(struct card_slots *s, int rounds, size_t window, void (*run)(void *arg), void *arg)
 {
-    double us[CARD_WINDOW][ROUNDS_MAX];
+    double(*us)[ROUNDS_MAX] = mem_calloc(window, sizeof *us);
+    card_need(window >= 1 && window <= CARD_WINDOW_MAX, "a window of slots is too large", NULL);
+    s->window = window;
     if (rounds > ROUNDS_MAX) rounds = ROUNDS_MAX;
     s->n_calls = 0;
     run_as(s, COUNTING, run, arg);
-    for (s->begin = 0; s->begin < s->n_calls; s->begin += CARD_WINDOW) {
-        const size_t n = s->n_calls - s->begin < CARD_WINDOW ? s->n_calls - s->begin : CARD_WINDOW;
+    for (s->begin = 0; s->begin < s->n_calls; s->begin += window) {
+        const size_t n = s->n_calls - s->begin < window ? s->n_calls - s->begin : window;
         for (int i = 0; i < rounds; i++) {
             run_as(s, TIMING, run, arg);
             for (size_t k = 0; k < n; k++) us[k][i] = mark_to_mark_s(s, k, k + 1) * 1e6;
         }
         for (size_t k = 0; k < n; k++) s->calls[s->begin + k].us = card_median(us[k], (size_t)rounds);
     }
+    mem_free(us);
 }
 
 const struct card_call *card_slots_calls(const struct card_slots *s, size_t *n)
