@@ -58,6 +58,8 @@ enum status device_fault(struct device *d, struct err *err) { return d->ops->fau
 
 size_t device_available(struct device *d) { return d->ops->available(d); }
 
+size_t device_total(struct device *d) { return d->ops->total(d); }
+
 enum status device_mem_export(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
 {
     return d->ops->export_mem(d, m, handle, err);

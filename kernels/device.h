@@ -53,8 +53,9 @@ struct device_ops {
     void        (*download)(struct device *d, void *to, const void *from, size_t bytes);
     /* OK, or the first thing that went wrong with work that was given to the device, which can do nothing more. */
     enum status (*fault)(struct device *d, struct err *err);
-    /* Bytes that could be allocated now. */
+    /* Bytes that could be allocated now, and all that it has. */
     size_t      (*available)(struct device *d);
+    size_t      (*total)(struct device *d);
     /* How many of the kind this process sees. */
     int         (*count)(void);
     /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_arrivals, device_mark, device_lane. */
@@ -83,6 +84,7 @@ void        device_download(struct device *d, void *to, const void *from, size_t
 void        device_wait(struct device *d);
 enum status device_fault(struct device *d, struct err *err);
 size_t      device_available(struct device *d);
+size_t      device_total(struct device *d);
 
 /* Bytes by which another process on this host opens the allocation m. They are good while this process lives and has not freed m.
  * ERR_UNSUPPORTED: of the processor, whose shared memory has a descriptor; ERR_NODEV: the card's driver will not share it. */

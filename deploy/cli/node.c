@@ -283,6 +283,7 @@ static enum status start_engine(struct node *n, struct err *err)
         .max_batched_tokens = o->max_batched_tokens,
         .max_waiting = o->max_waiting,
         .prefix_cache = o->prefix_cache,
+        .eager = o->eager,
         .metrics = n->metrics,
         .on_event = on_engine_event,
         .on_kv_ready = on_kv_ready,

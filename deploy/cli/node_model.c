@@ -114,7 +114,9 @@ static enum status make_kernels(const struct node_options *o, struct kernel_ctx 
     enum status st = device_open("cuda", &d, err);
     if (st != OK) return err_prefix(err, "--device cuda: ");
     device_close(d);
-    return kernel_ctx_create("cuda", o->activations, o->n_threads, out, err);
+    st = kernel_ctx_create("cuda", o->activations, o->n_threads, out, err);
+    if (st == OK) (*out)->deterministic = o->deterministic;
+    return st;
 }
 
 enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err)
@@ -155,6 +157,20 @@ static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
     return available > weights ? available - weights : 0;
 }
 
+/* A card's: its share less what is taken, which is weights, activations and all else that steps need, and what other processes have. */
+static uint64_t card_for_kv(struct device *device, double share)
+{
+    const uint64_t total = device_total(device), taken = total - device_available(device), ours = (uint64_t)((double)total * share);
+    return ours > taken ? ours - taken : 0;
+}
+
+/* Everything that steps need is taken before what is left goes to the pool. */
+static enum status prepare_steps(struct model *m, const struct node_options *o, struct err *err)
+{
+    const struct model_steps s = { .max_seqs = engine_max_parts(o->max_seqs), .block_tokens = o->block_tokens };
+    return model_prepare(m, &s, err);
+}
+
 /* Of n blocks of so many GiB on a host (or a card) with so many. */
 static enum status too_much_kv(const struct node_options *o, uint64_t n, double block, double memory, struct err *err)
 {
@@ -164,26 +180,29 @@ static enum status too_much_kv(const struct node_options *o, uint64_t n, double 
     return err_field(err, ERR_CONFIG, "kv-cache-memory", "--kv-cache-memory %.1f is in GiB, and there are %.1f GiB of memory; ask for less", (double)n * block, memory);
 }
 
-enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
+enum status node_model_blocks(struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
 {
     struct kv_layout l;
     uint32_t context = o->max_model_len;
     uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);
+    TRY(prepare_steps(m, o, err));
     struct device *device = m->kernels->device;
-    uint64_t memory = device->is_host ? (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) : device_available(device);
-    uint64_t room = o->kv_bytes ? o->kv_bytes : memory_for_kv(m, memory) / NODE_KV_SHARE;
+    uint64_t memory = device->is_host ? device_total(device) : device_available(device);
+    uint64_t room = device->is_host ? memory_for_kv(m, memory) / NODE_KV_SHARE : card_for_kv(device, o->gpu_share);
+    if (o->kv_bytes) room = o->kv_bytes;
     uint64_t n = o->n_blocks ? o->n_blocks : room / kv_layout_block_bytes(&l);
     if (n > memory / kv_layout_block_bytes(&l))
         return too_much_kv(o, n, (double)kv_layout_block_bytes(&l) / (1 << 30), (double)memory / (1 << 30), err);
-    if (!o->n_blocks && !o->kv_bytes && n > most) n = most;
+    if (!o->n_blocks && !o->kv_bytes && device->is_host && n > most) n = most; /* a card has nothing better to do with it than to keep prefixes */
     if (n < per_context)
         return err_field(err, ERR_CONFIG, "max-model-len",
                          "--max-model-len %u needs %llu KV blocks of %u tokens (%.2f GiB), but there is room for %llu; lower --max-model-len or "
-                         "raise --num-gpu-blocks-override or --kv-cache-memory",
+                         "raise %s",
                          context, (unsigned long long)per_context, o->block_tokens,
-                         (double)(per_context * kv_layout_block_bytes(&l)) / (1 << 30), (unsigned long long)n);
+                         (double)(per_context * kv_layout_block_bytes(&l)) / (1 << 30), (unsigned long long)n,
+                         device->is_host ? "--num-gpu-blocks-override or --kv-cache-memory" : "--gpu-memory-utilization (or --num-gpu-blocks-override)");
     if (n > UINT32_MAX / 2) n = UINT32_MAX / 2;
     *n_blocks = (uint32_t)n;
     return OK;

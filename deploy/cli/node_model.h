@@ -29,6 +29,6 @@ enum status node_model_load(struct node_model *m, const struct node_options *o, 
 void        node_model_release(struct node_model *m);
 /* How many KV blocks: --num-gpu-blocks-override, or what kv_bytes hold, at least one full context and at most what max_seqs full
  * contexts need. ERR_CONFIG when the model's own limits cannot be met. */
-enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err) MUST_CHECK;
+enum status node_model_blocks(struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err) MUST_CHECK;
 
 #endif

@@ -121,6 +121,15 @@ static int n_cpus(void)
     return n > 0 ? n : 1;
 }
 
+/* Options of GPUs that were given to a node that computes on the processor, and the other way round. */
+static void note_gpu_options(const struct config *c, bool cuda)
+{
+    static const char *const OF_GPUS[] = { "gpu-memory-utilization", "enforce-eager" }, *const OF_CPUS[] = { "weights-cache", "cpu-isa" };
+    const char *const *names = cuda ? OF_CPUS : OF_GPUS;
+    for (size_t i = 0; i < COUNT_OF(OF_GPUS); i++)
+        if (config_is_set(c, names[i])) fprintf(stderr, "note: --%s has no effect with --device %s\n", names[i], cuda ? "cuda" : "cpu");
+}
+
 static enum status read_engine(const struct config *c, struct node_options *o, struct err *err)
 {
     o->device = config_string(c, "device");
@@ -135,6 +144,10 @@ static enum status read_engine(const struct config *c, struct node_options *o, s
     o->max_batched_tokens = (uint32_t)config_int(c, "max-num-batched-tokens");
     o->max_waiting = (uint32_t)config_int(c, "max-waiting");
     o->prefix_cache = config_bool(c, "enable-prefix-caching");
+    o->gpu_share = config_float(c, "gpu-memory-utilization");
+    o->eager = config_bool(c, "enforce-eager");
+    o->deterministic = config_bool(c, "deterministic");
+    note_gpu_options(c, strcmp(o->device, "cuda") == 0);
     if (o->max_batched_tokens < o->max_seqs)
         return err_field(err, ERR_CONFIG, "max-num-batched-tokens",
                          "--max-num-batched-tokens %u is less than --max-num-seqs %u; every running sequence needs one token per step",
@@ -318,13 +331,11 @@ static enum status read_directory(const struct config *c, struct node_options *o
 }
 
 /* What moves KV that lies in GPU memory so far: CUDA IPC inside a host, rdma where network cards can write into it, tcp by way of the processor's. */
-static enum status limit_to_gpu_pools(const struct config *c, struct node_options *o, struct err *err)
+static enum status limit_to_gpu_pools(const struct node_options *o, struct err *err)
 {
     if (o->protocols_named && !strstr(o->protocols, "ipc") && !strstr(o->protocols, "tcp") && !strstr(o->protocols, "rdma"))
         return err_field(err, ERR_UNSUPPORTED, "cache-transfer-protocol",
                          "--cache-transfer-protocol %s: KV in GPU memory moves by ipc, rdma and tcp so far; name one of them with --device cuda", o->protocols);
-    if (config_is_set(c, "weights-cache")) fprintf(stderr, "note: --weights-cache has no effect with --device cuda\n");
-    if (config_is_set(c, "cpu-isa")) fprintf(stderr, "note: --cpu-isa has no effect with --device cuda\n");
     return OK;
 }
 
@@ -341,7 +352,7 @@ static enum status read_cluster(const struct config *c, struct node_options *o, 
     TRY(read_directory(c, o, err));
     TRY(read_addresses(c, o, err));
     o->kv_checksum = config_bool(c, "kv-checksum");
-    return strcmp(o->device, "cuda") == 0 ? limit_to_gpu_pools(c, o, err) : OK;
+    return strcmp(o->device, "cuda") == 0 ? limit_to_gpu_pools(o, err) : OK;
 }
 
 /* ---- HTTP ---- */

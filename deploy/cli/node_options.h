@@ -29,6 +29,8 @@ struct node_options {
     bool             dummy;            /* weights are made up: --load-format dummy */
     const char      *weights_cache;    /* folder or NULL */
     int            n_threads;
+    double         gpu_share;          /* of the card's memory that this node may take in all: --gpu-memory-utilization */
+    bool           eager, deterministic;
     uint32_t       max_model_len;
     bool           max_model_len_given; /* else a smaller limit of the model's own is fine */
     uint32_t       block_tokens, n_blocks; /* n_blocks 0: from kv_bytes */

@@ -87,6 +87,12 @@ static size_t cpu_available(struct device *d)
     return (size_t)host_memory_available();
 }
 
+static size_t cpu_total(struct device *d)
+{
+    (void)d;
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 static int cpu_count(void) { return 1; }
 
 static enum status cpu_export(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
@@ -131,6 +137,7 @@ const struct device_ops device_cpu_ops = {
     .download = cpu_copy,
     .fault = cpu_fault,
     .available = cpu_available,
+    .total = cpu_total,
     .count = cpu_count,
     .export_mem = cpu_export,
     .import_mem = cpu_import,

@@ -151,6 +151,12 @@ static size_t cuda_available(struct device *device)
     return cuda_check(cuda_device_of(device), cudaMemGetInfo(&available, &total), "asking for its memory") ? available : 0;
 }
 
+static size_t cuda_total(struct device *device)
+{
+    size_t available = 0, total = 0;
+    return cuda_check(cuda_device_of(device), cudaMemGetInfo(&available, &total), "asking for its memory") ? total : 0;
+}
+
 /* ---- sharing and marks: errors here are the call's own, the device goes on -------------------------------------------- */
 
 static_assert(sizeof(cudaIpcMemHandle_t) == DEVICE_HANDLE_BYTES, "a handle is CUDA's");
@@ -207,6 +213,7 @@ const struct device_ops device_cuda_ops = {
     .download = cuda_download,
     .fault = cuda_fault,
     .available = cuda_available,
+    .total = cuda_total,
     .count = cuda_device_count,
     .export_mem = cuda_export,
     .import_mem = cuda_import,

@@ -82,10 +82,9 @@ static enum status alloc_kv(struct engine *e, struct err *err)
     return device_mem_alloc(e->device, kv_layout_pool_bytes(&e->layout), DEVICE_MEM_SHARED, &e->kv, err);
 }
 
-/* A part of a step can be two sequences of attention: prompt tokens and generated ones. */
 static enum status prepare_model(struct engine *e, struct err *err)
 {
-    const struct model_steps s = { .max_seqs = 2 * e->opt.max_seqs, .block_tokens = e->opt.block_tokens, .n_blocks = e->opt.n_blocks, .kv = e->kv.ptr,
+    const struct model_steps s = { .max_seqs = engine_max_parts(e->opt.max_seqs), .block_tokens = e->opt.block_tokens, .n_blocks = e->opt.n_blocks, .kv = e->kv.ptr,
                                    .record = !e->opt.eager };
     return model_prepare(e->opt.model, &s, err);
 }

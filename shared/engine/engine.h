@@ -87,6 +87,8 @@ struct engine_event {
     uint32_t               n_recomputed; /* FINISHED: prompt positions computed here although they had been transferred */
 };
 
+/* Sequences of attention in a step at most: a sequence's prompt tokens and its generated ones count as two. */
+static inline uint32_t engine_max_parts(uint32_t max_seqs) { return 2 * max_seqs; }
 enum { ENGINE_LOGITS_MIN = 256 };
 /* Rows of a step whose logits can be wanted at most: model_options.max_logits. */
 static inline uint32_t engine_max_logits(uint32_t max_seqs) { return max_seqs > ENGINE_LOGITS_MIN ? max_seqs : ENGINE_LOGITS_MIN; }
