@@ -2,6 +2,8 @@
 #include "tests/simt/simt_machine.h"
 
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -20,6 +22,22 @@ struct machine {
     cudaError_t      order_error = cudaSuccess;
     std::string      order_name;
     int              order_after = 0;
+
+    /* BATON_SIMT_FAIL: "cudaMemcpyAsync 30 719", as simt_fail_next(719, "cudaMemcpyAsync", 30); for programs that cannot call it. */
+    machine()
+    {
+        const char *text = getenv("BATON_SIMT_FAIL");
+        char        name[64];
+        int         error;
+        if (!text) return;
+        if (sscanf(text, "%63s %d %d", name, &order_after, &error) != 3) {
+            fprintf(stderr, "simt: BATON_SIMT_FAIL is \"%s\", not a function, how many calls succeed and an error\n", text);
+            abort();
+        }
+        order_name = name;
+        order_error = (cudaError_t)error;
+        is_ordered = 1;
+    }
 };
 
 static machine &the(void)
