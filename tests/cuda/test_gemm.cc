@@ -413,6 +413,7 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
                                         { 600, 800, 70 } }; /* rows, n_out, n_in */
     for (const auto &shape : shapes)
         for (int aligned = 0; aligned < 2; aligned++) {
+            if (shape[0] > 100 && aligned == (shape[1] > 512)) continue; /* the long ones in one of them each */
             product p;
             p.form = GEMM_F32, p.n_rows = shape[0], p.n_out = shape[1], p.bias = true;
             p.n_in = shape[2] / 4 * 4 + (aligned ? 1 : 2); /* rows of x are n_in + 3 apart */
