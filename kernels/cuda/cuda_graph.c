@@ -88,7 +88,10 @@ static void finish_recording(struct cuda_ctx *c)
     cudaGraph_t            graph = NULL;
     if (!cuda_check(c->device, cudaStreamEndCapture(c->device->stream, &graph), "recording a step")) return;
     const bool made = cuda_check(c->device, cudaGraphInstantiate(&r->exec, graph, 0), "recording a step");
-    if (cuda_check(c->device, cudaGraphDestroy(graph), "recording a step") && made) c->n_recordings++;
+    if (made) c->n_recordings++; /* to be released from now on */
+    /* What it needs on the card it takes now, not at its first launch. */
+    if (made) (void)cuda_check(c->device, cudaGraphUpload(r->exec, c->device->stream), "recording a step");
+    (void)cuda_check(c->device, cudaGraphDestroy(graph), "recording a step");
 }
 
 void cuda_recordings_release(struct cuda_ctx *c)

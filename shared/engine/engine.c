@@ -10,6 +10,7 @@
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
+enum { IDLE_CHECK_MS = 1000 }; /* how soon a card that is gone is noticed while there is nothing to do */
 /* Commands of one sequence in flight: one to enter, then activate, cancel, fence or release; some room to spare. */
 enum { COMMANDS_PER_SEQ = 4, COMMANDS_SPARE = 4096 };
 
@@ -37,7 +38,7 @@ static void *engine_main(void *arg)
         }
         if (worked) continue;
         engine_publish(e);
-        mailbox_wait(e->commands, -1);
+        if (!mailbox_wait(e->commands, e->device->is_host ? -1 : IDLE_CHECK_MS)) (void)device_available(e->device); /* a card that is gone says so */
     }
     device_wait(e->device); /* a step under way writes to the pool */
     return NULL;
