@@ -274,6 +274,7 @@ static enum status start_engine(struct node *n, struct err *err)
 {
     struct node_options *o = &n->o;
     if (o->max_model_len > n->model.weights->max_len) o->max_model_len = n->model.weights->max_len;
+    TRY(node_model_prepare(n->model.weights, o, err));
     TRY(node_model_blocks(n->model.weights, o, &o->n_blocks, err));
     struct engine_options e = {
         .model = n->model.weights,

@@ -164,8 +164,7 @@ static uint64_t card_for_kv(struct device *device, double share)
     return ours > taken ? ours - taken : 0;
 }
 
-/* Everything that steps need is taken before what is left goes to the pool. */
-static enum status prepare_steps(struct model *m, const struct node_options *o, struct err *err)
+enum status node_model_prepare(struct model *m, const struct node_options *o, struct err *err)
 {
     const struct model_steps s = { .max_seqs = engine_max_parts(o->max_seqs), .block_tokens = o->block_tokens };
     return model_prepare(m, &s, err);
@@ -180,14 +179,13 @@ static enum status too_much_kv(const struct node_options *o, uint64_t n, double 
     return err_field(err, ERR_CONFIG, "kv-cache-memory", "--kv-cache-memory %.1f is in GiB, and there are %.1f GiB of memory; ask for less", (double)n * block, memory);
 }
 
-enum status node_model_blocks(struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
+enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err)
 {
     struct kv_layout l;
     uint32_t context = o->max_model_len;
     uint64_t per_context = (context + o->block_tokens - 1) / o->block_tokens;
     uint64_t most = per_context * o->max_seqs;
     model_kv_layout(m, o->block_tokens, 1, &l);
-    TRY(prepare_steps(m, o, err));
     struct device *device = m->kernels->device;
     uint64_t memory = device->is_host ? device_total(device) : device_available(device);
     uint64_t room = device->is_host ? memory_for_kv(m, memory) / NODE_KV_SHARE : card_for_kv(device, o->gpu_share);

@@ -27,8 +27,10 @@ struct model_text;
 enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out, struct err *err) MUST_CHECK;
 enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err) MUST_CHECK;
 void        node_model_release(struct node_model *m);
-/* How many KV blocks: --num-gpu-blocks-override, or what kv_bytes hold, at least one full context and at most what max_seqs full
- * contexts need. ERR_CONFIG when the model's own limits cannot be met. */
-enum status node_model_blocks(struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err) MUST_CHECK;
+/* Takes all that steps will need beside the pool, so that what is left is the pool's. ERR_NOMEM. */
+enum status node_model_prepare(struct model *m, const struct node_options *o, struct err *err) MUST_CHECK;
+/* How many KV blocks: --num-gpu-blocks-override, or what kv_bytes hold, or on a card what is left of its share; at least one full context and, on the
+ * processor, at most what max_seqs full contexts need. After node_model_prepare. ERR_CONFIG when the model's own limits cannot be met. */
+enum status node_model_blocks(const struct model *m, const struct node_options *o, uint32_t *n_blocks, struct err *err) MUST_CHECK;
 
 #endif

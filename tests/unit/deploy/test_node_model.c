@@ -82,4 +82,37 @@ TEST(what_is_asked_for_is_taken)
     CHECK(strstr(err.text, "--kv-cache-memory 1048576.0 is in GiB"));
 }
 
-TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken))
+/* ---- a card, of which the node takes a share ---- */
+
+static struct {
+    size_t total, available;
+} card;
+
+static size_t card_available(struct device *d) { return (void)d, card.available; }
+static size_t card_total(struct device *d) { return (void)d, card.total; }
+
+TEST(a_card_gives_what_its_share_leaves)
+{
+    static const struct device_ops ops = { .name = "a card", .available = card_available, .total = card_total };
+    struct device       d = { .ops = &ops };
+    struct kernel_ctx   k = { .activations = ACTIVATIONS_F32, .device = &d };
+    struct model        on_card = m;
+    struct node_options o = { .max_model_len = 1024, .block_tokens = 64, .max_seqs = 1, .gpu_share = 0.9 };
+    const size_t        block = 16 << 10;
+    uint32_t            n = 0;
+    on_card.kernels = &k;
+    card.total = 1000 * block;
+    card.available = 700 * block; /* 300 blocks' worth are weights, steps and other processes */
+    CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
+    CHECK_EQ_INT(n, 600); /* more than one context can use: the rest keeps prefixes */
+    o.gpu_share = 0.3;
+    CHECK_STATUS(node_model_blocks(&on_card, &o, &n, &err), ERR_CONFIG);
+    CHECK(strstr(err.text, "room for 0") && strstr(err.text, "--gpu-memory-utilization"));
+    o.n_blocks = 700;
+    CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
+    CHECK_EQ_INT(n, 700);
+    o.n_blocks = 701;
+    CHECK_STATUS(node_model_blocks(&on_card, &o, &n, &err), ERR_CONFIG);
+}
+
+TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken), CASE(a_card_gives_what_its_share_leaves))
