@@ -118,6 +118,16 @@ TEST(a_draw_walks_on_from_chunk_to_chunk)
     CHECK(room->found && room->id == 4096 + 1023);
 }
 
+/* kernels/cpu's sum of exp(x - max) over a chunk: 16 partial sums in f32, then a tree. */
+static float chunk_sum_exp(const float *x, size_t n, float max)
+{
+    float lane[16] = {};
+    for (size_t i = 0; i < n; i++) lane[i % 16] += exp_ref(x[i] - max);
+    for (int half = 8; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+    return lane[0];
+}
+
 TEST(log_sum_exp_is_added_as_on_the_host)
 {
     const drawn_row row(SAMPLE_DRAW | SAMPLE_LOGPROBS, 1);
@@ -125,6 +135,10 @@ TEST(log_sum_exp_is_added_as_on_the_host)
     float           lse;
     c->ops->log_sum_exp(c, &lse, row.logits.data(), drawn_row::N, 1, drawn_row::N);
     CHECK(bits_of(row.result.logprob) == bits_of(row.logits[(size_t)row.result.id] - lse));
+    const double *sums = row.at<double>(row_layout_of(drawn_row::N).sums); /* the last phase left its own there */
+    const float   max = *std::max_element(row.logits.begin(), row.logits.end());
+    for (size_t first = 0; first < drawn_row::N; first += SAMPLE_CHUNK)
+        CHECK(sums[first / SAMPLE_CHUNK] == (double)chunk_sum_exp(&row.logits[first], std::min(drawn_row::N - first, (size_t)SAMPLE_CHUNK), max));
     kernel_ctx_free(c);
 }
 
