@@ -1,0 +1,150 @@
+/* test_engine_card.c - steps that run ahead of the host and are recorded, on a card: the same tokens as one request after the other, launched one by
+ * one, without prefix cache. The emulated card is slow: few requests, short ones. */
+#include <unistd.h>
+
+#include "tests/unit/engine/engine_rig.h"
+
+/* What the case runs on: each case is a process of its own. */
+static struct {
+    const char      *model;
+    enum activations activations;
+} the_kind;
+
+static void open_rig(struct rig *r, struct rig_options o)
+{
+    if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
+    o.isa = "cuda";
+    o.model = the_kind.model;
+    o.activations = the_kind.activations;
+    rig_open(r, o);
+}
+
+static struct answer *one_by_one(const struct engine_request *reqs, uint32_t n)
+{
+    struct rig r;
+    open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .eager = true });
+    struct answer *all = MEM_ARRAY(struct answer, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct answer *one = rig_run(&r, &reqs[i], 1);
+        all[i] = *one;
+        mem_free(one);
+    }
+    CHECK_EQ_INT(rig_count(&r, "baton_engine_steps_recorded_total"), 0);
+    rig_close(&r);
+    return all;
+}
+
+/* Every third greedy, drawn, and drawn among few; every other with logprobs. */
+static struct engine_request request(uint32_t i, uint32_t n_prompt, uint32_t n_out)
+{
+    struct engine_request q = rig_request(1 + i, n_prompt, 300 + i, n_out);
+    q.sampling.temperature = i % 3 ? 1.0f : 0;
+    q.sampling.top_k = i % 3 == 2 ? 20 : 0;
+    q.sampling.min_tokens = 2;
+    q.sampling.n_logprobs = i % 2 ? 3 : -1;
+    return q;
+}
+
+/* Some end at a token that the host sees when the next step is under way. */
+static void check_ahead(void)
+{
+    enum { N = 6 };
+    struct engine_request reqs[N];
+    struct rig r;
+    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 5 + 9 * i, 5 + 2 * i);
+    struct answer *want = one_by_one(reqs, N);
+    for (uint32_t i = 0; i < N; i += 2) {
+        reqs[i].sampling.stop_ids[0] = want[i].out[want[i].n_out / 2].id;
+        reqs[i].sampling.n_stop_ids = 1;
+    }
+    mem_free(want);
+    want = one_by_one(reqs, N);
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 32 });
+    for (int round = 0; round < 2; round++) { /* the second finds prompts in the prefix cache */
+        struct answer *got = rig_run(&r, reqs, N);
+        for (uint32_t i = 0; i < N; i++) check_same(&want[i], &got[i]);
+        mem_free(got);
+    }
+    rig_await_free_blocks(&r, RIG_BLOCKS_MAX);
+    CHECK(rig_count(&r, "baton_engine_steps_ahead_total") > 0);
+    CHECK(rig_count(&r, "baton_engine_steps_recorded_total") > 0);
+    rig_close(&r);
+    mem_free(want);
+}
+
+TEST(answers_that_end_a_step_late) { check_ahead(); }
+
+TEST(latents_in_bf16)
+{
+    the_kind.model = "deepseek_v3";
+    the_kind.activations = ACTIVATIONS_FAST;
+    check_ahead();
+}
+
+TEST(experts_in_bf16)
+{
+    the_kind.model = "ernie_moe";
+    the_kind.activations = ACTIVATIONS_FAST;
+    check_ahead();
+}
+
+/* Penalties count tokens that the host must know, and blocks run out: such steps wait for the one before. */
+TEST(steps_that_have_to_wait)
+{
+    enum { N = 4, BLOCKS = 8 };
+    struct engine_request reqs[N];
+    struct rig r;
+    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 14 + 5 * i, 40);
+    reqs[1].sampling.repetition_penalty = 1.2f;
+    reqs[1].sampling.max_tokens = 6;
+    struct answer *want = one_by_one(reqs, N);
+    open_rig(&r, (struct rig_options){ .n_blocks = BLOCKS });
+    struct answer *got = rig_run(&r, reqs, N);
+    for (uint32_t i = 0; i < N; i++) check_same(&want[i], &got[i]);
+    CHECK(rig_count(&r, "baton_engine_preemptions_total") > 0);
+    CHECK(rig_count(&r, "baton_engine_steps_ahead_total") > 0);
+    rig_await_free_blocks(&r, BLOCKS);
+    rig_close(&r);
+    mem_free(want);
+    mem_free(got);
+}
+
+/* Requests come and are canceled while steps are under way. */
+TEST(commands_in_between)
+{
+    enum { N = 14, BLOCKS = 20 };
+    struct engine_request reqs[N];
+    struct answer         got[N] = { 0 };
+    struct rig            r;
+    for (uint32_t i = 0; i < N; i++) reqs[i] = request(i % 5, 4 + 7 * (i % 5), 8), reqs[i].id = 1 + i;
+    struct answer *want = one_by_one(reqs, 5);
+    open_rig(&r, (struct rig_options){ .n_blocks = BLOCKS, .max_seqs = 4 });
+    for (uint32_t i = 0; i < N; i++) {
+        got[i].id = reqs[i].id;
+        CHECK_OK(engine_submit(r.engine, &reqs[i]));
+        if (i % 4 == 3) CHECK_OK(engine_cancel(r.engine, reqs[i - 2].id, true));
+        usleep((useconds_t)(rng_uniform(98, 1, i) * 20000));
+    }
+    rig_gather(&r, got, N);
+    for (uint32_t i = 0; i < N; i++)
+        if (!got[i].canceled) check_same(&want[i % 5], &got[i]);
+    rig_await_free_blocks(&r, BLOCKS);
+    rig_close(&r);
+    mem_free(want);
+}
+
+/* An engine that is freed in the middle of it. */
+TEST(an_end_with_steps_under_way)
+{
+    struct rig r;
+    open_rig(&r, (struct rig_options){ 0 });
+    for (uint32_t i = 0; i < 3; i++) {
+        struct engine_request q = request(i, 10, 200);
+        CHECK_OK(engine_submit(r.engine, &q));
+    }
+    while (rig_next(&r).ev.kind != ENGINE_TOKEN) continue;
+    rig_close(&r);
+}
+
+TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240), CASE_T(experts_in_bf16, 240), CASE_T(steps_that_have_to_wait, 120),
+          CASE_T(commands_in_between, 120), CASE_T(an_end_with_steps_under_way, 120))
