@@ -265,9 +265,9 @@ TEST(hopper_rows_have_the_same_bits_among_others)
     need_hopper();
     for (int f8 = 0; f8 < 2; f8++) {
         product p;
-        p.f8 = f8, p.n_rows = 300, p.n_out = 300, p.n_in = 700, p.bias = true;
+        p.f8 = f8, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
         const trial all = try_product(p);
-        for (size_t row : { 0, 70, 255, 299 })
+        for (size_t row : { 0, 70, 199 })
             for (int columns : { 128, 256 }) {
                 trial one = all;
                 if (f8 && columns == 256) continue;
@@ -316,5 +316,5 @@ TEST(hopper_refuses_what_it_cannot_do)
 }
 
 TEST_MAIN(CASE_T(hopper_bf16_equals_a_plain_loop, 250), CASE_T(hopper_f8_equals_a_plain_loop, 250), CASE_T(hopper_groups, 250),
-          CASE_T(hopper_is_what_gemm_run_takes, 250), CASE(hopper_rows_have_the_same_bits_among_others), CASE(hopper_nan_stays_in_its_row),
+          CASE_T(hopper_is_what_gemm_run_takes, 250), CASE_T(hopper_rows_have_the_same_bits_among_others, 250), CASE(hopper_nan_stays_in_its_row),
           CASE(hopper_refuses_what_it_cannot_do))

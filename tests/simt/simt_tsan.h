@@ -11,11 +11,18 @@ extern "C" {
 void __tsan_acquire(void *sync);
 void __tsan_release(void *sync);
 void __tsan_read16(void *p);
+void __tsan_ignore_thread_begin(void);
+void __tsan_ignore_thread_end(void);
 }
 static inline void simt_tsan_acquire(void *sync) { __tsan_acquire(sync); }
 static inline void simt_tsan_release(void *sync) { __tsan_release(sync); }
 static inline void simt_tsan_read_16(const void *p) { __tsan_read16(const_cast<void *>(p)); }
+/* Memory and its functions as the emulator uses them for itself, between two switches of fibers. */
+static inline void simt_tsan_ignore_begin(void) { __tsan_ignore_thread_begin(); }
+static inline void simt_tsan_ignore_end(void) { __tsan_ignore_thread_end(); }
 #else
+#define simt_tsan_ignore_begin() ((void)0)
+#define simt_tsan_ignore_end() ((void)0)
 #define simt_tsan_acquire(sync) ((void)(sync))
 #define simt_tsan_release(sync) ((void)(sync))
 #define simt_tsan_read_16(p) ((void)(p))

@@ -100,7 +100,9 @@ static void read_row(unsigned char to[K_BYTES], const operand &o, int row)
         const unsigned address = (at + i) ^ ((at + i) >> 7 & 7) << 4;
         const void    *from = simt_shared_at(address, 16);
         simt_proxy_check_read(from, 16);
+        simt_tsan_ignore_end();
         simt_tsan_read_16(from);
+        simt_tsan_ignore_begin();
         memcpy(to + i, from, 16);
     }
 }
@@ -176,6 +178,7 @@ struct wait_call : simt_warp_call {
 
 static void perform_wait(simt_warp_call *const lanes[32], unsigned)
 {
+    simt_tsan_ignore_begin();
     const size_t  left = (size_t)lanes[0]->variant;
     wgmma_thread *first = static_cast<wait_call *>(lanes[0])->thread;
     while (first->groups.size() > left) {
@@ -196,6 +199,7 @@ static void perform_wait(simt_warp_call *const lanes[32], unsigned)
             groups.erase(groups.begin());
         }
     }
+    simt_tsan_ignore_end();
 }
 
 /* ---- instructions ---- */
@@ -224,11 +228,13 @@ static accumulators *take_accumulators(wgmma_thread *t, float *d, int count)
 
 static void enqueue(wgmma_kind kind, float *d, int n, uint64_t a, uint64_t b, int scale_d)
 {
-    wgmma_thread &t = current();
     if (n < 8 || n > N_MAX || n % 8) simt_die("wgmma of n %d", n);
+    simt_tsan_ignore_begin();
+    wgmma_thread &t = current();
     accumulators *to = take_accumulators(&t, d, n / 2);
     to->n_orders++;
     t.queue.push_back({ { kind, n, scale_d != 0, a, b }, to });
+    simt_tsan_ignore_end();
 }
 
 void simt_wgmma_fence(void) { current().fenced = true; }
@@ -237,10 +243,12 @@ void simt_wgmma_e4m3(float *d, int n, uint64_t a, uint64_t b, int scale_d) { enq
 
 void simt_wgmma_commit(void)
 {
+    simt_tsan_ignore_begin();
     wgmma_thread &t = current();
     size_t        committed = 0;
     for (size_t n : t.groups) committed += n;
     t.groups.push_back(t.queue.size() - committed);
+    simt_tsan_ignore_end();
 }
 
 void simt_wgmma_wait(int n_groups_left)
