@@ -10,9 +10,10 @@
  *
  * Two arithmetics (enum activations), chosen when the context is made and part of what peers compare:
  *   F32    everything in f32: the exact path. y[n] is one chain of fused multiply-adds over k ascending, from +0, then + bias[n];
- *          the weight of a quantised element is the f32 that its format means. All rows of this table give the same bits.
+ *          the weight of a quantised element is the f32 that its format means. The processor's rows all give the same bits;
+ *          a card shares k among lanes, and is held to a bound.
  *   FAST   matrices of integer types take inputs rounded to two int8 digits (cpu/act.h says how): products and sums inside a group of k's that
- *          share a scale are exact integers, groups are chained in f32; all rows give the same bits here too. Matrices of
+ *          share a scale are exact integers, groups are chained in f32; the processor's rows all give the same bits here too. Matrices of
  *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16, and on
  *          those rows the queries are rounded to bf16 too: scores are bf16 products (but in MLA's naive form, whose keys are expanded in f32).
  * Attention takes keys in tiles of ATTN_TILE positions and segments of ATTN_SEGMENT, both counted from position 0: online softmax
@@ -44,7 +45,7 @@ enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
 enum { F8_BLOCK = 128 }; /* rows and columns that share a scale of F8_E4M3 weights */
 
 /* Raised with every change of the values that some row computes: peers of other revisions would not agree bit for bit, and are refused. */
-enum { KERNEL_REVISION = 2 };
+enum { KERNEL_REVISION = 3 };
 
 enum activations { ACTIVATIONS_F32, ACTIVATIONS_FAST };
 

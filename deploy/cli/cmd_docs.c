@@ -20,7 +20,9 @@ static const char CONFIGURATION_HEAD[] =
     "| `BATON_CLUSTER_SECRET` | The secret that all nodes share (or --cluster-secret-file). Without one node-to-node ports stay on loopback; `launch` makes one for its nodes. |\n"
     "| `BATON_MODELS` | Folders, joined by `:`, in which `--model org/name` is looked for first. |\n"
     "| `HF_HUB_CACHE`, `HF_HOME` | Hugging Face's cache, in which `--model org/name` is looked for; default `~/.cache/huggingface`. |\n"
-    "| `MODELSCOPE_CACHE` | ModelScope's cache, in which it is looked for next; default `~/.cache/modelscope`. |\n\n";
+    "| `MODELSCOPE_CACHE` | ModelScope's cache, in which it is looked for next; default `~/.cache/modelscope`. |\n"
+    "| `BATON_CUBLASLT` | cublasLt's file, a folder that has it, or `off`; default: where the loader and CUDA's folder have it. Of --device cuda without --deterministic. |\n"
+    "| `BATON_NCCL_LIBRARY` | NCCL's file; default: libnccl.so.2 where the loader and CUDA's folder have it. |\n\n";
 
 static void tuning_markdown(struct buf *out)
 {
