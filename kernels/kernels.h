@@ -1,4 +1,4 @@
-/* kernels.h - arithmetic on tensors: one ops table, one row per instruction set (ref, avx2, avx512, avx512-vnni, amx; cuda follows).
+/* kernels.h - arithmetic on tensors: one ops table, one row per instruction set (ref, avx2, avx512, avx512-vnni, amx), and cuda.
  *
  * A context computes on one device, whose memory everything lies in that the slots read and write: activations, weights, norms, biases, the angles
  * of rope, the KV pool (ctx->device; device.h moves bytes there and back). The processor's rows compute in place; a GPU's only put work in a queue,
@@ -6,7 +6,8 @@
  * made on the host and handed over once per step, by `stage`.
  *
  * The rule every slot obeys: a row of the output depends only on the same row of the input and on the weights, never on
- * the other rows, on n_rows or on the number of threads (bit for bit). Reductions run in a fixed order.
+ * the other rows, on n_rows or on the number of threads (bit for bit). Reductions run in a fixed order. A card's products of bf16 obey it in
+ * contexts that are `deterministic`; in others their last bits may follow n_rows.
  *
  * Two arithmetics (enum activations), chosen when the context is made and part of what peers compare:
  *   F32    everything in f32: the exact path. y[n] is one chain of fused multiply-adds over k ascending, from +0, then + bias[n];
