@@ -4,7 +4,7 @@
  *   card_limits.c     what the card can do at most, measured by the same program in the same minute
  *   card_blas.c       one of these limits: the rate of cuBLAS, if a cuBLAS is on the machine
  *   card_slots.c      a row of kernels.h whose slots are timed and counted
- *   card_model.c      steps of a model
+ *   card_model.c      steps of a model, one by one, and as an engine runs them (card_ahead.c)
  *   card_attention.c  decode attention alone
  *   card_push.c       KV from one process to another over CUDA IPC
  *   card_kernels.cu   kernels that only measure

@@ -1,4 +1,5 @@
-/* card_model.c - steps of a model on the card, as model_forward computes them: no server, scheduler or sampling.
+/* card_model.c - steps of a model on the card: no server and no scheduler. Tables are of steps that model_forward computes, launched one by one;
+ * decode rates of steps as the engine runs them (card_ahead.h).
  *
  * The KV pool is filled with random numbers and sequences are given contexts that were never computed: nothing but time is looked at. Every
  * sequence has blocks of its own, scattered over the pool; a scenario whose KV does not fit is not run, and that is said. */
@@ -9,6 +10,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/model/model.h"
+#include "tests/gpu/bench/card_ahead.h"
 #include "tests/gpu/bench/card_kernels.h"
 #include "tests/gpu/bench/card_slots.h"
 
@@ -18,6 +20,7 @@ static const double SPARE = 0.06; /* of what is available: scratch that grows wi
 struct scenario {
     int32_t n_seqs, context; /* decode: the rows' position is context - 1; prefill: one sequence from nothing */
     bool    prefill;
+    double  must;            /* bytes that a step must read, once it is counted */
 };
 
 struct rig {
@@ -48,9 +51,8 @@ static int32_t id_at(const struct rig *r, int32_t seq, int32_t pos)
 }
 
 /* One decode step, or one piece of a prompt. */
-static void run_step(void *arg)
+static struct model_batch next_step(struct rig *r)
 {
-    struct rig           *r = arg;
     const struct scenario s = r->now;
     const int32_t left = s.context - r->begin, most = (int32_t)r->o.max_rows;
     const int32_t n = s.prefill ? (left < most ? left : most) : 1, from = s.prefill ? r->begin : s.context - 1;
@@ -64,9 +66,16 @@ static void run_step(void *arg)
         }
         r->logit_rows[i] = row - 1;
     }
-    struct model_batch b = { .n_rows = row, .ids = r->ids, .pos = r->pos, .seqs = r->seqs, .n_seqs = s.n_seqs, .logit_rows = r->logit_rows,
-                             .n_logits = s.n_seqs, .logits = r->logits, .kv = r->kv.ptr, .n_blocks = r->n_blocks, .block_tokens = BLOCK_TOKENS };
-    struct err err;
+    return (struct model_batch){ .n_rows = row, .ids = r->ids, .pos = r->pos, .seqs = r->seqs, .n_seqs = s.n_seqs, .logit_rows = r->logit_rows,
+                                 .n_logits = s.n_seqs, .logits = r->logits, .kv = r->kv.ptr, .n_blocks = r->n_blocks, .block_tokens = BLOCK_TOKENS };
+}
+
+/* All of it, logits fetched. */
+static void run_step(void *arg)
+{
+    struct rig              *r = arg;
+    const struct model_batch b = next_step(r);
+    struct err               err;
     model_forward(r->model, &b);
     card_need(device_fault(r->model->kernels->device, &err) == OK, err.text, NULL);
 }
@@ -113,17 +122,24 @@ static void say(const struct rig *r, const char *what, struct card_figure f)
     card_say(&f);
 }
 
-static void say_decode(const struct rig *r, const struct totals *t, const struct card_limits *l, struct step_time s)
+/* Launched one by one, logits fetched: what recorded steps are better than. */
+static void say_eager(const struct rig *r, struct step_time s)
 {
-    const double n = r->now.n_seqs;
+    say(r, "a step launched one by one, its logits fetched", (struct card_figure){ .value = s.wall * 1e6, .unit = "us" });
+    say(r, "a step launched one by one, of the card", (struct card_figure){ .value = s.busy * 1e6, .unit = "us" });
+}
+
+static void say_decode(const struct rig *r, const struct card_limits *l, const struct card_ahead *s)
+{
+    const double n = r->now.n_seqs, must_s = r->now.must / l->read;
     const bool   one = r->now.n_seqs == 1;
-    say(r, "tokens per second", (struct card_figure){ .value = n / s.wall, .unit = "tokens/s", .limit = n * l->read / t->must,
-                                                      .limit_is = "reading weights and KV once", .wanted = one ? 0.70 : 0 });
-    say(r, "the card's part of a step", (struct card_figure){ .value = s.busy * 1e6, .unit = "us", .limit = t->must / l->read * 1e6,
+    say(r, "tokens per second", (struct card_figure){ .value = n / s->wall, .unit = "tokens/s", .limit = n / must_s, .limit_is = "reading weights and KV once",
+                                                      .wanted = one ? 0.70 : 0 });
+    say(r, "the card's part of a step", (struct card_figure){ .value = s->busy * 1e6, .unit = "us", .limit = must_s * 1e6,
                                                               .limit_is = "reading weights and KV once", .less_is_better = true });
-    say(r, "gap between two steps", (struct card_figure){ .value = (s.wall - s.busy) * 1e6, .unit = "us", .limit = 20, .limit_is = "the goal, with graphs",
-                                                          .less_is_better = true, .wanted = one ? 1 : 0 });
-    say(r, "must be read", (struct card_figure){ .value = t->must * 1e-9, .unit = "GB" });
+    say(r, "gap between two steps", (struct card_figure){ .value = s->gap * 1e6, .unit = "us", .limit = 20, .limit_is = "the goal", .less_is_better = true,
+                                                          .wanted = one ? 1 : 0 });
+    say(r, "must be read", (struct card_figure){ .value = r->now.must * 1e-9, .unit = "GB" });
 }
 
 static void say_prefill(const struct rig *r, const struct totals *t, const struct card_limits *l, struct step_time s)
@@ -159,8 +175,40 @@ static void measure(struct rig *r, const struct card_limits *l)
     const struct step_time s = time_step(r, slots, steps);
     card_slots_remove(slots);
     if (r->now.prefill) say_prefill(r, &t, l, s);
-    else say_decode(r, &t, l, s);
+    else say_eager(r, s);
+    r->now.must = t.must;
     if (r->now.prefill && r->now.context > (int32_t)r->o.max_rows) say_all_pieces(r);
+}
+
+/* As the engine runs it. */
+static void measure_ahead(struct rig *r, const struct card_limits *l)
+{
+    struct card_ahead  a;
+    struct model_batch b = next_step(r);
+    struct card_slots *slots = card_slots_put(r->model->kernels, r->sizes);
+    if (card_ahead_run(slots, r->model, &b, r->sizes->tiny ? 3 : STEPS_MAX, &a)) say_decode(r, l, &a);
+    else card_note("%s: the card does not choose tokens: steps ahead were not measured", r->label);
+    card_slots_remove(slots);
+}
+
+static bool fits(const struct rig *r, const struct scenario *s) { return (size_t)s->n_seqs * (size_t)blocks_of(s) <= r->n_blocks; }
+
+/* Tables before anything is recorded: recorded steps call no slots. */
+static void measure_all(struct rig *r, const struct card_limits *l)
+{
+    const struct model_steps steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS, .n_blocks = r->n_blocks, .kv = r->kv.ptr, .record = true };
+    struct err               err;
+    for (size_t i = 0; i < r->n_scenarios; i++) {
+        r->now = r->scenarios[i];
+        if (fits(r, &r->now)) measure(r, l);
+        else card_note("%s: %d sequences of %d tokens were not run: their KV does not fit", r->label, r->now.n_seqs, r->now.context);
+        r->scenarios[i].must = r->now.must;
+    }
+    card_need(model_prepare(r->model, &steps, &err) == OK, "recording steps", err.text);
+    for (size_t i = 0; i < r->n_scenarios; i++) {
+        r->now = r->scenarios[i];
+        if (!r->now.prefill && fits(r, &r->now)) measure_ahead(r, l);
+    }
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
@@ -223,7 +271,7 @@ static void say_memory(struct rig *r)
     const size_t   before = device_available(d);
     for (size_t i = 0; i < r->n_scenarios; i++) {
         r->now = r->scenarios[i];
-        if ((size_t)r->now.n_seqs * (size_t)blocks_of(&r->now) <= r->n_blocks) run_step(r);
+        if (fits(r, &r->now)) run_step(r);
     }
     const size_t now = device_available(d);
     char         name[192];
@@ -296,12 +344,7 @@ int card_model_main(const struct card_sizes *sizes, int argc, char **argv)
     read_arguments(&r, argc, argv);
     card_limits_measure(sizes, false, &limits);
     open_rig(&r);
-    for (size_t i = 0; i < r.n_scenarios; i++) {
-        r.now = r.scenarios[i];
-        if ((size_t)r.now.n_seqs * (size_t)blocks_of(&r.now) > r.n_blocks)
-            card_note("%s: %d sequences of %d tokens were not run: their KV does not fit", r.label, r.now.n_seqs, r.now.context);
-        else measure(&r, &limits);
-    }
+    measure_all(&r, &limits);
     say_memory(&r);
     close_rig(&r);
     return 0;

@@ -11,7 +11,7 @@
 
 enum { ROUNDS_MAX = 16 };
 
-enum mode { PASSING, COUNTING, TIMING, ENDS };
+enum mode { PASSING, COUNTING, TIMING, ENDS, FOLLOWING };
 
 struct card_slots {
     struct kernel_ops        ops;   /* first: a context's ops lead back here */
@@ -25,6 +25,9 @@ struct card_slots {
     cudaEvent_t              marks[CARD_WINDOW_MAX + 1];
     struct card_call        *calls;
     size_t                   n_calls, room;
+    cudaEvent_t              begins[CARD_AHEAD_MAX], ends[CARD_AHEAD_MAX]; /* FOLLOWING: of each step */
+    int                      i_step, n_steps;
+    bool                     began;               /* the step that is submitted */
 };
 
 static struct card_slots *slots_of(const struct kernel_ctx *c) { return (struct card_slots *)(uintptr_t)c->ops; }
@@ -41,9 +44,18 @@ static struct card_call *new_call(struct card_slots *s)
     return &s->calls[s->n_calls++];
 }
 
+/* The step's first work, if it is that. */
+static void follow_begin(struct card_slots *s)
+{
+    if (s->mode != FOLLOWING || s->began || s->i_step >= s->n_steps) return;
+    card_cuda(cudaEventRecord(s->begins[s->i_step], s->stream), "timing a step");
+    s->began = true;
+}
+
 /* Before a call; where it is to be counted, what to fill in. */
 static struct card_call *before(struct card_slots *s)
 {
+    follow_begin(s);
     if (s->mode == COUNTING) return new_call(s);
     if (s->mode == ENDS && s->i_call == 0) mark(s, 0);
     if (s->mode == TIMING && s->i_call == s->begin) {
@@ -163,6 +175,22 @@ static void slot_experts(struct kernel_ctx *c, const struct experts_args *a)
     after(s);
 }
 
+static void slot_commit(struct kernel_ctx *c)
+{
+    struct card_slots *s = slots_of(c);
+    follow_begin(s);
+    s->inner->commit(c);
+}
+
+static void slot_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
+{
+    struct card_slots *s = slots_of(c);
+    s->inner->sample(c, logits, n_vocab);
+    if (!s->began) return;
+    card_cuda(cudaEventRecord(s->ends[s->i_step++], s->stream), "timing a step");
+    s->began = false;
+}
+
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 struct card_slots *card_slots_put(struct kernel_ctx *c, const struct card_sizes *sizes)
@@ -176,7 +204,13 @@ struct card_slots *card_slots_put(struct kernel_ctx *c, const struct card_sizes 
     s->ops.embed = slot_embed, s->ops.matmul = slot_matmul, s->ops.rms_norm = slot_rms_norm, s->ops.add = slot_add, s->ops.copy_rows = slot_copy_rows;
     s->ops.rope = slot_rope, s->ops.kv_append = slot_kv_append, s->ops.attention = slot_attention, s->ops.route = slot_route;
     s->ops.combine = slot_combine, s->ops.experts = slot_experts;
+    if (s->inner->commit) s->ops.commit = slot_commit;
+    if (s->inner->sample) s->ops.sample = slot_sample;
     for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) card_cuda(cudaEventCreate(&s->marks[i]), "making an event");
+    for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
+        card_cuda(cudaEventCreate(&s->begins[i]), "making an event");
+        card_cuda(cudaEventCreate(&s->ends[i]), "making an event");
+    }
     c->ops = &s->ops;
     return s;
 }
@@ -185,6 +219,10 @@ void card_slots_remove(struct card_slots *s)
 {
     s->ctx->ops = s->inner;
     for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) card_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
+    for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
+        card_cuda(cudaEventDestroy(s->begins[i]), "dropping an event");
+        card_cuda(cudaEventDestroy(s->ends[i]), "dropping an event");
+    }
     mem_free(s->calls);
     mem_free(s);
 }
@@ -234,6 +272,27 @@ double card_slots_busy(struct card_slots *s, void (*run)(void *arg), void *arg)
 {
     run_as(s, ENDS, run, arg);
     return mark_to_mark_s(s, 0, 1);
+}
+
+void card_slots_follow(struct card_slots *s, int n_steps)
+{
+    s->mode = FOLLOWING;
+    s->i_step = 0;
+    s->n_steps = n_steps < CARD_AHEAD_MAX ? n_steps : CARD_AHEAD_MAX;
+    s->began = false;
+}
+
+void card_slots_followed(struct card_slots *s, double *busy, double *gap)
+{
+    double b[CARD_AHEAD_MAX], g[CARD_AHEAD_MAX];
+    s->mode = PASSING;
+    card_need(s->i_step == s->n_steps && s->n_steps >= 2, "steps that follow each other were not all marked", NULL);
+    for (int i = 0; i < s->n_steps; i++) {
+        b[i] = card_timer_s(&(struct card_timer){ .begin = s->begins[i], .end = s->ends[i] });
+        if (i > 0) g[i - 1] = card_timer_s(&(struct card_timer){ .begin = s->ends[i - 1], .end = s->begins[i] });
+    }
+    *busy = card_median(b, (size_t)s->n_steps);
+    *gap = card_median(g, (size_t)s->n_steps - 1);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */

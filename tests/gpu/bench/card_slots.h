@@ -11,7 +11,7 @@
 
 #include "tests/gpu/bench/card.h"
 
-enum { CARD_WHAT_BYTES = 112, CARD_WINDOW = 64 /* of short calls */, CARD_WINDOW_MAX = 2048 };
+enum { CARD_WHAT_BYTES = 112, CARD_WINDOW = 64 /* of short calls */, CARD_WINDOW_MAX = 2048, CARD_AHEAD_MAX = 64 };
 
 /* One call of a slot in a step. */
 struct card_call {
@@ -35,6 +35,12 @@ void               card_slots_measure(struct card_slots *s, int rounds, size_t w
 const struct card_call *card_slots_calls(const struct card_slots *s, size_t *n);
 /* Runs it once more: seconds of the card from the first call's begin to the last call's end. After card_slots_measure of the same step. */
 double card_slots_busy(struct card_slots *s, void (*run)(void *arg), void *arg);
+/* Steps that are submitted one ahead of what is fetched: the card's time is marked where each begins - its first slot, or its recording's launch - and
+ * ends. card_slots_follow says how many will follow; card_slots_followed, once all were fetched, the medians: seconds of a step, and seconds from
+ * the end of one to the beginning of the next. */
+void card_slots_follow(struct card_slots *s, int n_steps);
+void card_slots_followed(struct card_slots *s, double *busy, double *gap);
+
 /* A table of what was measured: calls of equal shape together, the longest first. */
 void card_slots_say(const struct card_slots *s, const char *of, const struct card_limits *l);
 
