@@ -94,5 +94,6 @@ def stages(programs, emulated):
         return [Stage('limits', [], 0, why=f'{programs.home} has no bench_card')]
     out = [Stage('limits', [bench, *tiny, 'limits'], 40), *conformance(programs, emulated)]
     answers, ttft = split(emulated)
-    out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30), ttft]
+    out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),
+            Stage('push, checksums', [bench, *tiny, 'push', 'checksum'], 30), ttft]
     return out if emulated else out + list(sanitized(programs))

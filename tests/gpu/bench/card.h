@@ -84,6 +84,6 @@ double card_blas_bf16(const struct card_sizes *s, char *by, size_t by_bytes);
 int card_limits_main(const struct card_sizes *s);
 int card_model_main(const struct card_sizes *s, int argc, char **argv);
 int card_attention_main(const struct card_sizes *s);
-int card_push_main(const struct card_sizes *s);
+int card_push_main(const struct card_sizes *s, bool checksum);
 
 #endif
