@@ -24,13 +24,15 @@ def build(folder):
 
 
 def card_tests():
-    """Programs with cases for a card: those of single kernels, and those of the conformance suite whose sources name the card's row."""
-    kernels, suite = (sorted(glob.glob(os.path.join(ROOT, 'tests', *p))) for p in (('cuda', 'test_*.cc'), ('conformance', 'test_*.c')))
-
-    def has_card(path):
-        with open(path, encoding='utf-8') as f:
-            return re.search(r'BATON_HAVE_CUDA|has_card|\bEVERY_ROW_CASES\b|"cuda"', f.read())
-    return [os.path.splitext(os.path.basename(p))[0] for p in kernels + list(filter(has_card, suite))]
+    """Programs with cases for a card, by their sources: those of single kernels, and those of the conformance suite."""
+    out = []
+    for folder, wanted in (('cuda/test_*.cc', r'need_card|cudaGetDeviceCount'),
+                           ('conformance/test_*.c', r'BATON_HAVE_CUDA|has_card|\bEVERY_ROW_CASES\b|"cuda"')):
+        for path in sorted(glob.glob(os.path.join(ROOT, 'tests', folder))):
+            with open(path, encoding='utf-8') as f:
+                if re.search(wanted, f.read()):
+                    out.append(os.path.splitext(os.path.basename(path))[0])
+    return out
 
 
 class Programs:
