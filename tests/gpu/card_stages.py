@@ -8,6 +8,7 @@ from card_programs import ROOT, card_tests, sanitizer
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS, GOLDENS = os.path.join(ROOT, 'tests', 'data', 'configs'), os.path.join(ROOT, 'tests', 'data', 'goldens')
 JOBS = 8  # cases of a test program at a time: most of their time is the processor's, which computes what the card's results are held against
+JOBS_OF, LIMIT_OF = {'test_ep': 2}, {'test_ep': 100}  # whose cases are up to eight processes that share the card
 
 
 @dataclass
@@ -42,15 +43,17 @@ def conformance(programs, emulated):
             yield Stage(f'conformance: {name}', [], 0, 'tests', why=f'{programs.home} has no {name}')
             continue
         cases = test_arguments(path)
-        yield Stage(f'conformance: {name}', [path] + (['--jobs', str(JOBS), *cases] if cases else []), 60, 'tests')
+        yield Stage(f'conformance: {name}', [path] + (['--jobs', str(JOBS_OF.get(name, JOBS)), *cases] if cases else []), LIMIT_OF.get(name, 60), 'tests')
 
 
 # Short cases through every kind of kernel: (program, cases, seconds).
 MEMCHECK = [('test_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups', 'gemm_every_stored_number'], 40),
             ('test_attention_cuda', ['lengths'], 40), ('test_route', ['cuda_route'], 25), ('test_experts', ['cuda_experts'], 30),
-            ('test_kernels', ['cuda_rms_norm', 'cuda_rope', 'cuda_combine'], 25)]
+            ('test_kernels', ['cuda_rms_norm', 'cuda_rope', 'cuda_combine'], 25), ('test_sample', ['five_tokens_as_the_host'], 30),
+            ('test_gemm_hopper', ['hopper_rows_have_the_same_bits_among_others'], 30)]
 RACECHECK = [('test_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups'], 40), ('test_attention_cuda', ['lengths'], 40),
-             ('test_route', ['cuda_route'], 25)]
+             ('test_route', ['cuda_route'], 25), ('test_sample', ['one_token_as_the_host'], 30),
+             ('test_gemm_hopper', ['hopper_nan_stays_in_its_row'], 30)]
 
 
 def sanitized(programs):
