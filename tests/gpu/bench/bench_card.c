@@ -14,7 +14,8 @@
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: bench_card [--tiny] limits|attention|push\n       bench_card [--tiny] push checksum\n       bench_card [--tiny] model FOLDER [option...]\n");
+    fprintf(stderr, "usage: bench_card [--tiny] limits|attention|push\n       bench_card [--tiny] push checksum\n"
+            "       bench_card [--tiny] model FOLDER [option...]\n");
     return 2;
 }
 
