@@ -34,7 +34,7 @@ def test_arguments(path):
 
 def conformance(programs, emulated):
     """On an emulated card, which is thousands of times slower, a few: the others are tests of every build with one."""
-    few = ['test_inputs', 'test_route', 'test_device']
+    few = ['test_inputs', 'test_device']
     for name in card_tests():
         if emulated and name not in few:
             continue
