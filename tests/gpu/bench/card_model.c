@@ -250,6 +250,8 @@ static void open_rig(struct rig *r)
     printf("{\"kind\":\"fact\",\"name\":\"%s, weights\",\"value\":\"%.2f GiB%s, loaded in %.1f s\"}\n", r->label, (double)r->model->weight_bytes / (1 << 30),
            r->o.dummy ? " made up" : "", s);
     fflush(stdout);
+    const struct model_steps steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS }; /* what they need comes before the pool, which takes the rest */
+    card_need(model_prepare(r->model, &steps, &err) == OK, "room for steps", err.text);
     make_pool(r);
     r->ids = MEM_ARRAY(int32_t, r->o.max_rows);
     r->pos = MEM_ARRAY(int32_t, r->o.max_rows);
