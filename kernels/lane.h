@@ -20,6 +20,13 @@ struct lane_runs {
     uint32_t    n;
 };
 
+/* One of many copies. */
+struct lane_pair {
+    void       *to;
+    const void *from;
+    size_t      bytes;
+};
+
 /* What one checksum is over: n_runs runs of run_bytes, `stride` bytes apart, one behind the other. At least 1 and less than 2^32 bytes in all.
  * Fast where address, run_bytes and stride are multiples of 16. */
 struct lane_piece {
@@ -32,6 +39,7 @@ struct lane_ops {
     void        (*close)(struct lane *l);
     enum status (*after)(struct lane *l, uint64_t mark);
     enum status (*copy)(struct lane *l, const struct lane_runs *c);
+    enum status (*gather)(struct lane *l, const struct lane_pair *pairs, uint32_t n);
     enum status (*sums)(struct lane *l, const struct lane_piece *pieces, uint32_t n, uint64_t *out);
     enum status (*tell)(struct lane *l, void (*fn)(void *arg), void *arg);
     enum status (*wait)(struct lane *l);
@@ -45,6 +53,9 @@ void        lane_close(struct lane *l);
 /* What is given to the lane from now on begins after the device's work up to `mark` (device_mark; 0: at once). */
 enum status lane_after(struct lane *l, uint64_t mark) MUST_CHECK;
 enum status lane_copy(struct lane *l, const struct lane_runs *c) MUST_CHECK;
+/* n copies between places in the memory of devices, imported memory included, that do not overlap; in no order among themselves. `pairs` is read
+ * before this returns. Fast for many pieces that are small, where addresses are multiples of 16. */
+enum status lane_gather(struct lane *l, const struct lane_pair *pairs, uint32_t n) MUST_CHECK;
 /* out[i] = XXH3 (64 bit, no seed: hash_64) of pieces[i], which lie in the device's memory. `pieces` and `out` are DEVICE_MEM_HOST memory of the
  * lane's device, and the lane's until it has come past them. */
 enum status lane_sums(struct lane *l, const struct lane_piece *pieces, uint32_t n, uint64_t *out) MUST_CHECK;

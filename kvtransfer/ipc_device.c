@@ -60,13 +60,19 @@ static void on_copied(void *arg)
     copier_done(p->conn->lt->copier, (struct copier_job){ .put = p, .worker = COPIER_FOREIGN });
 }
 
+enum { PAIRS_AT_ONCE = 128 };
+
 static bool begin(struct local_conn *c, struct local_put *p)
 {
     struct lane *lane = c->way_state;
     enum status st = lane_after(lane, p->mark);
-    for (uint32_t i = 0; i < p->n_copies && st == OK; i++)
-        st = lane_copy(lane, &(struct lane_runs){ .to = c->remote + p->copies[i].remote, .from = kvt_source(c->lt->env, p->copies[i].local),
-                                                  .bytes = p->copies[i].bytes, .n = 1 });
+    for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
+        struct lane_pair pairs[PAIRS_AT_ONCE];
+        for (n = 0; n < PAIRS_AT_ONCE && i + n < p->n_copies; n++)
+            pairs[n] = (struct lane_pair){ .to = c->remote + p->copies[i + n].remote, .from = kvt_source(c->lt->env, p->copies[i + n].local),
+                                           .bytes = p->copies[i + n].bytes };
+        st = lane_gather(lane, pairs, n);
+    }
     if (st == OK) st = lane_tell(lane, on_copied, p);
     p->n_jobs = st == OK;
     /* What had begun reads the source no more when DOWN is said; a device that has failed runs nothing. */

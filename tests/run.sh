@@ -171,6 +171,7 @@ fuzz() {
 emulated_card() {
     say "an emulated card, end to end"
     counted "emulated card" env BATON_BIN="$out/asan/baton" UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none python3 -u tests/e2e/run.py --jobs 2 test_card
+    [ $all = no ] || counted "card script" env UCX_MEM_EVENTS=n UCX_MEM_MMAP_HOOK_MODE=none tests/gpu/run.sh --emulated --programs "$out/asan" --out "$out/card.json"
 }
 
 say "packages"

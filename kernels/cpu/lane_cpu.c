@@ -22,6 +22,14 @@ static enum status copy(struct lane *l, const struct lane_runs *c)
     return OK;
 }
 
+static enum status gather(struct lane *l, const struct lane_pair *pairs, uint32_t n)
+{
+    (void)l;
+    for (uint32_t i = 0; i < n; i++)
+        if (pairs[i].bytes > 0) memcpy(pairs[i].to, pairs[i].from, pairs[i].bytes);
+    return OK;
+}
+
 static uint64_t sum_of(const struct lane_piece *p)
 {
     if (p->n_runs == 1) return hash_64(p->at, p->run_bytes, 0);
@@ -52,7 +60,7 @@ static enum status wait(struct lane *l)
     return OK;
 }
 
-static const struct lane_ops LANE_CPU = { .close = close_lane, .after = after, .copy = copy, .sums = sums, .tell = tell, .wait = wait };
+static const struct lane_ops LANE_CPU = { .close = close_lane, .after = after, .copy = copy, .gather = gather, .sums = sums, .tell = tell, .wait = wait };
 
 enum status lane_cpu_open(struct device *d, struct lane **out, struct err *err)
 {

@@ -145,6 +145,44 @@ static void lane_copy_cases(const char *name)
     device_close(d);
 }
 
+/* Many copies at once, of all lengths and ways to lie. */
+static void lane_gather_cases(const char *name)
+{
+    enum { N = 300, ROOM = 1 << 20 };
+    struct device   *d = open_device(name);
+    struct lane     *l = open_lane(d);
+    struct dev_mem   host = memory_of(d, 2 * ROOM, DEVICE_MEM_HOST), from = memory_of(d, ROOM, DEVICE_MEM_PRIVATE), to = memory_of(d, ROOM, DEVICE_MEM_PRIVATE);
+    unsigned char   *sent = host.ptr, *got = sent + ROOM;
+    struct lane_pair pairs[N];
+    size_t           at = 0, lengths[] = { 0, 1, 15, 16, 17, 48, 4096, 5000 };
+    for (size_t i = 0; i < ROOM; i++) sent[i] = (unsigned char)(i * 31 + (i >> 9));
+    for (int i = 0; i < N; i++) {
+        size_t bytes = i == 7 ? 150000 : lengths[i % 8], place = at + (size_t)(i % 3 == 0 ? i % 16 : 0);
+        pairs[i] = (struct lane_pair){ .to = (char *)to.ptr + place, .from = (char *)from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? i % 16 : 0), .bytes = bytes };
+        at = (place + bytes + 16) / 16 * 16;
+        CHECK(at < ROOM - 320000);
+    }
+    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = from.ptr, .from = sent, .bytes = ROOM, .n = 1 }));
+    CHECK_OK(lane_gather(l, pairs, N));
+    CHECK_OK(lane_gather(l, pairs, 0));
+    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = got, .from = to.ptr, .bytes = ROOM, .n = 1 }));
+    CHECK_OK(lane_wait(l));
+    size_t next = 0; /* what no copy wrote is 0 still */
+    for (int i = 0; i < N; i++) {
+        size_t place = (size_t)((char *)pairs[i].to - (char *)to.ptr), source = (size_t)((const char *)pairs[i].from - (char *)from.ptr);
+        for (; next < place; next++) CHECK_EQ_INT(got[next], 0);
+        CHECK(memcmp(got + place, sent + source, pairs[i].bytes) == 0);
+        next = place + pairs[i].bytes;
+    }
+    for (; next < ROOM; next++) CHECK_EQ_INT(got[next], 0);
+    device_mem_free(d, &host);
+    device_mem_free(d, &from);
+    device_mem_free(d, &to);
+    lane_close(l);
+    CHECK_OK(device_fault(d, NULL));
+    device_close(d);
+}
+
 /* A copy behind a mark sees the work before it, also when the ring of marks has come round since. */
 static void lane_mark_cases(const char *name)
 {
@@ -247,12 +285,13 @@ static void sharing_cases(const char *name)
     TEST(name##_impossible_sizes_are_refused_with_a_sentence) { refusal_cases(#name); }               \
     TEST(name##_memory_that_is_available) { available_cases(#name); }                                 \
     TEST(name##_lane_copies_in_order) { lane_copy_cases(#name); }                                     \
+    TEST(name##_lane_gathers) { lane_gather_cases(#name); }                                           \
     TEST(name##_lane_waits_for_marks) { lane_mark_cases(#name); }                                     \
     TEST(name##_lane_sums_are_the_hosts) { lane_sum_cases(#name); }                                   \
     TEST(name##_memory_of_others) { sharing_cases(#name); }
 #define DEVICE_CASES(name)                                                                                               \
     CASE(name##_memory_is_zeroed_and_holds_what_was_put_there), CASE(name##_impossible_sizes_are_refused_with_a_sentence), \
-        CASE(name##_memory_that_is_available), CASE(name##_lane_copies_in_order), CASE(name##_lane_waits_for_marks), \
+        CASE(name##_memory_that_is_available), CASE(name##_lane_copies_in_order), CASE(name##_lane_gathers), CASE(name##_lane_waits_for_marks), \
         CASE(name##_lane_sums_are_the_hosts), CASE(name##_memory_of_others)
 
 DEVICE_TESTS(cpu)
