@@ -63,6 +63,8 @@ void weight_release(struct kernel_ctx *c, struct weight *w)
     *w = (struct weight){ 0 };
 }
 
+bool kernel_is_deterministic(const struct kernel_ctx *c) { return c->device->is_host || c->deterministic; }
+
 /* The processor has two forms of latent attention; a card has two kernels of any, where it may round. */
 bool kernel_two_forms(const struct kernel_ctx *c, bool latent) { return c->device->is_host ? latent : c->activations == ACTIVATIONS_FAST; }
 

@@ -173,7 +173,8 @@ struct kernel_step {
 struct kernel_limits {
     uint32_t max_rows, max_logits, max_len, n_vocab, block_tokens;
     uint32_t max_seqs;       /* sequences in a step */
-    uint32_t n_lists;        /* with sequences in them */
+    uint32_t n_lists;        /* of a step that may be recorded */
+    uint32_t max_lists;      /* of any */
     uint32_t n_heads, v_dim; /* of attention's results */
     bool     latent;
     uint32_t n_kv_heads, head_dim; /* of the pool */
@@ -358,6 +359,8 @@ void        kernel_ctx_free(struct kernel_ctx *c);
 enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in) MUST_CHECK;
 /* The context that computes on what the host has, logits that were fetched above all: c itself, or one that it owns. */
 struct kernel_ctx *kernel_host(struct kernel_ctx *c);
+/* Does a row's result depend on the row alone? Always so of the processor. */
+bool        kernel_is_deterministic(const struct kernel_ctx *c);
 /* Do attention's results of prompt tokens and of generated ones (attn_seq.generated) round differently? */
 bool        kernel_two_forms(const struct kernel_ctx *c, bool latent);
 /* The element type of KV pools under this context's arithmetic. */

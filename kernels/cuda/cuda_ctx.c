@@ -54,6 +54,7 @@ enum status cuda_ctx_reserve(struct kernel_ctx *base, size_t n_rows, size_t n_in
     struct dev_mem   more;
     if (bytes <= c->inputs.bytes) return OK;
     TRY(device_mem_alloc(base->device, bytes, DEVICE_MEM_PRIVATE, &more, NULL));
+    cuda_recordings_release(c); /* they hold the address; another model's, whose engine is yet to come */
     device_mem_free(base->device, &c->inputs);
     c->inputs = more;
     return OK;

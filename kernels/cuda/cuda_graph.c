@@ -7,10 +7,10 @@
  * kernels take longer than launching them, and contexts so long that attention needs several waves.
  * Source: CUDA Runtime API, stream capture and cudaGraphInstantiate. Life cycle: cuda_record .. cuda_commit, then cuda_recording_for. */
 #include "kernels/cuda/cuda_row.h"
-#include "shared/base/assert.h"
+#include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-/* Rows that steps are filled up to: less than a third of them for nothing, and a fifth from 16 rows on. */
+/* Rows that steps are filled up to: less than a third of them for nothing, and a quarter from 16 rows on. */
 static const int32_t LADDER[] = { 1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512 };
 /* Rows of logits beside prompts: how many of a step's rows are answers. */
 static const int32_t LOGITS_LADDER[] = { 4, 32, 128, 512 };
@@ -82,16 +82,28 @@ bool cuda_record(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
     return cuda_check(c->device, cudaStreamBeginCapture(c->device->stream, cudaStreamCaptureModeThreadLocal), "recording a step");
 }
 
+/* A card without room for recordings computes all the same. */
+static void go_without(struct cuda_ctx *c)
+{
+    (void)cudaGetLastError(); /* too little memory is no fault of the card */
+    log_warn("steps are not recorded", "why=\"no GPU memory left for %d recordings; a lower --gpu-memory-utilization leaves some\"", c->n_recordings + 1);
+    cuda_recordings_release(c);
+    c->limits.max_recorded = 0;
+}
+
 static void finish_recording(struct cuda_ctx *c)
 {
     struct cuda_recording *r = &c->recordings[c->n_recordings];
     cudaGraph_t            graph = NULL;
     if (!cuda_check(c->device, cudaStreamEndCapture(c->device->stream, &graph), "recording a step")) return;
-    const bool made = cuda_check(c->device, cudaGraphInstantiate(&r->exec, graph, 0), "recording a step");
-    if (made) c->n_recordings++; /* to be released from now on */
-    /* What it needs on the card it takes now, not at its first launch. */
-    if (made) (void)cuda_check(c->device, cudaGraphUpload(r->exec, c->device->stream), "recording a step");
+    cudaError_t e = cudaGraphInstantiate(&r->exec, graph, 0);
+    if (e == cudaSuccess) {
+        c->n_recordings++; /* to be released from now on */
+        e = cudaGraphUpload(r->exec, c->device->stream); /* what it needs on the card it takes now, not at its first launch */
+    }
     (void)cuda_check(c->device, cudaGraphDestroy(graph), "recording a step");
+    if (e == cudaErrorMemoryAllocation) go_without(c);
+    else (void)cuda_check(c->device, e, "recording a step");
 }
 
 void cuda_recordings_release(struct cuda_ctx *c)

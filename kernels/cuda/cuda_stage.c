@@ -32,12 +32,20 @@ static size_t rows_bytes(size_t n_rows, size_t n_logits)
            padded(n_logits, sizeof(struct sample_ask));
 }
 
-/* One more block than positions need, so that lengths that are rounded in other ways fit too. */
+/* Changes to logits that a step's sampling asks for; steps with more are sampled by the host. */
+static size_t edits_bytes(size_t max_logits)
+{
+    const size_t bytes = max_logits * CUDA_EDITS_PER_LOGITS;
+    return bytes > LEAST_BYTES ? bytes : LEAST_BYTES;
+}
+
+/* A row is in two lists at most, all and one other; a sequence that lists cut is in one more for every cut, with its table. */
 size_t cuda_staging_bytes(const struct kernel_limits *l)
 {
-    const size_t tables = (size_t)l->max_seqs * (l->max_len / l->block_tokens + 1);
-    return rows_bytes(l->max_rows, l->max_logits) + l->n_lists * (list_bytes(l->max_rows, l->max_rows) + padded(tables, sizeof(int32_t))) +
-           CUDA_EDITS_BYTES;
+    const size_t lists = l->max_lists, times = lists > 1 ? 2 : 1, rows = times * l->max_rows;
+    const size_t tables = (times * l->max_seqs + lists) * (l->max_len / l->block_tokens + 1);
+    return rows_bytes(l->max_rows, l->max_logits) + list_bytes(rows + lists, rows) + lists * list_bytes(1, 1) + padded(tables, sizeof(int32_t)) +
+           edits_bytes(l->max_logits);
 }
 
 void cuda_staging_release(struct cuda_ctx *c)
@@ -159,7 +167,7 @@ static size_t step_bytes(const struct kernel_step *s)
         for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n_rows += (size_t)s->lists[i].seqs[q].n_q;
         n += list_bytes((size_t)s->lists[i].n_seqs, n_rows);
     }
-    return n + CUDA_EDITS_BYTES;
+    return n; /* what is left is for sampling */
 }
 
 /* Copies n, then zeros up to n_all: a row that is there. */

@@ -198,6 +198,13 @@ static void announce_start(struct engine *e, struct seq *s)
         e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks, 0);
 }
 
+bool batch_next_waits_for_landing(struct engine *e)
+{
+    if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return false;
+    struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
+    return s->prefill_only && seq_fits(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s));
+}
+
 /* Move the head of the waiting queue to running; NULL when there is none or no room. Nobody overtakes it. */
 static struct seq *admit(struct engine *e)
 {

@@ -24,10 +24,7 @@ static void *engine_main(void *arg)
     thread_become(THREAD_ENGINE, "engine");
     compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
-        while (mailbox_take(e->commands, &c)) {
-            if (c.kind != COMMAND_SUBMIT) engine_settle(e);
-            engine_do(e, &c);
-        }
+        while (mailbox_take(e->commands, &c)) engine_do(e, &c);
         engine_publish(e);
         atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
         bool worked = engine_step(e);

@@ -1,5 +1,5 @@
-/* engine_command.c - what each command does. All run on the engine thread between two steps, and all but SUBMIT when no step is
- * under way, so no command ever meets a sequence inside a batch. A command for an id that is not live (it finished a moment ago) does nothing. */
+/* engine_command.c - what each command does. All run on the engine thread between building two steps. A step may be under
+ * way: a sequence that is canceled leaves it, and its blocks stay taken until it has landed (engine_end.c); blocks that are free are nobody's. A command for an id that is not live (it finished a moment ago) does nothing. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"

@@ -1,7 +1,8 @@
 /* engine_end.c - how sequences leave: their blocks go back, their end is told.
  *
- * A sequence can end while the step ahead has a row of it, since only its last token told. That row counts for nothing, but what it writes lands in
- * the sequence's blocks: those stay taken until that step has landed. Thread: engine. */
+ * A sequence can end while the step ahead has a row of it, since only its last token told, and be canceled while a step under way has one. That row
+ * counts for nothing, but what it writes lands in the sequence's blocks: those stay taken until that step has landed, since a free block may be
+ * granted to a peer, who writes when it likes. Thread: engine. */
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"

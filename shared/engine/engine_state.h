@@ -86,6 +86,7 @@ struct engine {
     struct batch    batches[2]; /* by turn */
     struct flight   flights[2];
     int             turn;   /* of the step that is being built, or was submitted last */
+    uint64_t        t_landed_ns; /* the last step did */
     float          *logits; /* [max_logits, n_vocab]: where the host samples */
     float          *lse;    /* [max_logits] */
     struct sample_want    *wants;   /* [max_logits] */
@@ -107,8 +108,6 @@ void command_drop(struct command *c); /* free what an undelivered command carrie
 /* engine_step.c */
 /* Compute one step. False: nothing can be computed until a command changes something. */
 bool engine_step(struct engine *e);
-/* Waits for the step under way, if there is one, and takes its tokens. */
-void engine_settle(struct engine *e);
 /* Append output token lp->id, send it, and end the sequence when it is the last one (the sequence is gone then). */
 void engine_take_token(struct engine *e, struct seq *s, const struct token_logprobs *lp);
 

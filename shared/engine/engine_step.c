@@ -3,8 +3,7 @@
  * Where the device chooses the tokens, step n + 1 is submitted before step n lands: its answer rows read the tokens of step n on the device, so
  * that the device never waits for the host. What the host learns late is that a sequence has ended: its row of step n + 1 is then thrown away
  * (engine_end.c). A step is not run ahead when the host must know the tokens first (penalties count them), when a peer is to be sent KV that is
- * not there yet, or when blocks may not do without taking some from a running sequence; and commands other than new requests wait until nothing
- * is under way. Where the host chooses the tokens, a step lands at once.
+ * not there yet, or when blocks may not do without taking some from a running sequence. Where the host chooses the tokens, a step lands at once.
  *
  * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens are taken, because a token may end its sequence
  * and free it. Thread: engine. */
@@ -68,7 +67,7 @@ static void on_layer(void *arg, uint32_t layer)
     const struct batch *b = engine_batch(e);
     uint64_t            mark = b->n_rows > b->n_parts ? device_mark(e->device) : 0;
     if (!mark) count_layer(e);
-    else if (lane_after(e->watch, mark) != OK || lane_tell(e->watch, count_layer, e) != OK) return; /* it failed: has_results tells */
+    else if (lane_after(e->watch, mark) != OK || lane_tell(e->watch, count_layer, e) != OK) count_layer(e); /* a device that failed is seen at landing */
     if (!e->opt.on_kv_ready) return;
     for (uint32_t i = 0; i < b->n_parts; i++) {
         const struct batch_part *p = &b->parts[i];
@@ -178,16 +177,19 @@ static void normalise(struct engine *e, const struct batch *b)
     struct kernel_ctx *host = kernel_host(e->opt.model->kernels);
     size_t n_vocab = e->limits.n_vocab;
     bool wanted = false;
-    for (uint32_t i = 0; i < b->n_logits; i++) wanted |= !b->logits[i].sample || b->logits[i].seq->sampling.n_logprobs >= 0;
+    for (uint32_t i = 0; i < b->n_logits; i++) {
+        const struct batch_logit *l = &b->logits[i];
+        wanted |= l->seq && (!l->sample || l->seq->sampling.n_logprobs >= 0);
+    }
     if (wanted) host->ops->log_sum_exp(host, e->lse, e->logits, n_vocab, b->n_logits, n_vocab);
 }
 
-static void fill_row(const struct engine *e, const struct batch_logit *l, uint32_t i)
+/* What the sampler is asked for row i of the logits. */
+static struct sampler_row row_of(const struct engine *e, const struct batch_logit *l, uint32_t i)
 {
     const struct model_config *c = &e->opt.model->config;
     const struct seq *s = l->seq;
-    e->rows[i].score = score_of(l);
-    e->rows[i].in = (struct sampler_input){
+    const struct sampler_input in = {
         .logits = e->logits + (size_t)i * e->limits.n_vocab,
         .lse = e->lse[i],
         .params = &s->sampling,
@@ -197,15 +199,19 @@ static void fill_row(const struct engine *e, const struct batch_logit *l, uint32
         .eos = c->eos,
         .n_eos = c->n_eos,
     };
+    return (struct sampler_row){ .in = in, .score = score_of(l) };
 }
 
-/* The host chooses: all rows first, since what comes of them may free sequences. */
+/* The host chooses, for the sequences that the step before has not ended: all rows first, since what comes of them may free sequences. */
 static void sample(struct engine *e, const struct batch *b)
 {
+    uint32_t n = 0, at = 0;
     normalise(e, b);
-    for (uint32_t i = 0; i < b->n_logits; i++) fill_row(e, &b->logits[i], i);
-    sampler_batch_run(e->sampler, e->rows, b->n_logits);
-    for (uint32_t i = 0; i < b->n_logits; i++) e->fetched[i] = e->rows[i].out;
+    for (uint32_t i = 0; i < b->n_logits; i++)
+        if (b->logits[i].seq) e->rows[n++] = row_of(e, &b->logits[i], i);
+    sampler_batch_run(e->sampler, e->rows, n);
+    for (uint32_t i = 0; i < b->n_logits; i++)
+        if (b->logits[i].seq) e->fetched[i] = e->rows[at++].out;
 }
 
 static void name_blocks(struct engine *e, const struct batch *b)
@@ -244,6 +250,14 @@ static void take_tokens(struct engine *e, const struct batch *b)
 /* A step of a device that failed has no results. */
 static bool has_results(const struct engine *e) { return device_fault(e->device, NULL) == OK; }
 
+/* From its submission or, where it waited for the step before, from when that had landed. */
+static void observe_time(struct engine *e, const struct flight *f)
+{
+    const uint64_t begin = f->begin_ns > e->t_landed_ns ? f->begin_ns : e->t_landed_ns;
+    e->t_landed_ns = clock_ns();
+    histogram_observe(e->meters.step_seconds, (double)(e->t_landed_ns - begin) * 1e-9);
+}
+
 static void land(struct engine *e, int turn)
 {
     const struct batch *b = &e->batches[turn];
@@ -258,22 +272,17 @@ static void land(struct engine *e, int turn)
     take_tokens(e, b);
     finish_silent_parts(e, b);
     counter_add(e->meters.steps, 1);
-    histogram_observe(e->meters.step_seconds, (double)(clock_ns() - f->begin_ns) * 1e-9);
+    observe_time(e, f);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
-}
-
-void engine_settle(struct engine *e)
-{
-    if (e->flights[e->turn].on) land(e, e->turn);
 }
 
 /* ---- the step ---- */
 
-/* May the next step be built while one is under way? */
-static bool may_run_ahead(const struct engine *e)
+/* May the next step be built while one is under way? LIMIT: one running sequence with penalties keeps the whole batch from it. */
+static bool may_run_ahead(struct engine *e)
 {
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
-    if (!list_empty(&e->waiting) && LIST_FIRST(&e->waiting, struct seq, node)->prefill_only) return false;
+    if (batch_next_waits_for_landing(e)) return false;
     LIST_FOREACH(s, &e->running, struct seq, node)
         if (s->prefill_only || (s->n_late > 0 && sampling_has_penalties(&s->sampling))) return false;
     return true;
@@ -283,7 +292,7 @@ bool engine_step(struct engine *e)
 {
     const int before = e->turn;
     bool      worked = e->flights[before].on;
-    if (worked && !may_run_ahead(e)) engine_settle(e);
+    if (worked && !may_run_ahead(e)) land(e, before);
     if (!has_results(e)) return false;
     e->turn = before ^ 1;
     batch_build(e);

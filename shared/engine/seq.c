@@ -131,17 +131,24 @@ static void hash_to(struct seq *s, uint32_t block_tokens, uint32_t n_full)
     s->n_hashed = n_full;
 }
 
+/* Blocks to ask the prefix cache for. The logits of prompt positions that are still owed exist only if those positions are computed. */
+static uint32_t n_to_ask(const struct seq *s, uint32_t block_tokens) { return s->lp_next < s->n_prompt ? 0 : (s->n_tokens - 1) / block_tokens; }
+
+bool seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks)
+{
+    const uint32_t n_ask = n_to_ask(s, block_tokens);
+    hash_to(s, block_tokens, n_ask);
+    uint32_t n_idle, n_found = kv_pool_peek(pool, s->hashes, n_ask, &n_idle);
+    return n_blocks - n_found <= kv_pool_available(pool) - n_idle;
+}
+
 enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks)
 {
     ASSERT(s->n_blocks == 0 && s->n_computed == 0);
     ASSERT(n_blocks <= s->cap_blocks);
-    uint32_t n_full = (s->n_tokens - 1) / block_tokens;
-    /* The logits of prompt positions that are still owed exist only if those positions are computed. */
-    uint32_t n_ask = s->lp_next < s->n_prompt ? 0 : n_full;
-    hash_to(s, block_tokens, n_ask);
+    const uint32_t n_ask = n_to_ask(s, block_tokens);
     /* Before taking anything, so that a sequence that waits for blocks is not counted, and refreshes no block, at every step. */
-    uint32_t n_idle, n_found = kv_pool_peek(pool, s->hashes, n_ask, &n_idle);
-    if (n_blocks - n_found > kv_pool_available(pool) - n_idle) return ERR_BUSY;
+    if (!seq_fits(s, pool, block_tokens, n_blocks)) return ERR_BUSY;
     uint32_t n_hit = kv_pool_match(pool, s->hashes, n_ask, s->blocks);
     if (kv_pool_alloc(pool, n_blocks - n_hit, s->blocks + n_hit) != OK) {
         while (n_hit > 0) kv_pool_unref(pool, s->blocks[--n_hit]);

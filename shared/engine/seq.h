@@ -71,6 +71,8 @@ bool        seq_is_full(const struct seq *s);     /* it does not for one behind 
 bool        seq_has_work(const struct seq *s);    /* a step can compute something of it */
 uint32_t    seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens);
 
+/* Would seq_take_blocks find enough? */
+bool            seq_fits(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks);
 /* Take what the prefix cache has (at most n_tokens - 1 tokens, as one must be computed), then blocks up to `n_blocks`; all or
  * ERR_BUSY. The sequence holds none before. */
 enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens, uint32_t n_blocks) MUST_CHECK;

@@ -382,7 +382,7 @@ enum status decoder_prepare(struct model *m, const struct model_steps *s, struct
     const bool                 latent = model_is_latent(c);
     struct kernel_ctx         *k = m->kernels;
     const struct kernel_limits l = { .max_rows = m->max_rows, .max_logits = m->max_logits, .max_len = m->max_len, .n_vocab = c->n_vocab,
-                                     .block_tokens = s->block_tokens, .max_seqs = s->max_seqs, .n_lists = latent ? 3 : 1, .n_heads = c->n_heads,
+                                     .block_tokens = s->block_tokens, .max_seqs = s->max_seqs, .n_lists = latent ? 3 : 1, .max_lists = latent ? 3 + (uint32_t)(m->max_rows / attention_mla_run_rows(m)) : 1, .n_heads = c->n_heads,
                                      .v_dim = latent ? c->mla.kv_lora : c->head_dim, .latent = latent, .n_kv_heads = latent ? 1 : c->n_kv_heads,
                                      .head_dim = latent ? c->mla.kv_lora + c->mla.rope : c->head_dim, .max_recorded = s->record ? recorded_rows(m) : 0 };
     TRY(k->ops->prepare(k, &l, err));

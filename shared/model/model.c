@@ -85,7 +85,8 @@ static void print_config(struct buf *b, const struct model_config *c)
 static uint64_t fingerprint(const struct model *m)
 {
     struct buf b = { 0 };
-    buf_printf(&b, "%s|%d|%d|%d|%s", m->kernels->ops->name, KERNEL_REVISION, (int)m->kernels->activations, (int)m->quantize, m->ops->name);
+    buf_printf(&b, "%s|%d|%d|%d|%d|%s", m->kernels->ops->name, KERNEL_REVISION, (int)m->kernels->activations, (int)kernel_is_deterministic(m->kernels),
+               (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
     uint64_t h = weights_fingerprint(m->weights, hash_64(b.data, b.len, 0));
     buf_release(&b);

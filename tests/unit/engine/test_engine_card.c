@@ -1,5 +1,5 @@
-/* test_engine_card.c - steps that run ahead of the host and are recorded, on a card: the same tokens as one request after the other, launched one by
- * one, without prefix cache. The emulated card is slow: few requests, short ones. */
+/* test_engine_card.c - steps that run ahead of the host and are recorded, on a card: the same tokens as one request after the other, step after step,
+ * launched one by one, without prefix cache. The emulated card is slow: few requests, short ones. */
 #include <unistd.h>
 
 #include "tests/unit/engine/engine_rig.h"
@@ -25,11 +25,14 @@ static struct answer *one_by_one(const struct engine_request *reqs, uint32_t n)
     open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .eager = true });
     struct answer *all = MEM_ARRAY(struct answer, n);
     for (uint32_t i = 0; i < n; i++) {
-        struct answer *one = rig_run(&r, &reqs[i], 1);
+        struct engine_request q = reqs[i];
+        if (q.sampling.frequency_penalty == 0) q.sampling.frequency_penalty = 1e-30f; /* changes no logit, but the host must know each token first */
+        struct answer *one = rig_run(&r, &q, 1);
         all[i] = *one;
         mem_free(one);
     }
     CHECK_EQ_INT(rig_count(&r, "baton_engine_steps_recorded_total"), 0);
+    CHECK_EQ_INT(rig_count(&r, "baton_engine_steps_ahead_total"), 0);
     rig_close(&r);
     return all;
 }
@@ -133,6 +136,31 @@ TEST(commands_in_between)
     mem_free(want);
 }
 
+/* More changes of logits than a step has room for, so that the host samples it, submitted while a step is under way that ends sequences. */
+TEST(steps_that_the_host_samples)
+{
+    enum { N = 180 };
+    static struct logit_bias    bias[SAMPLER_BIAS_MAX];
+    static struct engine_request reqs[N];
+    struct rig r;
+    for (uint32_t i = 0; i < SAMPLER_BIAS_MAX; i++) bias[i] = (struct logit_bias){ (int32_t)(4 + i % 500), i % 500 == 3 ? 1000 : 0 };
+    for (uint32_t i = 0; i < N; i++) {
+        struct sampling_params *p = &reqs[i].sampling;
+        reqs[i] = rig_request(1 + i, 2, 300 + i, 30);
+        p->n_logprobs = -1;
+        p->bias = bias;
+        p->n_bias = SAMPLER_BIAS_MAX;
+        p->stop_ids[0] = 7; /* what the biases make of every token, from the first that may end it */
+        p->n_stop_ids = 1;
+        p->min_tokens = 1 + i % 5;
+    }
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 200, .max_seqs = N, .eager = true, .n_blocks = 2 * N, .max_waiting = N });
+    struct answer *got = rig_run(&r, reqs, N);
+    for (uint32_t i = 0; i < N; i++) CHECK_EQ_INT(got[i].n_out, 2 + i % 5);
+    rig_close(&r);
+    mem_free(got);
+}
+
 /* An engine that is freed in the middle of it. */
 TEST(an_end_with_steps_under_way)
 {
@@ -147,4 +175,5 @@ TEST(an_end_with_steps_under_way)
 }
 
 TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240), CASE_T(experts_in_bf16, 240), CASE_T(steps_that_have_to_wait, 120),
+          CASE_T(steps_that_the_host_samples, 240),
           CASE_T(commands_in_between, 120), CASE_T(an_end_with_steps_under_way, 120))
