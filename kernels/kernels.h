@@ -332,6 +332,7 @@ struct kernel_ctx {
     const struct kernel_ops *ops;
     enum activations         activations;
     bool                     deterministic; /* set before use: a row's bits depend on neither the other rows nor their number, where that costs speed too */
+    size_t                   sampling_room; /* set before kernel_limits: bytes of changes to logits that a step is sampled on the device with; 0: as suits */
     uint64_t                 n_replayed; /* steps computed by recorded launches; engine thread */
     struct device           *device;  /* whose memory the slots read and write; owned by the context */
     struct compute_pool     *pool;    /* of the host: packing, sampling, and all slots of the processor's rows */

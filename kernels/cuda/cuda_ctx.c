@@ -92,6 +92,6 @@ enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l,
     (void)gemm_wants_f8_x(&(struct gemm){ .form = GEMM_F8 }); /* asks the card what it can, which a recording should not */
     TRY(cuda_sampling_prepare(c, err));
     TRY(prepare_library(c, err));
-    if (!cuda_staging_grow(c, cuda_staging_bytes(l))) return device_fault(base->device, err);
+    if (!cuda_staging_grow(c, cuda_staging_bytes(c))) return device_fault(base->device, err);
     return device_fault(base->device, err);
 }

@@ -77,6 +77,7 @@ struct cuda_sampling {
     struct dev_mem         results, chosen, scratch; /* [max_logits]; [max_logits] ids; what the kernels work in */
     struct token_logprobs *fetched[2];               /* [max_logits], pinned, by turn */
     cudaEvent_t            there[2];                 /* they are */
+    size_t                 room;                     /* bytes of a step's edits and masks; with more it is sampled by the host */
     struct sample_maker   *maker;
     unsigned               work;                     /* of the step: enum sample_work */
 };
@@ -111,7 +112,7 @@ enum status cuda_prepare(struct kernel_ctx *c, const struct kernel_limits *l, st
 /* cuda_stage.c */
 void   cuda_stage(struct kernel_ctx *c, struct kernel_step *s);
 void   cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_counts *bounds);
-size_t cuda_staging_bytes(const struct kernel_limits *l);
+size_t cuda_staging_bytes(const struct cuda_ctx *c);
 bool   cuda_staging_grow(struct cuda_ctx *c, size_t bytes);
 void   cuda_staging_release(struct cuda_ctx *c);
 

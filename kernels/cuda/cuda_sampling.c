@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cuda/sample_ask.h"
+#include "shared/base/assert.h"
 #include "shared/base/mem.h"
 
 /* ---- room -------------------------------------------------------------------------------------------------------- */
@@ -24,6 +25,7 @@ enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
     if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK; /* the host samples */
     cuda_sampling_release(c); /* scratch must be new where the vocabulary is another */
     s->maker = sample_maker_create(c->limits.n_vocab);
+    s->room = c->base.sampling_room ? c->base.sampling_room : n * CUDA_EDITS_PER_LOGITS;
     TRY(get(c, &s->results, n * sizeof(struct token_logprobs), err));
     TRY(get(c, &s->chosen, n * sizeof(int32_t), err));
     TRY(get(c, &s->scratch, sample_scratch_bytes(n, c->limits.n_vocab), err));
@@ -89,8 +91,9 @@ bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_want *wants, in
 {
     struct cuda_staging *st = &c->staging;
     const size_t         begin = (size_t)(to->variable - st->host[st->turn]);
-    struct ask_room      room = { .begin = to->variable, .used = st->used - begin, .bytes = st->bytes - begin };
+    struct ask_room      room = { .begin = to->variable, .used = st->used - begin, .bytes = st->used - begin + c->sampling.room };
     if (!wants || !c->sampling.scratch.ptr) return false;
+    ASSERT(begin + room.bytes <= st->bytes);
     c->sampling.work = 0;
     for (int32_t i = 0; i < n; i++)
         if (!write_ask(&c->sampling, &wants[i], &room, &to->asks[i])) return false;

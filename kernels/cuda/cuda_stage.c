@@ -32,20 +32,15 @@ static size_t rows_bytes(size_t n_rows, size_t n_logits)
            padded(n_logits, sizeof(struct sample_ask));
 }
 
-/* Changes to logits that a step's sampling asks for; steps with more are sampled by the host. */
-static size_t edits_bytes(size_t max_logits)
-{
-    const size_t bytes = max_logits * CUDA_EDITS_PER_LOGITS;
-    return bytes > LEAST_BYTES ? bytes : LEAST_BYTES;
-}
 
 /* A row is in two lists at most, all and one other; a sequence that lists cut is in one more for every cut, with its table. */
-size_t cuda_staging_bytes(const struct kernel_limits *l)
+size_t cuda_staging_bytes(const struct cuda_ctx *c)
 {
+    const struct kernel_limits *l = &c->limits;
     const size_t lists = l->max_lists, times = lists > 1 ? 2 : 1, rows = times * l->max_rows;
     const size_t tables = (times * l->max_seqs + lists) * (l->max_len / l->block_tokens + 1);
     return rows_bytes(l->max_rows, l->max_logits) + list_bytes(rows + lists, rows) + lists * list_bytes(1, 1) + padded(tables, sizeof(int32_t)) +
-           edits_bytes(l->max_logits);
+           c->sampling.room;
 }
 
 void cuda_staging_release(struct cuda_ctx *c)

@@ -7,6 +7,7 @@ void meters_init(struct engine_meters *m, struct metrics *r)
     *m = (struct engine_meters){
         .steps = metrics_counter(r, "baton_engine_steps_total", "", "Steps of the engine."),
         .ahead = metrics_counter(r, "baton_engine_steps_ahead_total", "", "Steps that were given to the GPU while the one before was running."),
+        .by_host = metrics_counter(r, "baton_engine_steps_host_sampled_total", "", "Steps on a GPU whose tokens the host chose, from all their logits."),
         .recorded = metrics_counter(r, "baton_engine_steps_recorded_total", "", "Steps that recorded launches computed (CUDA graphs)."),
         .preemptions = metrics_counter(r, "baton_engine_preemptions_total", "",
                                        "Sequences whose KV blocks were taken away for an older sequence."),

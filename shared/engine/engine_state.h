@@ -42,7 +42,7 @@ struct engine_load {
 };
 
 struct engine_meters {
-    struct counter   *steps, *ahead, *recorded, *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
+    struct counter   *steps, *ahead, *recorded, *by_host, *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
     struct gauge     *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
     struct histogram *step_seconds;
     uint64_t          last_queried, last_hit, last_evicted; /* the pool's totals at the last update */

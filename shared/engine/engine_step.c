@@ -165,6 +165,7 @@ static void take_off(struct engine *e)
     f->sampled = submit(e);
     f->on = true;
     counter_add(e->meters.recorded, k->n_replayed - n_replayed);
+    if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0) counter_add(e->meters.by_host, 1);
     count_computed(e);
     count_late(e);
 }

@@ -136,27 +136,30 @@ TEST(commands_in_between)
     mem_free(want);
 }
 
-/* More changes of logits than a step has room for, so that the host samples it, submitted while a step is under way that ends sequences. */
+/* Changes of logits that only two rows have room for: with more the host samples the step, which was submitted while one was under way that ends a
+ * sequence. */
 TEST(steps_that_the_host_samples)
 {
-    enum { N = 180 };
-    static struct logit_bias    bias[SAMPLER_BIAS_MAX];
-    static struct engine_request reqs[N];
-    struct rig r;
+    enum { N = 24 };
+    static struct logit_bias bias[SAMPLER_BIAS_MAX];
+    struct engine_request    reqs[N];
+    struct rig               r;
     for (uint32_t i = 0; i < SAMPLER_BIAS_MAX; i++) bias[i] = (struct logit_bias){ (int32_t)(4 + i % 500), i % 500 == 3 ? 1000 : 0 };
     for (uint32_t i = 0; i < N; i++) {
         struct sampling_params *p = &reqs[i].sampling;
-        reqs[i] = rig_request(1 + i, 2, 300 + i, 30);
+        reqs[i] = rig_request(1 + i, 3 + i % 4, 300 + i, 30);
         p->n_logprobs = -1;
         p->bias = bias;
         p->n_bias = SAMPLER_BIAS_MAX;
         p->stop_ids[0] = 7; /* what the biases make of every token, from the first that may end it */
         p->n_stop_ids = 1;
-        p->min_tokens = 1 + i % 5;
+        p->min_tokens = 1 + i * 5 % 7;
     }
-    open_rig(&r, (struct rig_options){ .max_batched_tokens = 200, .max_seqs = N, .eager = true, .n_blocks = 2 * N, .max_waiting = N });
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 8, .max_seqs = 4, .eager = true, .sampling_room = 60 << 10 });
     struct answer *got = rig_run(&r, reqs, N);
-    for (uint32_t i = 0; i < N; i++) CHECK_EQ_INT(got[i].n_out, 2 + i % 5);
+    for (uint32_t i = 0; i < N; i++) CHECK_EQ_INT(got[i].n_out, 2 + i * 5 % 7);
+    CHECK(rig_count(&r, "baton_engine_steps_host_sampled_total") > 0);
+    CHECK(rig_count(&r, "baton_engine_steps_ahead_total") > 0);
     rig_close(&r);
     mem_free(got);
 }
