@@ -18,7 +18,8 @@ static size_t ready_stride(enum gemm_form reader, size_t n) { return reader == G
 static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 {
     return (struct gemm){ .form = form_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1,
-                          .scratch = c->products.ptr, .library = c->library, .workspace = c->workspace.ptr, .fixed = c->base.deterministic };
+                          .scratch = c->products.ptr, .library = c->step.records ? NULL : c->library /* it may load kernels, which a recording forbids */,
+                          .workspace = c->workspace.ptr, .fixed = c->base.deterministic };
 }
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */

@@ -40,7 +40,7 @@ static __device__ __forceinline__ void widen_int4(unsigned out[4], unsigned in)
 static __device__ __forceinline__ void widen_e4m3_numbers(unsigned out[4], const unsigned in[2])
 {
     for (int i = 0; i < 4; i++) {
-        const unsigned s = __byte_perm(in[i / 2], 0, i % 2 ? 0xb3a2 : 0x9180);
+        const unsigned s = i % 2 ? permute_bytes<0xb3a2>(in[i / 2], 0) : permute_bytes<0x9180>(in[i / 2], 0);
         out[i] = fma_bf16x2(s << 4 & 0x87f087f0u, 0x7b807b80u, 0x80008000u);
     }
 }

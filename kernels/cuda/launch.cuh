@@ -15,7 +15,7 @@
 #endif
 
 enum { WARP = 32 };
-enum { SHARED_USUAL = 48 * 1024 }; /* more dynamic shared memory has to be asked for */
+enum { SHARED_USUAL = 40 * 1024 }; /* more dynamic shared memory has to be asked for: 48 KiB with what is static */
 
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
@@ -106,6 +106,15 @@ static __device__ __forceinline__ unsigned and_or(unsigned a, unsigned b, unsign
     return d;
 }
 
+/* prmt as the hardware has it: byte i of the result is the byte that the selector's nibble i names, of a's four and b's four; bit 3 of a nibble
+ * repeats the byte's sign instead. __byte_perm takes that bit away. */
+template <unsigned SELECTOR> static __device__ __forceinline__ unsigned permute_bytes(unsigned a, unsigned b)
+{
+    unsigned d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "n"(SELECTOR));
+    return d;
+}
+
 /* Words that kernels of several cards tell each other by: a store comes after all that the thread has seen done, a load before all that follows. */
 static __device__ __forceinline__ unsigned load_acquire_system(const unsigned *p)
 {
@@ -162,6 +171,16 @@ static inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c)
     return d;
 }
 static inline unsigned and_or(unsigned a, unsigned b, unsigned c) { return (a & b) | c; }
+template <unsigned SELECTOR> static inline unsigned permute_bytes(unsigned a, unsigned b)
+{
+    const uint64_t both = (uint64_t)b << 32 | a;
+    unsigned       d = 0;
+    for (int i = 0; i < 4; i++) {
+        const unsigned s = SELECTOR >> (4 * i), byte = (unsigned)(both >> (8 * (s & 7))) & 0xff;
+        d |= (s & 8 ? (byte & 0x80 ? 0xffu : 0u) : byte) << (8 * i);
+    }
+    return d;
+}
 static inline unsigned load_acquire_system(const unsigned *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline void store_release_system(unsigned *p, unsigned v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline unsigned long long timer_ns() { return __globaltimer(); }

@@ -116,13 +116,13 @@ struct expected {
     double value, may_err;
 };
 
-/* A card adds bf16 up in f32 or nearly so, e4m3 in fewer bits. */
+/* A card adds bf16 up in f32 or nearly so, e4m3 with some 13 bits behind the point of the largest, cut off. */
 static expected expected_sum(const trial &t, size_t group, size_t row, size_t column)
 {
     const product      &p = t.p;
     const reference_sum s = reference_dot(t.w[group], p.n_in, column, &t.x[(size_t)(p.gathered ? t.x_rows[row] : (int32_t)row) * p.n_in]);
     const double        bias = p.bias ? t.bias[p.paired ? column / 2 + column % 2 * (p.n_out / 2) : column] : 0;
-    const double        roundings = EMULATED ? ((double)p.n_in + 8) * 0x1p-24 : p.f8 ? 0x1p-10 : ((double)p.n_in + 8) * 0x1p-22;
+    const double        roundings = EMULATED ? ((double)p.n_in + 8) * 0x1p-24 : p.f8 ? 0x1p-7 : ((double)p.n_in + 8) * 0x1p-22;
     return { s.value + bias, roundings * s.magnitude + 0x1p-22 * fabs(bias) };
 }
 

@@ -86,14 +86,13 @@ static inline unsigned __brev(unsigned x)
     for (int i = 0; i < 32; i++) y |= (x >> i & 1u) << (31 - i);
     return y;
 }
-/* Selector: four nibbles; bit 3 of each repeats the byte's sign bit. */
+/* Selector: four nibbles, of which three bits count: prmt's fourth, which repeats a byte's sign, nvcc takes away. */
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
 {
     uint64_t both = (uint64_t)y << 32 | x;
     unsigned r = 0;
     for (int i = 0; i < 4; i++) {
         unsigned s = selector >> (4 * i), byte = (unsigned)(both >> (8 * (s & 7))) & 0xff;
-        if (s & 8) byte = byte & 0x80 ? 0xff : 0;
         r |= byte << (8 * i);
     }
     return r;

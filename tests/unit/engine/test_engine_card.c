@@ -51,7 +51,7 @@ static struct engine_request request(uint32_t i, uint32_t n_prompt, uint32_t n_o
 /* Some end at a token that the host sees when the next step is under way. */
 static void check_ahead(void)
 {
-    enum { N = 6 };
+    enum { N = TEST_IS_SANITIZED ? 3 : 6 };
     struct engine_request reqs[N];
     struct rig r;
     for (uint32_t i = 0; i < N; i++) reqs[i] = request(i, 5 + 9 * i, 5 + 2 * i);
