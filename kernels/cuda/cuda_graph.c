@@ -79,7 +79,8 @@ bool cuda_record(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
     cuda_stage_recording(c, s, &r.bounds);
     c->step = (struct cuda_step){ .records = true };
     c->recordings[c->n_recordings] = r;
-    return cuda_check(c->device, cudaStreamBeginCapture(c->device->stream, cudaStreamCaptureModeThreadLocal), "recording a step");
+    /* Relaxed: a kernel that no step has run yet is loaded while it is recorded. */
+    return cuda_check(c->device, cudaStreamBeginCapture(c->device->stream, cudaStreamCaptureModeRelaxed), "recording a step");
 }
 
 /* A card without room for recordings computes all the same. */

@@ -5,19 +5,14 @@
 
 #include <assert.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-/* Kernels are loaded with the first call and not each with its first launch, which may be one that is recorded or that a request waits for. */
-static void load_kernels_at_once(void) { (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
-
 int cuda_device_count(void)
 {
     int n = 0;
-    load_kernels_at_once();
     return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
 }
 
@@ -55,7 +50,6 @@ static void free_device(struct cuda_device *d)
 static enum status cuda_open(struct device **out, struct err *err)
 {
     int n = 0;
-    load_kernels_at_once();
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || n == 0) return no_card(e != cudaSuccess ? e : cudaErrorNoDevice, err);
     struct cuda_device *d = mem_try_calloc(1, sizeof *d);

@@ -63,8 +63,7 @@ def sanitized(programs):
             path = programs.start(name)
             why = '' if tool and path else f'{programs.home} has no {name}' if tool else 'there is no compute-sanitizer on this machine'
             argv = [tool, '--tool', kind, '--target-processes', 'all', path, *cases] if not why else []
-            # It works on every kernel that is loaded, so only those that are launched are.
-            yield Stage(f'{kind}: {name}', argv, limit, 'sanitizer', why=why, env={'CUDA_MODULE_LOADING': 'LAZY', 'BATON_CUBLASLT': 'off'}, found=found)
+            yield Stage(f'{kind}: {name}', argv, limit, 'sanitizer', why=why, env={'BATON_CUBLASLT': 'off'}, found=found)
 
 
 MODELS = [('ernie-4.5-21b-a3b', 'ERNIE-4.5-21B-A3B'), ('qwen3-30b-a3b', 'Qwen3-30B-A3B')]
