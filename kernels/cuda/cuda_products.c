@@ -15,11 +15,12 @@ static enum gemm_form form_of(const struct weight *w) { return (enum gemm_form)w
 /* Elements between ready rows of n; both kinds fit in the room that kernels.h promises. */
 static size_t ready_stride(enum gemm_form reader, size_t n) { return reader == GEMM_F32 ? round_up(n, MATMUL_READY_STEP) : round_up(n, GEMM_STEP); }
 
+/* The library may have to load kernels for a shape, which is no good while launches are recorded. */
 static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 {
     return (struct gemm){ .form = form_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1,
-                          .scratch = c->products.ptr, .library = c->step.records ? NULL : c->library /* it may load kernels, which a recording forbids */,
-                          .workspace = c->workspace.ptr, .fixed = c->base.deterministic };
+                          .scratch = c->products.ptr, .library = c->step.records ? NULL : c->library, .workspace = c->workspace.ptr,
+                          .fixed = c->base.deterministic };
 }
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
