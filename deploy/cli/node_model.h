@@ -27,7 +27,7 @@ struct model_text;
 enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out, struct err *err) MUST_CHECK;
 enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err) MUST_CHECK;
 void        node_model_release(struct node_model *m);
-/* Takes all that steps will need beside the pool, so that what is left is the pool's. ERR_NOMEM. */
+/* Takes all that steps will need beside the pool but their recordings, which need it; so that what is left is the pool's. ERR_NOMEM. */
 enum status node_model_prepare(struct model *m, const struct node_options *o, struct err *err) MUST_CHECK;
 /* How many KV blocks: --num-gpu-blocks-override, or what kv_bytes hold, or on a card what is left of its share; at least one full context and, on the
  * processor, at most what max_seqs full contexts need. After node_model_prepare. ERR_CONFIG when the model's own limits cannot be met. */

@@ -73,7 +73,8 @@ static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
 static enum status prepare_library(struct cuda_ctx *c, struct err *err)
 {
     struct err why;
-    if (c->library || c->base.deterministic || c->base.activations == ACTIVATIONS_F32) return OK;
+    if (c->library_sought || c->base.deterministic || c->base.activations == ACTIVATIONS_F32) return OK;
+    c->library_sought = true;
     if (gemm_library_create(&c->library, &why) != OK) {
         log_info("cublasLt is not used", "why=\"%s\"", why.text);
         return OK;
@@ -82,6 +83,7 @@ static enum status prepare_library(struct cuda_ctx *c, struct err *err)
     return device_mem_alloc(c->base.device, GEMM_LIBRARY_WORKSPACE, DEVICE_MEM_PRIVATE, &c->workspace, err);
 }
 
+/* Called before the pool is sized and again when it is there: what the first call got serves the second. */
 enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);

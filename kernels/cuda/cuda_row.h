@@ -25,7 +25,7 @@ enum { CUDA_EDITS_PER_LOGITS = 16 << 10 }; /* bytes of changes to a row of logit
 
 /* Rows that a step really has, of those that it is filled up to. */
 struct cuda_live {
-    int32_t n_rows, n_logits;
+    int32_t n_rows;
 };
 
 /* Parts of a step in pinned memory, to be written. */
@@ -77,6 +77,7 @@ struct cuda_sampling {
     struct dev_mem         results, chosen, scratch; /* [max_logits]; [max_logits] ids; what the kernels work in */
     struct token_logprobs *fetched[2];               /* [max_logits], pinned, by turn */
     cudaEvent_t            there[2];                 /* they are */
+    size_t                 n_rows, n_vocab;          /* that all this is for */
     size_t                 room;                     /* bytes of a step's edits and masks; with more it is sampled by the host */
     struct sample_maker   *maker;
     unsigned               work;                     /* of the step: enum sample_work */
@@ -95,6 +96,7 @@ struct cuda_ctx {
     struct dev_mem         inputs;    /* of the running matmul call: rows made ready */
     struct dev_mem         products, workspace; /* what products work in, and the library's */
     struct gemm_library   *library;   /* NULL: none, or none wanted */
+    bool                   library_sought;
     struct dev_mem         attention; /* attention_scratch_floats */
 };
 

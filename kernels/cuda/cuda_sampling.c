@@ -11,29 +11,26 @@
 
 /* ---- room -------------------------------------------------------------------------------------------------------- */
 
-static enum status get(struct cuda_ctx *c, struct dev_mem *m, size_t bytes, struct err *err)
-{
-    if (bytes <= m->bytes) return OK;
-    device_mem_free(c->base.device, m);
-    return device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, m, err);
-}
-
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
 {
     struct cuda_sampling *s = &c->sampling;
     const size_t          n = c->limits.max_logits;
-    if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK; /* the host samples */
+    struct device        *d = c->base.device;
+    if (s->n_rows == n && s->n_vocab == c->limits.n_vocab) return OK;
     cuda_sampling_release(c); /* scratch must be new where the vocabulary is another */
+    if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK; /* the host samples */
     s->maker = sample_maker_create(c->limits.n_vocab);
     s->room = c->base.sampling_room ? c->base.sampling_room : n * CUDA_EDITS_PER_LOGITS;
-    TRY(get(c, &s->results, n * sizeof(struct token_logprobs), err));
-    TRY(get(c, &s->chosen, n * sizeof(int32_t), err));
-    TRY(get(c, &s->scratch, sample_scratch_bytes(n, c->limits.n_vocab), err));
+    TRY(device_mem_alloc(d, n * sizeof(struct token_logprobs), DEVICE_MEM_PRIVATE, &s->results, err));
+    TRY(device_mem_alloc(d, n * sizeof(int32_t), DEVICE_MEM_PRIVATE, &s->chosen, err));
+    TRY(device_mem_alloc(d, sample_scratch_bytes(n, c->limits.n_vocab), DEVICE_MEM_PRIVATE, &s->scratch, err));
     for (int i = 0; i < 2; i++) {
         if (!cuda_check(c->device, cudaMallocHost((void **)&s->fetched[i], n * sizeof *s->fetched[i]), "getting pinned memory") ||
             !cuda_check(c->device, cudaEventCreateWithFlags(&s->there[i], cudaEventDisableTiming), "making an event"))
             return device_fault(c->base.device, err);
     }
+    s->n_rows = n;
+    s->n_vocab = c->limits.n_vocab;
     return OK;
 }
 

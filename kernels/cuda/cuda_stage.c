@@ -205,7 +205,7 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const st
     struct cuda_step_parts to;
     int32_t                table = 0;
     lay_out(st, filled, r ? (size_t)r->n_rows : 0, &to);
-    *to.live = (struct cuda_live){ .n_rows = s->n_rows, .n_logits = s->n_logits };
+    *to.live = (struct cuda_live){ .n_rows = s->n_rows };
     fill(to.ids, s->ids, (size_t)s->n_rows, (size_t)filled->n_rows);
     fill(to.pos, s->pos, (size_t)s->n_rows, (size_t)filled->n_rows);
     fill(to.logit_rows, s->logit_rows, (size_t)s->n_logits, (size_t)filled->n_logits);
