@@ -16,7 +16,8 @@ enum dtype {
     DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F8_E4M3,
     DTYPE_Q8_0, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_IQ4_NL,              /* blocks of 32 */
     DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_XS,              /* blocks of 256 */
-    DTYPE_COUNT
+    DTYPE_COUNT,
+    DTYPE_I8 = 64 /* of KV pools alone, whose rows have a scale (kv_rows.h): no tensor of a file has it, and no function here knows it */
 };
 
 enum { DTYPE_BLOCK = 32, DTYPE_SUPERBLOCK = 256 };

@@ -68,4 +68,12 @@ bool kernel_is_deterministic(const struct kernel_ctx *c) { return c->device->is_
 /* The processor has two forms of latent attention; a card has two kernels of any, where it may round. */
 bool kernel_two_forms(const struct kernel_ctx *c, bool latent) { return c->device->is_host ? latent : c->activations == ACTIVATIONS_FAST; }
 
-enum dtype kernel_kv_dtype(const struct kernel_ctx *c) { return c->activations == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16; }
+enum dtype kernel_kv_default(enum activations a) { return a == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16; }
+
+enum status kernel_kv_check(const struct kernel_ctx *c, enum dtype t, bool latent, struct err *err)
+{
+    const enum dtype suits = kernel_kv_default(c->activations);
+    if (t == suits) return OK;
+    if (latent) return err_set(err, ERR_UNSUPPORTED, "this model's KV cache holds latents (MLA), which are only held as %s", dtype_name(suits));
+    return err_set(err, ERR_UNSUPPORTED, "a KV cache of this type is not computed on yet; %s is", dtype_name(suits));
+}

@@ -15,8 +15,8 @@
  *          a card shares k among lanes, and is held to a bound.
  *   FAST   matrices of integer types take inputs rounded to two int8 digits (cpu/act.h says how): products and sums inside a group of k's that
  *          share a scale are exact integers, groups are chained in f32; the processor's rows all give the same bits here too. Matrices of
- *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16, and on
- *          those rows the queries are rounded to bf16 too: scores are bf16 products (but in MLA's naive form, whose keys are expanded in f32).
+ *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16 where nothing else
+ *          is asked for, and then on those rows the queries are rounded to bf16 too: scores are bf16 products (but in MLA's naive form, whose keys are expanded in f32).
  * Attention takes keys in tiles of ATTN_TILE positions and segments of ATTN_SEGMENT, both counted from position 0: online softmax
  * from tile to tile, segments merged in ascending order, so that the number of threads and the size of KV blocks change nothing.
  *
@@ -182,10 +182,11 @@ struct kernel_limits {
 };
 
 /* The KV pool of one layer. Heads: [block][kv_head][k|v][block_tokens][head_dim]. Latent (MLA): [block][block_tokens][head_dim], one
- * head, whose first v_dim elements are the values too. */
+ * head, whose first v_dim elements are the values too. Types with scales (kv_rows.h; pools of heads alone) have behind the values of each
+ * block f32 scales [kv_head][k|v][block_tokens], which count to the block: kv_layout.h's piece. */
 struct kv_layer {
     void      *data;
-    enum dtype dtype;      /* DTYPE_F32 or DTYPE_BF16 */
+    enum dtype dtype;      /* one of kv_rows.h's */
     bool       latent;
     int32_t    n_heads;    /* 1 when latent */
     int32_t    head_dim;   /* of a key: kv_lora + rope when latent */
@@ -333,6 +334,7 @@ struct kernel_ctx {
     enum activations         activations;
     bool                     deterministic; /* set before use: a row's bits depend on neither the other rows nor their number, where that costs speed too */
     size_t                   sampling_room; /* set before kernel_limits: bytes of changes to logits that a step is sampled on the device with; 0: as suits */
+    enum dtype               kv; /* element type of KV pools; as suits the arithmetic, or set before use to what kernel_kv_check lets pass */
     uint64_t                 n_replayed; /* steps computed by recorded launches; engine thread */
     struct device           *device;  /* whose memory the slots read and write; owned by the context */
     struct compute_pool     *pool;    /* of the host: packing, sampling, and all slots of the processor's rows */
@@ -364,8 +366,10 @@ struct kernel_ctx *kernel_host(struct kernel_ctx *c);
 bool        kernel_is_deterministic(const struct kernel_ctx *c);
 /* Do attention's results of prompt tokens and of generated ones (attn_seq.generated) round differently? */
 bool        kernel_two_forms(const struct kernel_ctx *c, bool latent);
-/* The element type of KV pools under this context's arithmetic. */
-enum dtype  kernel_kv_dtype(const struct kernel_ctx *c);
+/* The element type of KV pools that suits an arithmetic: f32, or bf16 of FAST. */
+enum dtype  kernel_kv_default(enum activations a);
+/* May a pool of heads, or of latents, be of type t? Latents only of the type that suits the arithmetic. ERR_UNSUPPORTED with a sentence. */
+enum status kernel_kv_check(const struct kernel_ctx *c, enum dtype t, bool latent, struct err *err) MUST_CHECK;
 /* Frees what weight_pack made, if it is the weight's; twice is harmless. */
 void        weight_release(struct kernel_ctx *c, struct weight *w);
 /* Space-separated features of this CPU that matter here, for the start page and `baton version`. */

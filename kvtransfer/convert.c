@@ -1,74 +1,20 @@
 /* convert.c - rows of one element type to another, pieces of one block size to another; see convert.h. No state. */
 #include "kvtransfer/convert.h"
 
-#include <math.h>
 #include <string.h>
 
+#include "kernels/kv_rows.h"
 #include "shared/base/assert.h"
 
 /* ---- rows ---- */
-
-static void widen(uint32_t from, const void *src, const void *scale, float *x, uint32_t n)
-{
-    if (from != KV_DTYPE_I8) {
-        dtype_to_f32((enum dtype)from, src, x, n);
-        return;
-    }
-    const int8_t *q = src;
-    float s;
-    memcpy(&s, scale, sizeof s);
-    for (uint32_t i = 0; i < n; i++) x[i] = (float)q[i] * s;
-}
-
-/* Adding and taking away 1.5 * 2^23 rounds a float of less than 2^22 to the nearest integer, halves to even (IEEE 754 addition): unlike a
- * call of rintf it leaves the loop to the vectoriser. */
-static const float ROUND_TO_INTEGER = 12582912.0f;
-
-static void quantise(const float *x, int8_t *q, void *scale, uint32_t n)
-{
-    uint32_t largest = 0; /* magnitudes compare as their bit patterns do; those of infinity and NaN are above all others */
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        bits &= 0x7fffffff;
-        largest = bits > largest ? bits : largest;
-    }
-    float s;
-    memcpy(&s, &largest, sizeof s);
-    s = isfinite(s) ? s / 127.0f : NAN;
-    memcpy(scale, &s, sizeof s);
-    if (!(s > 0)) { /* all zero, too small for a scale, or not finite */
-        memset(q, 0, n);
-        return;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        float r = x[i] / s; /* a subnormal scale may be rounded so far that |x| / s exceeds 127 */
-        r = r > 127.0f ? 127.0f : r < -127.0f ? -127.0f : r;
-        q[i] = (int8_t)(int32_t)((r + ROUND_TO_INTEGER) - ROUND_TO_INTEGER);
-    }
-}
-
-static void narrow(uint32_t to, const float *x, void *dst, void *scale, uint32_t n)
-{
-    char *p = dst;
-    if (to == KV_DTYPE_I8) {
-        quantise(x, dst, scale, n);
-        return;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        uint16_t h = to == DTYPE_BF16 ? dtype_f32_to_bf16(x[i]) : dtype_f32_to_f16(x[i]);
-        memcpy(p + 2 * i, &h, sizeof h);
-    }
-}
 
 void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint32_t to, void *dst, void *dst_scale, uint32_t n)
 {
     float x[KV_ROW_MAX];
     ASSERT(n <= KV_ROW_MAX);
     ASSERT(from != to);
-    widen(from, src, src_scale, x, n);
-    if (to == DTYPE_F32) memcpy(dst, x, n * sizeof *x);
-    else narrow(to, x, dst, dst_scale, n);
+    kv_row_load((enum dtype)from, src, src_scale, x, n);
+    kv_row_store((enum dtype)to, x, dst, dst_scale, n);
 }
 
 /* ---- pieces ---- */

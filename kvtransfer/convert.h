@@ -1,7 +1,7 @@
 /* convert.h - the bytes of one pool's KV as another pool holds them: other element type, other block size.
  *
- * Values go through f32: widening is exact, narrowing rounds to nearest even (dtype.h), int8 is kv_layout.h's absmax quantisation per row
- * of head_dim values. A row that holds an infinity or a NaN has no scale: all of it reads back as NaN, so that it never passes for numbers.
+ * Values go through f32: widening is exact, narrowing rounds to nearest even (dtype.h), int8 and e4m3 are quantised per row of
+ * head_dim values; kernels/kv_rows.h has the formulas.
  * Equal types are copied bit for bit. Not for: deciding whether two pools may exchange KV (plan.h), where the result lies (staging.h).
  * Thread: any (no state). */
 #ifndef BATON_KVTRANSFER_CONVERT_H
@@ -9,7 +9,7 @@
 
 #include "kvtransfer/plan.h"
 
-/* One row of n values (n <= KV_ROW_MAX) of a type and, for KV_DTYPE_I8, its scale; neither needs alignment. */
+/* One row of n values (n <= KV_ROW_MAX) of a type and, of a type that has one, its scale; neither needs alignment. */
 void kvt_convert_row(uint32_t from, const void *src, const void *src_scale, uint32_t to, void *dst, void *dst_scale, uint32_t n);
 
 /* Write the piece at `position` of a prompt of n_tokens as `dst` holds it, its valid runs one after the other, to `out`: kvt_view_bytes of

@@ -1,7 +1,7 @@
 /* plan.h - from tokens and block tables to bytes: which pieces a token range completes, and the fewest copies that move them.
  *
  * A transfer's unit is the receiver's piece: one (layer, block), or of it the heads that the grant names. Its position is its place in
- * the block table. Of a full piece such a slice is one run of values (and with KV_DTYPE_I8 one run of scales); the last block of a
+ * the block table. Of a full piece such a slice is one run of values (and of a type with scales one run of those); the last block of a
  * prompt may be partly filled, then only the runs of its valid tokens count (kv_layout.h). Pieces of one layer move in order of position,
  * each exactly once.
  *

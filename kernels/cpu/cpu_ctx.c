@@ -25,6 +25,7 @@ enum status cpu_ctx_create(const struct kernel_ops *row, enum activations activa
     c->ops = row;
     c->pool = pool;
     c->activations = activations;
+    c->kv = kernel_kv_default(activations);
     c->scratch_bytes_per_thread = scratch_bytes();
     c->scratch = map_pages(c->scratch_bytes_per_thread * (size_t)n_threads);
     c->attn = map_pages(attention_shared_bytes(n_threads));

@@ -14,6 +14,7 @@ enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activ
     struct cuda_ctx *c = MEM_NEW(struct cuda_ctx);
     c->base.ops = row;
     c->base.activations = activations;
+    c->base.kv = kernel_kv_default(activations);
     c->base.host = host;
     c->base.pool = host->pool;
     enum status st = device_open("cuda", &c->base.device, err);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "kernels/kv_rows.h"
 
 static_assert((int)KV_HEAD_DIM_MAX == (int)KERNEL_HEAD_DIM_MAX && (int)KV_LATENT_DIM_MAX == (int)KERNEL_LATENT_MAX,
               "what kernels compute can be moved");
@@ -14,10 +15,10 @@ enum { LAYERS_MAX = 4096, HEADS_MAX = 4096, TP_MAX = 1024 };
 
 size_t kv_layout_element_bytes(const struct kv_layout *l)
 {
-    return l->dtype == KV_DTYPE_I8 ? sizeof(int8_t) : dtype_row_bytes((enum dtype)l->dtype, 1);
+    return kv_rows_bytes((enum dtype)l->dtype, 1);
 }
 
-size_t kv_layout_scale_bytes(const struct kv_layout *l) { return l->dtype == KV_DTYPE_I8 ? sizeof(float) : 0; }
+size_t kv_layout_scale_bytes(const struct kv_layout *l) { return kv_rows_scaled((enum dtype)l->dtype) ? sizeof(float) : 0; }
 
 size_t kv_layout_token_bytes(const struct kv_layout *l)
 {
@@ -60,8 +61,8 @@ static enum status check_range(const char *what, uint32_t value, uint32_t min, u
 enum status kv_layout_check(const struct kv_layout *l, struct err *err)
 {
     /* Block-quantised weight types keep scales between the values; the layout has no place for them. */
-    if (l->dtype != DTYPE_F32 && l->dtype != DTYPE_F16 && l->dtype != DTYPE_BF16 && l->dtype != KV_DTYPE_I8)
-        return err_field(err, ERR_UNSUPPORTED, "dtype", "KV element type %" PRIu32 " is not one of f32, f16, bf16, int8", l->dtype);
+    if (!kv_rows_known((enum dtype)l->dtype))
+        return err_field(err, ERR_UNSUPPORTED, "dtype", "KV element type %" PRIu32 " is not one of f32, f16, bf16, int8, f8_e4m3", l->dtype);
     TRY(check_range("block_tokens", l->block_tokens, 1, KERNEL_BLOCK_TOKENS_MAX, err));
     TRY(check_range("n_layers", l->n_layers, 1, LAYERS_MAX, err));
     TRY(check_range("latent", l->latent, 0, 1, err));
@@ -91,7 +92,7 @@ static enum status check_equal(const char *what, uint32_t mine, uint32_t theirs,
 
 const char *kv_dtype_name(uint32_t t)
 {
-    if (t == KV_DTYPE_I8) return "int8";
+    if (t == DTYPE_I8) return "int8";
     return t < DTYPE_COUNT ? dtype_name((enum dtype)t) : "unknown";
 }
 

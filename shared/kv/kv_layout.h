@@ -4,9 +4,8 @@
  *   heads   [kv_head][k|v][token][head_dim]: a (layer, block) is contiguous, and so is each head of it; ranks hold different heads
  *   latent  [token][head_dim]: one vector per token stands for the keys and values of all heads (MLA), and every rank holds it whole
  * The parts of a head are what lies side by side in it: k and v, or the latent alone.
- * A piece of KV_DTYPE_I8 is those values as int8, then one f32 scale per row of head_dim values: [kv_head][part][token]. A row x is held as
- * scale = max|x| / 127 and q = x / scale rounded to nearest, -127..127 (symmetric absmax quantisation, the formula of LLM.int8(),
- * Dettmers et al. 2022, equation 3, per row); q * scale stands for x. The scales follow the values unaligned where the shape makes it so.
+ * What a row of head_dim values is held as is kernels/kv_rows.h's affair; of a type with scales (int8, e4m3) a piece's values are followed by one
+ * f32 scale per row, [kv_head][part][token], unaligned where the shape makes it so.
  * Which two pools can exchange KV, and how, is kvtransfer/plan.h's affair. Thread: any (a value). */
 #ifndef BATON_KV_KV_LAYOUT_H
 #define BATON_KV_KV_LAYOUT_H
@@ -19,7 +18,7 @@
 
 struct kv_layout {
     uint64_t model_fingerprint; /* of the weights' identity and the arithmetic that fills the cache (kernel row) */
-    uint32_t dtype;             /* DTYPE_F32, DTYPE_F16, DTYPE_BF16 (enum dtype), or KV_DTYPE_I8 */
+    uint32_t dtype;             /* enum dtype, of those that kv_rows.h knows */
     uint32_t block_tokens;
     uint32_t n_layers;
     uint32_t n_kv_heads;        /* of this rank: heads [tp_rank * n_kv_heads, (tp_rank + 1) * n_kv_heads) of the model */
@@ -30,9 +29,6 @@ struct kv_layout {
 };
 
 enum { KV_LAYOUT_WIRE_BYTES = 44, KV_HEAD_DIM_MAX = 256, KV_LATENT_DIM_MAX = 1024, KV_ROW_MAX = KV_LATENT_DIM_MAX };
-
-/* Outside enum dtype on purpose: no kernel computes on it, so that no engine can be given such a pool; only the KV transfer knows it. */
-enum { KV_DTYPE_I8 = 64 };
 
 /* Bytes of one (layer, block), of one token in it, of one block over all layers, of the whole pool. */
 size_t kv_layout_piece_bytes(const struct kv_layout *l);

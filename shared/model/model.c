@@ -181,7 +181,7 @@ void model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_
 
 void model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out)
 {
-    model_config_kv_layout(&m->config, kernel_kv_dtype(m->kernels), block_tokens, n_blocks, out);
+    model_config_kv_layout(&m->config, m->kernels->kv, block_tokens, n_blocks, out);
     out->model_fingerprint = m->fingerprint;
 }
 

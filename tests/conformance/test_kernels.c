@@ -215,7 +215,7 @@ TEST(context_names_what_this_machine_has)
     CHECK(c == NULL);
     CHECK_OK(kernel_ctx_create("auto", ACTIVATIONS_FAST, 2, &c, &err));
     CHECK(c->ops->available());
-    CHECK(kernel_kv_dtype(c) == DTYPE_BF16);
+    CHECK(c->kv == DTYPE_BF16);
     kernel_ctx_free(c);
     kernel_ctx_free(NULL);
     kernel_cpu_features(features, sizeof features);

@@ -16,7 +16,7 @@ static uint32_t rank_head(const struct kv_layout *l) { return l->latent ? 0 : l-
 /* The row of (head of the rank, part, token of the block): its values, and its scale. */
 static uint8_t *row_values(struct node *n, uint32_t layer, int32_t block, uint32_t head, uint32_t kv, uint32_t token)
 {
-    size_t element = n->layout.dtype == DTYPE_F32 ? 4 : n->layout.dtype == KV_DTYPE_I8 ? 1 : 2;
+    size_t element = n->layout.dtype == DTYPE_F32 ? 4 : n->layout.dtype == DTYPE_I8 ? 1 : 2;
     return (uint8_t *)piece_of(n, layer, block) + ((((size_t)head * n_parts(&n->layout) + kv) * n->layout.block_tokens + token) * DIM) * element;
 }
 
@@ -29,12 +29,12 @@ static uint8_t *row_scale(struct node *n, uint32_t layer, int32_t block, uint32_
 static void read_row(uint32_t dtype, const uint8_t *values, const uint8_t *scale, float *x)
 {
     float s = 0;
-    if (dtype == KV_DTYPE_I8) memcpy(&s, scale, 4);
+    if (dtype == DTYPE_I8) memcpy(&s, scale, 4);
     for (int i = 0; i < DIM; i++) {
         uint16_t h;
         if (dtype == DTYPE_F32) {
             memcpy(&x[i], values + 4 * i, 4);
-        } else if (dtype == KV_DTYPE_I8) {
+        } else if (dtype == DTYPE_I8) {
             x[i] = (float)(int8_t)values[i] * s;
         } else {
             memcpy(&h, values + 2 * i, 2);
@@ -48,11 +48,11 @@ static void write_row(uint32_t dtype, const float *x, uint8_t *values, uint8_t *
     float largest = 0;
     for (int i = 0; i < DIM; i++) largest = fmaxf(largest, fabsf(x[i]));
     float s = largest / 127;
-    if (dtype == KV_DTYPE_I8) memcpy(scale, &s, 4);
+    if (dtype == DTYPE_I8) memcpy(scale, &s, 4);
     for (int i = 0; i < DIM; i++) {
         uint16_t h = dtype == DTYPE_F16 ? dtype_f32_to_f16(x[i]) : dtype_f32_to_bf16(x[i]);
         if (dtype == DTYPE_F32) memcpy(values + 4 * i, &x[i], 4);
-        else if (dtype == KV_DTYPE_I8) values[i] = (uint8_t)(int8_t)(s > 0 ? nearbyintf(x[i] / s) : 0);
+        else if (dtype == DTYPE_I8) values[i] = (uint8_t)(int8_t)(s > 0 ? nearbyintf(x[i] / s) : 0);
         else memcpy(values + 2 * i, &h, 2);
     }
 }
@@ -113,7 +113,7 @@ static void expect_from(struct sending *s, struct node *to, const int32_t *block
                     uint8_t *to_scale = row_scale(to, layer, at, to_head, kv, t % b->block_tokens);
                     float    x[DIM];
                     read_row(a->dtype, values, scale, x);
-                    if (a->dtype == KV_DTYPE_I8 && b->dtype == KV_DTYPE_I8) { /* as it is, scale and all */
+                    if (a->dtype == DTYPE_I8 && b->dtype == DTYPE_I8) { /* as it is, scale and all */
                         memcpy(to_values, values, DIM);
                         memcpy(to_scale, scale, 4);
                     } else {
@@ -199,7 +199,7 @@ static uint32_t one_of(const uint32_t *values, uint32_t n) { return values[(uint
 
 static struct kv_layout random_layout(void)
 {
-    const uint32_t tp[] = { 1, 2, 4 }, blocks[] = { 16, 32, 64 }, types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, KV_DTYPE_I8 };
+    const uint32_t tp[] = { 1, 2, 4 }, blocks[] = { 16, 32, 64 }, types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8 };
     struct kv_layout l = { .model_fingerprint = 9, .dtype = one_of(types, 4), .block_tokens = one_of(blocks, 3), .n_layers = LAYERS, .head_dim = DIM,
                            .tp_size = one_of(tp, 3), .n_blocks = 20 + (uint32_t)rand() % 9 };
     l.n_kv_heads = HEADS / l.tp_size;
@@ -299,7 +299,7 @@ TEST(ranks_without_a_common_head_are_refused)
 
 TEST(narrowing_needs_leave)
 {
-    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, KV_DTYPE_I8 };
+    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8 };
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 4; j++) {
             struct kv_layout a = plain(), b = plain();

@@ -160,7 +160,7 @@ static void bench_experts(struct kernel_ctx *c, const struct kind *k, size_t n_e
 static void bench_attention(struct kernel_ctx *c, int n_q, int n_keys, int n_seqs, const struct limits *l)
 {
     enum { HEADS = 9, KV_HEADS = 3, DIM = 64 };
-    enum dtype t = kernel_kv_dtype(c);
+    enum dtype t = c->kv;
     int32_t    blocks = (n_keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     size_t     kv_bytes = (size_t)blocks * (size_t)n_seqs * KV_HEADS * 2 * BLOCK_TOKENS * DIM * (t == DTYPE_F32 ? 4 : 2);
     size_t     q_floats = (size_t)n_q * (size_t)n_seqs * HEADS * DIM;

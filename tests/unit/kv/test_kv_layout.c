@@ -111,14 +111,14 @@ TEST(int8_pieces_hold_values_then_scales)
 {
     struct kv_layout l = sample();
     struct err err;
-    l.dtype = KV_DTYPE_I8;
+    l.dtype = DTYPE_I8;
     CHECK_OK(kv_layout_check(&l, &err));
     CHECK_EQ_INT(kv_layout_token_bytes(&l), 3 * 2 * (64 + 4));
     CHECK_EQ_INT(kv_layout_scale_offset(&l), 3 * 2 * 64 * 64);
     CHECK_EQ_INT(kv_layout_piece_bytes(&l) - kv_layout_scale_offset(&l), 3 * 2 * 64 * 4);
     CHECK_EQ_INT(kv_layout_run_bytes(&l, 5), 5 * 64);
     CHECK_EQ_STR(kv_dtype_name(l.dtype), "int8");
-    CHECK(l.dtype >= DTYPE_COUNT); /* nothing that computes knows it */
+    CHECK(l.dtype >= DTYPE_COUNT); /* no file has it */
 }
 
 /* DeepSeek-V3 in bf16: 576 values per token and layer, 70,272 bytes per token (facts: models.md 9.2). */
@@ -143,7 +143,7 @@ TEST(latents_have_one_part)
     CHECK_STATUS(kv_layout_same_model(&l, &other, &err), ERR_PEER_MISMATCH);
     CHECK_EQ_STR(err.field, "latent");
     CHECK(strstr(err.text, "one latent vector per token here and keys and values of heads at the peer"));
-    l.dtype = KV_DTYPE_I8;
+    l.dtype = DTYPE_I8;
     CHECK_EQ_INT(kv_layout_token_bytes(&l), 576 + 4);
 }
 
@@ -196,7 +196,7 @@ TEST(heads_in_common)
 
 TEST(widening_keeps_narrowing_does_not)
 {
-    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, KV_DTYPE_I8 };
+    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8 };
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 4; j++) CHECK_EQ_INT(kv_dtype_keeps(types[i], types[j]), i == j || j == 0);
 }

@@ -36,9 +36,9 @@ TEST(convert_to_int8_is_off_by_half_a_step_at_most)
         int8_t q[N];
         random_row(x);
         for (int i = 0; i < N; i++) largest = fmaxf(largest, fabsf(x[i]));
-        kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+        kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
         CHECK(scale == largest / 127);
-        kvt_convert_row(KV_DTYPE_I8, q, &scale, DTYPE_F32, back, NULL, N);
+        kvt_convert_row(DTYPE_I8, q, &scale, DTYPE_F32, back, NULL, N);
         int n_ends = 0;
         for (int i = 0; i < N; i++) {
             CHECK_NEAR(back[i], x[i], 0.5001 * (double)scale);
@@ -54,21 +54,21 @@ TEST(convert_to_int8_at_its_edges)
     float x[N] = { 0 }, back[N], scale = 7;
     int8_t q[N];
     memset(q, 1, sizeof q);
-    kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+    kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
     CHECK(scale == 0);
     for (int i = 0; i < N; i++) CHECK_EQ_INT(q[i], 0);
     x[3] = 1.4e-45f; /* its scale would be less than the smallest float */
-    kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+    kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
     CHECK(scale == 0 && q[3] == 0);
     x[3] = 1e-43f; /* a scale of few bits */
-    kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
+    kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
     CHECK_EQ_INT(q[3], scale > 0 ? 71 : 0);
     const float bad[] = { INFINITY, -INFINITY, NAN };
     for (int k = 0; k < 3; k++) {
         random_row(x);
         x[N - 1] = bad[k];
-        kvt_convert_row(DTYPE_F32, x, NULL, KV_DTYPE_I8, q, &scale, N);
-        kvt_convert_row(KV_DTYPE_I8, q, &scale, DTYPE_F32, back, NULL, N);
+        kvt_convert_row(DTYPE_F32, x, NULL, DTYPE_I8, q, &scale, N);
+        kvt_convert_row(DTYPE_I8, q, &scale, DTYPE_F32, back, NULL, N);
         for (int i = 0; i < N; i++) CHECK(isnan(back[i])); /* never numbers that nobody computed */
     }
 }

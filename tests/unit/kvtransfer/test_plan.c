@@ -122,8 +122,8 @@ TEST(plan_copies_and_iov_agree)
 {
     copies_and_iov_agree(DTYPE_BF16, 0, 2);
     copies_and_iov_agree(DTYPE_BF16, 1, 1);
-    copies_and_iov_agree(KV_DTYPE_I8, 0, 2);
-    copies_and_iov_agree(KV_DTYPE_I8, 1, 1);
+    copies_and_iov_agree(DTYPE_I8, 0, 2);
+    copies_and_iov_agree(DTYPE_I8, 1, 1);
 }
 
 /* The slice of a head is the same bytes of a piece wherever that head stands among the rank's own. */
@@ -170,7 +170,7 @@ TEST(plan_check_says_what_does_not_fit)
     CHECK_OK(check_pair(a, b, false, true, &err));
     b.dtype = DTYPE_F16;
     CHECK_STATUS(check_pair(a, b, true, false, &err), ERR_PEER_MISMATCH);
-    b.dtype = KV_DTYPE_I8;
+    b.dtype = DTYPE_I8;
     CHECK_STATUS(check_pair(a, b, true, false, &err), ERR_PEER_MISMATCH);
     CHECK(strstr(err.text, "int8"));
     CHECK_OK(check_pair(a, b, true, true, &err));
