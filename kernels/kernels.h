@@ -148,6 +148,7 @@ struct sample_want {
     const int32_t                *tokens;   /* prompt, then output: [n_tokens] that the host knows */
     uint32_t                      n_tokens, n_prompt;
     uint32_t                      n_out;    /* output tokens before the one asked for, those included that only the device knows yet */
+    int32_t                       late;     /* which is one at most: -1 - i as in kernel_step's ids; 0: there is none */
     const int32_t                *eos;      /* the model's end tokens */
     uint32_t                      n_eos;
     int32_t                       score;    /* the token whose logprobs are asked for; -1: choose one */

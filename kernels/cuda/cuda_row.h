@@ -21,7 +21,7 @@
 #include "kernels/cuda/sample.h"
 #include "kernels/kernels.h"
 
-enum { CUDA_EDITS_PER_LOGITS = 16 << 10 }; /* bytes of changes to a row of logits: some 700 tokens that penalties count, on the average of a step */
+enum { CUDA_EDITS_PER_LOGITS = 16 << 10 }; /* bytes of changes to a row of logits: some 1,000 tokens that penalties count, on the average of a step */
 
 /* Rows that a step really has, of those that it is filled up to. */
 struct cuda_live {

@@ -1,5 +1,6 @@
-/* sample.cu - the sampler's phases after the first, and the call.
+/* sample.cu - the sampler's phases after the first two, and the call.
  *
+ *   late    the token before, where only the card knows it                    rows whose penalties count it
  *   look    mask, edits, largest logit (sample_look.cuh)                      all rows; a greedy row is done
  *   terms   p = exp((x - max) / T); masses of chunks                          rows that draw; one that nothing cuts is done
  *   gather  candidates for the last that top_k and top_p keep; that one       rows that are cut
@@ -288,7 +289,9 @@ cudaError_t sample_run(cudaStream_t stream, const struct sample_call *call)
     if (call->n_rows == 0) return cudaSuccess;
     const bool draws = call->work & SAMPLE_DRAW, cuts = draws && call->work & SAMPLE_CUT;
     const dim3 grid(blocks_for((size_t)call->n_vocab, SAMPLE_PIECE), (unsigned)call->n_rows), block(SAMPLE_THREADS);
-    cudaError_t e = launch(stream, look_kernel, grid, block, 0, *call);
+    cudaError_t e = cudaSuccess;
+    if (call->work & SAMPLE_LATE) e = launch(stream, late_kernel, dim3(1, (unsigned)call->n_rows), dim3(WARP), 0, *call);
+    if (e == cudaSuccess) e = launch(stream, look_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && draws) e = launch(stream, terms_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && cuts) e = launch(stream, gather_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && cuts) e = launch(stream, mass_kernel, grid, block, 0, *call);

@@ -23,11 +23,12 @@ extern "C" {
 
 enum { SAMPLE_VOCAB_MAX = 1 << 19, SAMPLE_ROWS_MAX = 65535 };
 
-/* What rows may ask for beyond the largest logit, after edits and mask, which every row may. Each costs launches. */
+/* What rows may ask for beyond the largest logit, after edits and mask, which every row may. Each costs a launch or more. */
 enum sample_work {
     SAMPLE_DRAW = 1,     /* temperature >= 1e-5 */
     SAMPLE_CUT = 2,      /* a draw among fewer: 0 < top_k < n_vocab, or top_p < 1. Only with SAMPLE_DRAW */
-    SAMPLE_LOGPROBS = 4  /* n_logprobs >= 0, or score >= 0 */
+    SAMPLE_LOGPROBS = 4, /* n_logprobs >= 0, or score >= 0 */
+    SAMPLE_LATE = 8      /* late < 0 */
 };
 
 /* One row's wishes, in device memory. */
@@ -35,6 +36,8 @@ struct sample_ask {
     uint64_t seed;
     uint32_t index;          /* the draw is rng_uniform(seed, 0, index) */
     float    temperature, min_p, top_p;
+    float    repetition, frequency, presence; /* of edits that penalise, and of the late token */
+    int32_t  late;           /* < 0: the token that ids[-1 - late] held before the call is one more occurrence for penalties; 0: there is none */
     int32_t  top_k;
     int32_t  edits, n_edits; /* its own among the call's edits: from `edits` on */
     int32_t  allowed;        /* where its mask begins among the call's words, as sampling_params.allowed; -1: all tokens are */
@@ -42,13 +45,14 @@ struct sample_ask {
     int32_t  score;          /* >= 0: nothing is chosen; logprobs of this token of the vocabulary */
 };
 
-/* A change of one logit, done in the order of the fields: -inf if forbidden; x += bias; if penalised x = x > 0 ? x / repetition : x * repetition,
- * x -= frequency, x -= presence (both for all its occurrences). A row's are sorted by id; several of one id are done one after the other. Those of
- * ids outside of the vocabulary do nothing. */
+/* A change of one logit: -inf if forbidden; then x += bias; then, if penalised, x = x > 0 ? x / repetition : x * repetition, x -= frequency * count,
+ * and with a count above 0 x -= presence. A row's are sorted by id; several of one id are done one after the other, and a late token counts in the
+ * last. Those of ids outside of the vocabulary do nothing. */
 struct sample_edit {
-    int32_t id;
-    uint8_t forbid, penalise;
-    float   bias, repetition, frequency, presence;
+    int32_t  id;
+    float    bias;
+    uint32_t count; /* of penalised ones: how often it is in the output */
+    uint8_t  forbid, penalise;
 };
 
 /* All pointers are to device memory. Logits are not changed. */
@@ -63,7 +67,7 @@ struct sample_call {
     const struct sample_edit *edits;
     const uint64_t           *allowed;
     struct token_logprobs    *results; /* [n_rows], as sampler_sample and sampler_logprobs leave them */
-    int32_t                  *ids;     /* [n_rows]: the tokens chosen; of rows that are scored left alone */
+    int32_t                  *ids;     /* [n_rows]: the tokens chosen; of rows that are scored left alone. What late names is read before */
     void                     *scratch; /* aligned to 256 bytes */
 };
 

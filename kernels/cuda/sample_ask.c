@@ -88,17 +88,15 @@ static int32_t write_edits(const struct sample_maker *m, const struct sampling_p
 {
     uint32_t n_out = marks & ~FLAGS;
     int32_t  n = 1;
-    e[0] = (struct sample_edit){ .id = id, .forbid = (marks & FORBIDDEN) != 0, .repetition = 1 };
+    e[0] = (struct sample_edit){ .id = id, .forbid = (marks & FORBIDDEN) != 0 };
     if (marks & BIASED) {
         e[0].bias = p->bias[m->bias_of[id]].bias;
         for (int32_t i = m->next[m->bias_of[id]]; i >= 0; i = m->next[i])
-            e[n++] = (struct sample_edit){ .id = id, .bias = p->bias[i].bias, .repetition = 1 };
+            e[n++] = (struct sample_edit){ .id = id, .bias = p->bias[i].bias };
     }
     if (n_out == 0 && !(marks & IN_PROMPT)) return n;
     e[n - 1].penalise = 1;
-    e[n - 1].repetition = repetition_of(p);
-    e[n - 1].frequency = p->frequency_penalty * (float)n_out;
-    e[n - 1].presence = n_out ? p->presence_penalty : 0;
+    e[n - 1].count = n_out;
     return n;
 }
 
@@ -133,7 +131,7 @@ static int32_t make_edits(struct sample_maker *m, const struct sample_want *w)
 
 static unsigned work_of(const struct sample_ask *a, uint32_t n_vocab)
 {
-    unsigned work = a->score >= 0 || a->n_logprobs >= 0 ? SAMPLE_LOGPROBS : 0;
+    unsigned work = (a->score >= 0 || a->n_logprobs >= 0 ? SAMPLE_LOGPROBS : 0) | (a->late < 0 ? SAMPLE_LATE : 0);
     if (a->score >= 0 || !(a->temperature >= 1e-5f)) return work;
     if ((a->top_k > 0 && (uint32_t)a->top_k < n_vocab) || a->top_p < 1) work |= SAMPLE_CUT;
     return work | SAMPLE_DRAW;
@@ -144,6 +142,7 @@ void sample_maker_make(struct sample_maker *m, const struct sample_want *w, stru
     const struct sampling_params *p = w->params;
     bool chooses = w->score < 0;
     ASSERT(w->n_tokens >= w->n_prompt);
+    ASSERT(w->late <= 0 && w->n_out == w->n_tokens - w->n_prompt + (w->late < 0));
     *out = (struct sample_made){
         .ask = { .seed = p->seed, .index = w->n_out, .temperature = p->temperature, .min_p = p->min_p, .top_p = p->top_p,
                  .top_k = p->top_k, .allowed = chooses && p->allowed ? 0 : -1, .n_logprobs = p->n_logprobs, .score = w->score },
@@ -152,5 +151,11 @@ void sample_maker_make(struct sample_maker *m, const struct sample_want *w, stru
         .n_words = chooses && p->allowed ? (m->n_vocab + 63) / 64 : 0,
     };
     if (chooses) out->ask.n_edits = make_edits(m, w);
+    if (chooses && sampling_has_penalties(p)) {
+        out->ask.repetition = repetition_of(p);
+        out->ask.frequency = p->frequency_penalty;
+        out->ask.presence = p->presence_penalty;
+        out->ask.late = w->late;
+    }
     out->work = work_of(&out->ask, m->n_vocab);
 }

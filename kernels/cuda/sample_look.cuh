@@ -21,22 +21,30 @@ static __device__ int count_edits_below(const sample_edit *e, int n, int id)
     return low;
 }
 
-static __device__ float edited(const sample_edit &e, float x)
+static __device__ float penalised(const sample_ask &a, unsigned count, float x)
+{
+    x = x > 0 ? __fdiv_rn(x, a.repetition) : __fmul_rn(x, a.repetition);
+    x = __fsub_rn(x, __fmul_rn(a.frequency, (float)count));
+    return count ? __fsub_rn(x, a.presence) : x;
+}
+
+/* `late`: one more occurrence of the token. */
+static __device__ float edited(const sample_ask &a, const sample_edit &e, bool late, float x)
 {
     if (e.forbid) x = -INFINITY;
     x = __fadd_rn(x, e.bias);
-    if (!e.penalise) return x;
-    x = x > 0 ? __fdiv_rn(x, e.repetition) : __fmul_rn(x, e.repetition);
-    return __fsub_rn(__fsub_rn(x, e.frequency), e.presence);
+    return e.penalise || late ? penalised(a, (e.penalise ? e.count : 0) + late, x) : x;
 }
 
-/* The row's edits that fall in the block's piece of r.x. */
-static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n)
+enum { NO_TOKEN = -1 };
+
+/* The row's edits e [n] that fall in the block's piece of r.x, and the late token if it does; NO_TOKEN: there is none. */
+static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n, int late)
 {
-    __shared__ int bounds[2];
+    __shared__ int bounds[3]; /* edits below the piece, below its end, below the late token */
     const int begin = (int)blockIdx.x * SAMPLE_PIECE, end = begin + SAMPLE_PIECE < r.n_vocab ? begin + SAMPLE_PIECE : r.n_vocab;
-    if (threadIdx.x < 2 * WARP) {
-        const int which = (int)threadIdx.x / WARP, at = count_edits_below(e, n, which == 0 ? begin : end);
+    if (threadIdx.x < 3 * WARP) {
+        const int which = (int)threadIdx.x / WARP, at = count_edits_below(e, n, which == 0 ? begin : which == 1 ? end : late);
         if (threadIdx.x % WARP == 0) bounds[which] = at;
     }
     __syncthreads();
@@ -44,9 +52,11 @@ static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int
         const int id = e[i].id;
         if (i > bounds[0] && e[i - 1].id == id) continue; /* the thread of the first does all of an id */
         float x = r.x[id];
-        for (int j = i; j < bounds[1] && e[j].id == id; j++) x = edited(e[j], x);
+        for (int j = i; j < bounds[1] && e[j].id == id; j++) x = edited(*r.ask, e[j], id == late && (j + 1 == n || e[j + 1].id != id), x);
         r.x[id] = x;
     }
+    const bool is_edited = bounds[2] < n && e[bounds[2]].id == late;
+    if (threadIdx.x == 0 && late >= begin && late < end && !is_edited) r.x[late] = penalised(*r.ask, 1, r.x[late]);
     __syncthreads();
 }
 
@@ -63,9 +73,9 @@ static __device__ void change_piece(const sample_call &call, const sample_row &r
         }
     }
     store_elements(r.x, v, r.n_vocab);
-    if (ask.n_edits <= 0) return;
+    if (ask.n_edits <= 0 && ask.late >= 0) return;
     __syncthreads();
-    edit_piece(r, call.edits + ask.edits, ask.n_edits);
+    edit_piece(r, call.edits + ask.edits, ask.n_edits, ask.late < 0 ? r.state->late : (int)NO_TOKEN);
     load_elements(v, r.x, r.n_vocab);
 }
 
@@ -156,6 +166,14 @@ static __device__ void check_ask(const sample_call &call, const sample_row &r)
     if (draws && !(call.work & SAMPLE_DRAW)) __trap();
     if (draws && (counts_top(a, r.n_vocab) || a.top_p < 1) && !(call.work & SAMPLE_CUT)) __trap();
     if (wants_logprobs(a) && !(call.work & SAMPLE_LOGPROBS)) __trap();
+    if (a.late < 0 && !(call.work & SAMPLE_LATE)) __trap();
+}
+
+/* In a launch of its own: ids[] is written by the block that first has a row's token. */
+static __global__ void __launch_bounds__(WARP) late_kernel(const sample_call call)
+{
+    sample_row r;
+    if (threadIdx.x == 0 && open_row(call, &r) && r.ask->late < 0) r.state->late = call.ids[-1 - r.ask->late];
 }
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) look_kernel(const sample_call call)

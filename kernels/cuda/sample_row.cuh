@@ -30,6 +30,7 @@ struct row_state {
     unsigned   n_reach;   /* logits not below the token's */
     /* What the last block of a phase leaves for the next ones. */
     int32_t    id;        /* the token, once it is chosen */
+    int32_t    late;      /* the token that ask.late names */
     bool       draws;     /* it is to be drawn */
     bool       cuts;      /* among fewer than min_p leaves */
     bool       by_count;  /* top_k is one of the reasons */
@@ -91,7 +92,7 @@ static __device__ bool open_row(const sample_call &call, sample_row *r)
     r->x = (float *)(void *)(scratch + at.x);
     r->n_vocab = call.n_vocab;
     r->n_chunks = (call.n_vocab + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
-    r->changed = r->ask->score < 0 && (r->ask->n_edits > 0 || r->ask->allowed >= 0);
+    r->changed = r->ask->score < 0 && (r->ask->n_edits > 0 || r->ask->allowed >= 0 || r->ask->late < 0);
     return true;
 }
 

@@ -2,8 +2,8 @@
  *
  * Where the device chooses the tokens, step n + 1 is submitted before step n lands: its answer rows read the tokens of step n on the device, so
  * that the device never waits for the host. What the host learns late is that a sequence has ended: its row of step n + 1 is then thrown away
- * (engine_end.c). A step is not run ahead when the host must know the tokens first (penalties count them), when a peer is to be sent KV that is
- * not there yet, or when blocks may not do without taking some from a running sequence. Where the host chooses the tokens, a step lands at once.
+ * (engine_end.c). Penalties count that token too, on the device. A step is not run ahead when a peer is to be sent KV that is not there yet, or when
+ * blocks may not do without taking some from a running sequence. Where the host chooses the tokens, a step lands at once.
  *
  * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens are taken, because a token may end its sequence
  * and free it. Thread: engine. */
@@ -95,7 +95,7 @@ static void fill_wants(struct engine *e)
         const struct seq *s = b->logits[i].seq;
         e->wants[i] = (struct sample_want){
             .params = &s->sampling, .tokens = s->tokens, .n_tokens = s->n_tokens, .n_prompt = s->n_prompt, .n_out = seq_n_out(s) + s->n_late,
-            .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
+            .late = s->n_late ? -1 - (int32_t)s->late_row : 0, .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
         };
     }
 }
@@ -279,13 +279,13 @@ static void land(struct engine *e, int turn)
 
 /* ---- the step ---- */
 
-/* May the next step be built while one is under way? LIMIT: one running sequence with penalties keeps the whole batch from it. */
+/* May the next step be built while one is under way? */
 static bool may_run_ahead(struct engine *e)
 {
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
     if (batch_next_waits_for_landing(e)) return false;
     LIST_FOREACH(s, &e->running, struct seq, node)
-        if (s->prefill_only || (s->n_late > 0 && sampling_has_penalties(&s->sampling))) return false;
+        if (s->prefill_only) return false;
     return true;
 }
 

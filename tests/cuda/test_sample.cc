@@ -60,11 +60,14 @@ struct wish_row {
     std::vector<int32_t>    tokens, eos;
     uint32_t                n_prompt = 0;
     int32_t                 score = -1;
-    sample_want wish()
+    bool                    is_late = false; /* the last token is known on the card alone */
+    /* late: -1 - where the card has the late token, or 0: the host knows all tokens */
+    sample_want wish(int32_t late = 0)
     {
+        const uint32_t n_known = (uint32_t)tokens.size() - (late < 0);
         params.bias = bias.data(), params.n_bias = (uint32_t)bias.size();
         params.allowed = allowed.empty() ? nullptr : allowed.data();
-        return { &params, tokens.data(), (uint32_t)tokens.size(), n_prompt, (uint32_t)tokens.size() - n_prompt, eos.data(), (uint32_t)eos.size(), score };
+        return { &params, tokens.data(), n_known, n_prompt, (uint32_t)tokens.size() - n_prompt, late, eos.data(), (uint32_t)eos.size(), score };
     }
 };
 
@@ -112,6 +115,7 @@ static wish_row make_row(uint64_t seed, uint32_t n_vocab)
     make_cuts(r, &row.params, n_vocab);
     for (uint32_t n = r.below(60); n > 0; n--) row.tokens.push_back((int32_t)r.below(n_vocab + 2) - 1);
     row.n_prompt = r.below((uint32_t)row.tokens.size() + 1);
+    if (row.n_prompt < row.tokens.size() && r.below(2)) row.is_late = row.tokens.back() >= 0 && row.tokens.back() < (int32_t)n_vocab;
     if (r.below(2)) make_edits(r, &row, n_vocab);
     if (r.below(4) == 0) make_mask(r, &row, n_vocab);
     if (r.below(8) == 0) row.score = (int32_t)r.below(n_vocab);
@@ -165,6 +169,7 @@ struct asked_rows {
     std::vector<sample_ask>  asks;
     std::vector<sample_edit> edits;
     std::vector<uint64_t>    allowed;
+    std::vector<int32_t>     ids; /* before the call: late tokens, each at another row's place */
     unsigned                 work = 0;
 };
 
@@ -173,9 +178,12 @@ static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stri
     asked_rows    all;
     sample_maker *m = sample_maker_create(n_vocab);
     all.logits.assign(rows.size() * stride, 1e30f); /* what lies between rows would win */
+    all.ids.assign(rows.size(), UNTOUCHED);
     for (size_t i = 0; i < rows.size(); i++) {
-        const sample_want w = rows[i].wish();
+        const size_t      place = rows.size() - 1 - i;
+        const sample_want w = rows[i].wish(rows[i].is_late ? -1 - (int32_t)place : 0);
         sample_made       made;
+        if (rows[i].is_late) all.ids[place] = rows[i].tokens.back();
         sample_maker_make(m, &w, &made);
         made.ask.edits = (int32_t)all.edits.size();
         if (made.n_words) made.ask.allowed = (int32_t)all.allowed.size();
@@ -191,7 +199,7 @@ static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stri
 
 struct answers {
     std::vector<token_logprobs> results;
-    std::vector<int32_t>        ids;
+    std::vector<int32_t>        ids, before; /* after the call and before it */
 };
 
 /* Scratch of the card that lives from call to call. */
@@ -209,7 +217,7 @@ struct card_call {
     card_call(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live, const card_scratch &scratch)
         : n_rows(rows.size()), all(ask(rows, n_vocab, stride)), guard(make_guard()), logits(all.logits), asks(all.asks), edits(all.edits),
           allowed(all.allowed), n_live(&live, sizeof live), results(std::vector<token_logprobs>(n_rows, guard)),
-          ids(std::vector<int32_t>(n_rows, UNTOUCHED))
+          ids(all.ids)
     {
         call.logits = (const float *)logits.p, call.stride = stride, call.n_vocab = (int32_t)n_vocab, call.n_rows = (int32_t)n_rows;
         call.work = all.work, call.n_live = live < 0 ? nullptr : (const int32_t *)n_live.p, call.asks = (const sample_ask *)asks.p;
@@ -224,7 +232,7 @@ struct card_call {
     }
     answers fetch() const
     {
-        answers a = { std::vector<token_logprobs>(n_rows), std::vector<int32_t>(n_rows) };
+        answers a = { std::vector<token_logprobs>(n_rows), std::vector<int32_t>(n_rows), all.ids };
         std::vector<float> after(all.logits.size());
         GOOD(cudaDeviceSynchronize());
         GOOD(cudaMemcpy(a.results.data(), results.p, n_rows * sizeof(token_logprobs), cudaMemcpyDeviceToHost));
@@ -251,10 +259,12 @@ static answers run_card(std::vector<wish_row> &rows, uint32_t n_vocab, size_t st
 
 static bool are_near(float a, float b) { return a == b || fabsf(a - b) <= 2e-7f * fabsf(b) + 4e-6f; }
 
-static void check_row(const wish_row &row, uint32_t n_vocab, size_t i, const token_logprobs &got, int32_t id, const token_logprobs &want)
+static void check_row(const wish_row &row, uint32_t n_vocab, size_t i, const answers &a, const token_logprobs &want)
 {
+    const token_logprobs &got = a.results[i];
+    const int32_t         id = a.ids[i];
     if (got.id != want.id) ROW_FAIL("the token", got.id, want.id);
-    if (id != (row.score < 0 ? want.id : UNTOUCHED)) ROW_FAIL("ids[]", id, want.id);
+    if (id != (row.score < 0 ? want.id : a.before[i])) ROW_FAIL("ids[]", id, want.id);
     if (got.rank != want.rank) ROW_FAIL("the rank", got.rank, want.rank);
     if (!are_near(got.logprob, want.logprob)) ROW_FAIL("the logprob", got.logprob, want.logprob);
     if (got.ends != want.ends) ROW_FAIL("ends", got.ends, want.ends);
@@ -268,7 +278,7 @@ static void check_row(const wish_row &row, uint32_t n_vocab, size_t i, const tok
 static void check_rows(std::vector<wish_row> &rows, uint32_t n_vocab, const answers &a)
 {
     host_sampler host(n_vocab);
-    for (size_t i = 0; i < rows.size(); i++) check_row(rows[i], n_vocab, i, a.results[i], a.ids[i], host.run(rows[i]));
+    for (size_t i = 0; i < rows.size(); i++) check_row(rows[i], n_vocab, i, a, host.run(rows[i]));
 }
 
 /* All at once, in another order on the same scratch, and some alone. */
@@ -342,6 +352,30 @@ TEST(equals_at_the_border_go_by_id)
     }
 }
 
+/* The only token so far, which would be chosen again: wherever it lies, and whatever else changes its logit. */
+TEST(a_late_token_counts_everywhere)
+{
+    need_card();
+    const uint32_t        n_vocab = 9000;
+    std::vector<wish_row> rows;
+    for (int32_t id : { 0, 1, 4095, 4096, 4097, 8191, 8192, 8999 }) /* pieces have 4,096 */
+        for (int kind = 0; kind < 4; kind++) {
+            wish_row row;
+            row.logits.assign(n_vocab, 2.0f);
+            row.logits[(size_t)id] = 2.5f;
+            row.params.top_p = 1, row.params.repetition_penalty = kind == 1 ? 1.5f : 1, row.params.n_logprobs = -1;
+            row.params.presence_penalty = kind == 1 ? 0 : 0.2f, row.params.frequency_penalty = kind == 1 ? 0 : 0.4f;
+            if (kind == 2) row.bias = { { id, -0.25f }, { id, 0.25f } };
+            if (kind == 3) row.bias = { { id == 0 ? 1 : id - 1, 0.25f }, { id == 8999 ? 0 : id + 1, 0.125f } };
+            row.tokens = { id }, row.n_prompt = 0, row.is_late = true;
+            rows.push_back(row);
+        }
+    const card_scratch scratch(rows.size(), n_vocab);
+    const answers      a = run_card(rows, n_vocab, n_vocab, -1, scratch);
+    check_rows(rows, n_vocab, a);
+    for (size_t i = 0; i < rows.size(); i++) CHECK(a.ids[i] != rows[i].tokens[0]);
+}
+
 TEST(rows_that_are_not_live_are_left_alone)
 {
     need_card();
@@ -354,7 +388,7 @@ TEST(rows_that_are_not_live_are_left_alone)
         std::vector<wish_row> asked(rows.begin(), rows.begin() + live);
         check_rows(asked, n_vocab, a);
         for (size_t i = (size_t)live; i < rows.size(); i++) {
-            CHECK_EQ_INT(a.ids[i], UNTOUCHED);
+            CHECK_EQ_INT(a.ids[i], a.before[i]);
             CHECK(memcmp(&a.results[i], &guard, sizeof guard) == 0);
         }
     }
@@ -374,7 +408,7 @@ TEST(a_recorded_call_takes_other_asks)
     cudaStream_t       stream;
     cudaGraph_t        graph;
     cudaGraphExec_t    exec;
-    c.call.work = SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS;
+    c.call.work = SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS | SAMPLE_LATE;
     c.call.edits = (const sample_edit *)edits.p;
     GOOD(cudaMemcpy(edits.p, c.all.edits.data(), c.all.edits.size() * sizeof(sample_edit), cudaMemcpyHostToDevice));
     GOOD(cudaStreamCreate(&stream));
@@ -388,15 +422,11 @@ TEST(a_recorded_call_takes_other_asks)
     CHECK(next.edits.size() <= room.size());
     GOOD(cudaMemcpy(c.asks.p, next.asks.data(), next.asks.size() * sizeof(sample_ask), cudaMemcpyHostToDevice));
     if (!next.edits.empty()) GOOD(cudaMemcpy(edits.p, next.edits.data(), next.edits.size() * sizeof(sample_edit), cudaMemcpyHostToDevice));
-    GOOD(cudaMemset(c.ids.p, 0, others.size() * sizeof(int32_t)));
+    GOOD(cudaMemcpy(c.ids.p, next.ids.data(), next.ids.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     GOOD(cudaDeviceSynchronize());
     GOOD(cudaGraphLaunch(exec, stream));
     answers a = c.fetch();
-    for (size_t i = 0; i < others.size(); i++) {
-        if (others[i].score < 0) continue;
-        CHECK_EQ_INT(a.ids[i], 0);
-        a.ids[i] = UNTOUCHED;
-    }
+    a.before = next.ids;
     check_rows(others, n_vocab, a);
     GOOD(cudaGraphExecDestroy(exec));
     GOOD(cudaGraphDestroy(graph));
@@ -467,7 +497,8 @@ TEST(edits_are_few_and_in_order)
         CHECK_EQ_INT(made.ask.n_edits, 6);
         for (int i = 0; i < 6; i++) CHECK_EQ_INT(made.edits[i].id, ids[i]);
         CHECK(made.edits[2].bias == 1 && made.edits[3].bias == 4 && !made.edits[2].penalise && made.edits[3].penalise);
-        CHECK(made.edits[3].frequency == 0.5f && made.edits[3].presence == 0 && made.edits[5].forbid && !made.edits[5].penalise);
+        CHECK(made.edits[3].count == 1 && made.edits[5].forbid && !made.edits[5].penalise);
+        CHECK(made.ask.frequency == 0.5f && made.ask.presence == 0 && made.ask.repetition == 1 && made.ask.late == 0);
         CHECK_EQ_INT(made.n_words, 2);
         CHECK(made.allowed == row.allowed.data() && made.ask.allowed == 0);
         CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT);
@@ -476,8 +507,13 @@ TEST(edits_are_few_and_in_order)
     w = row.wish();
     sample_maker_make(m, &w, &made);
     CHECK_EQ_INT(made.ask.n_edits, 7);
-    CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].frequency == 0 && made.edits[4].presence == 0);
-    CHECK(made.edits[1].id == 7 && made.edits[1].presence == 0.7f && made.edits[1].repetition == 2);
+    CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].count == 0);
+    CHECK(made.edits[1].id == 7 && made.edits[1].count == 1 && made.ask.presence == 0.7f && made.ask.repetition == 2);
+    w = row.wish(-3); /* the last, 70, is known to the card alone */
+    sample_maker_make(m, &w, &made);
+    CHECK(made.ask.n_edits == 6 && made.edits[5].id == 99 && made.ask.late == -3 && made.ask.index == 3);
+    CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LATE);
+    w = row.wish();
     w.score = 5;
     sample_maker_make(m, &w, &made);
     CHECK(made.ask.n_edits == 0 && made.n_words == 0 && made.ask.allowed == -1 && made.work == SAMPLE_LOGPROBS);
@@ -487,5 +523,6 @@ TEST(edits_are_few_and_in_order)
 TEST_MAIN(CASE_T(tokens_of_a_large_vocabulary_as_the_host, 250), CASE_T(tokens_of_a_small_vocabulary_as_the_host, 250),
           CASE_T(five_tokens_as_the_host, 250), CASE(one_token_as_the_host), CASE_T(hundred_tokens_as_the_host, 250),
           CASE_T(thousand_tokens_as_the_host, 250), CASE_T(draws_as_the_host_for_many_seeds, 250),
-          CASE_T(equals_at_the_border_go_by_id, 250), CASE(rows_that_are_not_live_are_left_alone), CASE(a_recorded_call_takes_other_asks),
+          CASE_T(equals_at_the_border_go_by_id, 250), CASE(a_late_token_counts_everywhere),
+          CASE(rows_that_are_not_live_are_left_alone), CASE(a_recorded_call_takes_other_asks),
           CASE(calls_out_of_bounds_are_refused), CASE(a_row_that_asks_for_more_than_the_call_has_ends_it), CASE(edits_are_few_and_in_order))

@@ -21,23 +21,26 @@ static void open_rig(struct rig *r, struct rig_options o)
 
 static struct answer *one_by_one(const struct engine_request *reqs, uint32_t n)
 {
+    static const struct logit_bias nothing = { 0, 0 }; /* changes no logit, but there is no room for it: the host chooses each token */
     struct rig r;
-    open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .eager = true });
+    open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .eager = true, .sampling_room = 1 });
     struct answer *all = MEM_ARRAY(struct answer, n);
     for (uint32_t i = 0; i < n; i++) {
         struct engine_request q = reqs[i];
-        if (q.sampling.frequency_penalty == 0) q.sampling.frequency_penalty = 1e-30f; /* changes no logit, but the host must know each token first */
+        q.sampling.bias = &nothing;
+        q.sampling.n_bias = 1;
         struct answer *one = rig_run(&r, &q, 1);
         all[i] = *one;
         mem_free(one);
     }
     CHECK_EQ_INT(rig_count(&r, "baton_engine_steps_recorded_total"), 0);
     CHECK_EQ_INT(rig_count(&r, "baton_engine_steps_ahead_total"), 0);
+    CHECK(rig_count(&r, "baton_engine_steps_host_sampled_total") > 0);
     rig_close(&r);
     return all;
 }
 
-/* Every third greedy, drawn, and drawn among few; every other with logprobs. */
+/* Every third greedy, drawn, and drawn among few; every other with logprobs and penalties, which count the token that the host does not know yet. */
 static struct engine_request request(uint32_t i, uint32_t n_prompt, uint32_t n_out)
 {
     struct engine_request q = rig_request(1 + i, n_prompt, 300 + i, n_out);
@@ -45,6 +48,11 @@ static struct engine_request request(uint32_t i, uint32_t n_prompt, uint32_t n_o
     q.sampling.top_k = i % 3 == 2 ? 20 : 0;
     q.sampling.min_tokens = 2;
     q.sampling.n_logprobs = i % 2 ? 3 : -1;
+    if (i % 2) {
+        q.sampling.frequency_penalty = 0.6f;
+        q.sampling.presence_penalty = 0.3f;
+        q.sampling.repetition_penalty = i % 4 == 1 ? 1.2f : 1;
+    }
     return q;
 }
 
@@ -91,7 +99,7 @@ TEST(experts_in_bf16)
     check_ahead();
 }
 
-/* Penalties count tokens that the host must know, and blocks run out: such steps wait for the one before. */
+/* Blocks run out: such steps wait for the one before. */
 TEST(steps_that_have_to_wait)
 {
     enum { N = 4, BLOCKS = 8 };
@@ -155,7 +163,7 @@ TEST(steps_that_the_host_samples)
         p->n_stop_ids = 1;
         p->min_tokens = 1 + i * 5 % 7;
     }
-    open_rig(&r, (struct rig_options){ .max_batched_tokens = 8, .max_seqs = 4, .eager = true, .sampling_room = 60 << 10 });
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 8, .max_seqs = 4, .eager = true, .sampling_room = 40 << 10 });
     struct answer *got = rig_run(&r, reqs, N);
     for (uint32_t i = 0; i < N; i++) CHECK_EQ_INT(got[i].n_out, 2 + i * 5 % 7);
     CHECK(rig_count(&r, "baton_engine_steps_host_sampled_total") > 0);
