@@ -58,6 +58,7 @@ struct device_ops {
     size_t      (*total)(struct device *d);
     /* How many of the kind this process sees. */
     int         (*count)(void);
+    void        (*describe)(struct device *d, char *out, size_t cap);
     /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_arrivals, device_mark, device_lane. */
     enum status (*export_mem)(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err);
     enum status (*import_mem)(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err);
@@ -73,7 +74,7 @@ struct device {
     bool                     is_host; /* its memory is the processor's: the host may read and write it as its own */
 };
 
-/* "cpu", or "cuda" where the build has it: ERR_NODEV without a card. */
+/* "cpu", or "cuda" where the build has it: ERR_NODEV without a card, ERR_UNSUPPORTED for one that this build has no kernels for. */
 enum status device_open(const char *name, struct device **out, struct err *err) MUST_CHECK;
 void        device_close(struct device *d);
 enum status device_mem_alloc(struct device *d, size_t bytes, unsigned flags, struct dev_mem *out, struct err *err) MUST_CHECK;
@@ -85,6 +86,8 @@ void        device_wait(struct device *d);
 enum status device_fault(struct device *d, struct err *err);
 size_t      device_available(struct device *d);
 size_t      device_total(struct device *d);
+/* What it is, for people: "NVIDIA H200 (compute capability 9.0, 132 multiprocessors, driver for CUDA 13.0)". */
+void        device_describe(struct device *d, char *out, size_t cap);
 
 /* Bytes by which another process on this host opens the allocation m. They are good while this process lives and has not freed m.
  * ERR_UNSUPPORTED: of the processor, whose shared memory has a descriptor; ERR_NODEV: the card's driver will not share it. */

@@ -24,6 +24,7 @@ struct doctor_line {
 struct doctor {
     const struct config *c;
     struct kvt_tuning    tuning; /* of the environment; doctor_check_tuning fills it */
+    uint64_t             gpu_room; /* bytes of the card for weights and KV cache, with --device cuda; doctor_check_gpu fills it */
     struct doctor_line   lines[DOCTOR_LINES_MAX];
     size_t               n;
     struct buf           tables;  /* text printed after the lines; released by the owner, as the next */
@@ -53,6 +54,7 @@ void               doctor_add_not_built(struct doctor *d, const char *what, cons
 
 void doctor_check_host(struct doctor *d);       /* all of the following, in the report's order */
 void doctor_check_cpu(struct doctor *d);        /* features, kernel row, CPUs against quota */
+void doctor_check_gpu(struct doctor *d);        /* the card of --device cuda and its memory; before the model, whose KV cache lies there */
 void doctor_check_memory(struct doctor *d);     /* free memory, cgroup limit, locked memory against the KV cache */
 void doctor_check_huge_pages(struct doctor *d); /* transparent ones, for private and for shared memory; reserved ones */
 void doctor_check_system(struct doctor *d);     /* open files, memfd, local sockets, pidfd, clock */
@@ -70,6 +72,8 @@ void doctor_check_peers(struct doctor *d);      /* only with --peers: agents on 
 
 /* Bytes this process may still use: free memory, or less where a cgroup says so. *limit is the cgroup's limit, 0 when none. */
 uint64_t doctor_free_memory(uint64_t *limit);
+/* Does the node compute on a card? */
+bool     doctor_on_gpu(const struct doctor *d);
 /* Bytes of the KV cache that a node with these options takes, as node_options reckons it without the model. */
 uint64_t doctor_kv_bytes(const struct config *c);
 /* The first line of a file, without its end; false (and "") when it cannot be read or is empty. */

@@ -30,6 +30,7 @@ static unsigned long long meminfo(const char *name)
 
 void doctor_check_huge_pages(struct doctor *d)
 {
+    if (doctor_on_gpu(d)) return; /* neither weights nor KV cache are in the host's memory */
     char private[32], shared[32], reserved[64] = "none reserved";
     unsigned long long total = meminfo("HugePages_Total"), left = meminfo("HugePages_Free"), kib = meminfo("Hugepagesize");
     chosen_word("/sys/kernel/mm/transparent_hugepage/enabled", private, sizeof private);

@@ -64,6 +64,12 @@ static void check_free(struct doctor *d)
     uint64_t limit, left = doctor_free_memory(&limit);
     double wanted = config_is_set(d->c, "kv-cache-memory") ? config_float(d->c, "kv-cache-memory") : 0;
     char cgroup[64] = "no cgroup limit";
+    if (doctor_on_gpu(d)) { /* where the KV cache is */
+        if (d->gpu_room && wanted * GIB > (double)d->gpu_room)
+            doctor_fix(doctor_add(d, "GPU memory", DOCTOR_FAIL, "%.1f GiB may be used, but --kv-cache-memory is %.1f GiB", (double)d->gpu_room / GIB, wanted),
+                       "lower --kv-cache-memory");
+        wanted = 0;
+    }
     if (limit) snprintf(cgroup, sizeof cgroup, "cgroup limit %.1f GiB", (double)limit / GIB);
     if (wanted * GIB > (double)left) {
         doctor_fix(doctor_add(d, "memory", DOCTOR_FAIL, "%.1f GiB may be used (%s), but --kv-cache-memory is %.1f GiB", (double)left / GIB, cgroup, wanted),
@@ -113,6 +119,8 @@ static void check_locked(struct doctor *d)
     bool enough = r.rlim_cur == RLIM_INFINITY || (double)r.rlim_cur > kv;
     if (r.rlim_cur == RLIM_INFINITY) {
         doctor_add(d, "locked memory", DOCTOR_OK, "unlimited");
+    } else if (doctor_on_gpu(d)) {
+        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB; the KV cache is on the card and needs none", (double)r.rlim_cur / (1 << 20));
     } else if (asked < DOCTOR_ASKED) {
         doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB; rdma and ucx, which need more, are not used", (double)r.rlim_cur / (1 << 20));
     } else if (enough || may_lock_all()) {

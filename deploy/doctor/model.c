@@ -27,7 +27,7 @@ static void check_kv(struct doctor *d, const struct model_config *m)
 {
     struct kv_layout l;
     struct err err = { 0 };
-    uint64_t limit, left = doctor_free_memory(&limit);
+    uint64_t limit, left = doctor_on_gpu(d) ? d->gpu_room : doctor_free_memory(&limit);
     bool exact = strcmp(config_string(d->c, "activations"), "f32") == 0;
     model_config_kv_layout(m, exact ? DTYPE_F32 : DTYPE_BF16, (uint32_t)config_int(d->c, "block-size"), 1, &l);
     if (kv_layout_check(&l, &err) != OK) {
@@ -45,6 +45,7 @@ static void check_kv(struct doctor *d, const struct model_config *m)
     double block = (double)kv_layout_block_bytes(&l), one = block * (double)per_context, all = one * (double)seqs;
     struct doctor_line *line = doctor_add(d, "KV cache", DOCTOR_OK, "%.2f MiB per block of %u tokens; %.0f MiB for one context of %llu, %.0f MiB for %llu of them",
                                           block / MIB, l.block_tokens, one / MIB, (unsigned long long)context, all / MIB, (unsigned long long)seqs);
+    if (doctor_on_gpu(d) && !left) return; /* which was said */
     if (one > (double)left) {
         line->result = DOCTOR_FAIL;
         doctor_fix(line, "%.0f MiB may be used; lower --max-model-len", (double)left / MIB);

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -127,6 +128,12 @@ static uint64_t cpu_mark(struct device *d)
     return 0;
 }
 
+static void cpu_describe(struct device *d, char *out, size_t cap)
+{
+    (void)d;
+    snprintf(out, cap, "the processor");
+}
+
 const struct device_ops device_cpu_ops = {
     .name = "cpu",
     .open = cpu_open,
@@ -139,6 +146,7 @@ const struct device_ops device_cpu_ops = {
     .available = cpu_available,
     .total = cpu_total,
     .count = cpu_count,
+    .describe = cpu_describe,
     .export_mem = cpu_export,
     .import_mem = cpu_import,
     .unimport_mem = cpu_unimport,

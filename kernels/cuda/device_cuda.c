@@ -5,8 +5,10 @@
 
 #include <assert.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "kernels/cuda/card.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
@@ -47,11 +49,41 @@ static void free_device(struct cuda_device *d)
     mem_free(d);
 }
 
+static void cuda_describe(struct device *device, char *out, size_t cap)
+{
+    struct cudaDeviceProp p;
+    int                   driver = 0;
+    (void)device;
+    if (cudaGetDeviceProperties(&p, 0) != cudaSuccess || cudaDriverGetVersion(&driver) != cudaSuccess) {
+        (void)cudaGetLastError();
+        snprintf(out, cap, "a CUDA device that does not tell what it is");
+        return;
+    }
+    snprintf(out, cap, "%s (compute capability %d.%d, %d multiprocessors, driver for CUDA %d.%d)", p.name, p.major, p.minor, p.multiProcessorCount,
+             driver / 1000, driver % 1000 / 10);
+}
+
+enum { LEAST_MAJOR = 8 }; /* compute capability: bf16 on tensor cores, cp.async */
+
+/* A card that is older than all that was compiled for, or newer and not compatible. */
+static enum status check_kernels(struct err *err)
+{
+    struct cudaDeviceProp p;
+    cudaError_t           e = card_has_kernels();
+    if (e == cudaSuccess) return OK;
+    if (e != cudaErrorNoKernelImageForDevice || cudaGetDeviceProperties(&p, 0) != cudaSuccess) return no_card(e, err);
+    if (p.major < LEAST_MAJOR)
+        return err_set(err, ERR_UNSUPPORTED, "%s has compute capability %d.%d, and the kernels need %d.0", p.name, p.major, p.minor, LEAST_MAJOR);
+    return err_set(err, ERR_UNSUPPORTED, "%s has compute capability %d.%d, and this build has kernels for %s alone; build with -DCMAKE_CUDA_ARCHITECTURES=%d%d",
+                   p.name, p.major, p.minor, BATON_CUDA_ARCHITECTURES, p.major, p.minor);
+}
+
 static enum status cuda_open(struct device **out, struct err *err)
 {
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
     if (e != cudaSuccess || n == 0) return no_card(e != cudaSuccess ? e : cudaErrorNoDevice, err);
+    TRY(check_kernels(err));
     struct cuda_device *d = mem_try_calloc(1, sizeof *d);
     if (!d) return err_set(err, ERR_NOMEM, "no memory for the cuda device");
     d->base.ops = &device_cuda_ops;
@@ -215,6 +247,7 @@ const struct device_ops device_cuda_ops = {
     .available = cuda_available,
     .total = cuda_total,
     .count = cuda_device_count,
+    .describe = cuda_describe,
     .export_mem = cuda_export,
     .import_mem = cuda_import,
     .unimport_mem = cuda_unimport,

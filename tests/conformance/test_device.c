@@ -327,4 +327,25 @@ TEST(unknown_devices_are_named)
     device_close(NULL);
 }
 
-TEST_MAIN(DEVICE_CASES(cpu), DEVICE_CASES(cuda), CASE(another_process_writes_into_shared_memory), CASE(unknown_devices_are_named))
+/* Of the emulated card alone: it may be an old one. */
+TEST(a_card_without_kernels_is_refused)
+{
+    struct device *d = NULL;
+    struct err     err = { 0 };
+    char           text[256];
+    if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
+    CHECK_OK(device_open("cuda", &d, &err));
+    device_describe(d, text, sizeof text);
+    device_close(d);
+    if (!strstr(text, "SIMT")) SKIP("a real card is what it is");
+    CHECK(strstr(text, "compute capability 9.0") && strstr(text, "driver for CUDA"));
+    setenv("BATON_SIMT_CC", "75", 1);
+    CHECK_STATUS(device_open("cuda", &d, &err), ERR_UNSUPPORTED);
+    CHECK(strstr(err.text, "compute capability 7.5") && strstr(err.text, "need 8.0"));
+    setenv("BATON_SIMT_CC", "80", 1);
+    CHECK_OK(device_open("cuda", &d, &err));
+    device_close(d);
+}
+
+TEST_MAIN(DEVICE_CASES(cpu), DEVICE_CASES(cuda), CASE(another_process_writes_into_shared_memory), CASE(unknown_devices_are_named),
+          CASE(a_card_without_kernels_is_refused))

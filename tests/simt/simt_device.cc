@@ -12,7 +12,7 @@
 #include "tests/simt/simt_shared.h"
 #include "tests/simt/simt_stream.h"
 
-enum { N_MULTIPROCESSORS = 4, THREADS_PER_SM = 2048, REGISTERS = 65536, LATEST_CC = 90 };
+enum { N_MULTIPROCESSORS = 4, THREADS_PER_SM = 2048, REGISTERS = 65536, LEAST_CC = 80, LATEST_CC = 90 };
 
 static size_t from_environment(const char *name, size_t otherwise)
 {
@@ -169,6 +169,16 @@ cudaError_t cudaDeviceReset(void)
     simt_streams_reset();
     simt_memory_reset();
     (void)cudaGetLastError();
+    return cudaSuccess;
+}
+
+/* Kernels are for cards from 8.0 on. */
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
+{
+    SIMT_ENTER();
+    if (!function || !attributes) return simt_leave(cudaErrorInvalidDeviceFunction);
+    if (capability() < LEAST_CC) return simt_leave(cudaErrorNoKernelImageForDevice);
+    *attributes = { 1024 };
     return cudaSuccess;
 }
 

@@ -38,6 +38,10 @@ template<class T> static inline cudaError_t cudaHostAlloc(T **p, size_t bytes, u
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event) { return cudaStreamWaitEvent(stream, event, 0); }
 static inline cudaError_t cudaEventRecord(cudaEvent_t event) { return cudaEventRecord(event, nullptr); }
 static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph) { return cudaGraphInstantiate(exec, graph, 0); }
+template<class... P> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, void (*f)(P...))
+{
+    return cudaFuncGetAttributes(a, (const void *)f);
+}
 template<class... P> static inline cudaError_t cudaFuncSetAttribute(void (*f)(P...), cudaFuncAttribute a, int v)
 {
     return cudaFuncSetAttribute((const void *)f, a, v);

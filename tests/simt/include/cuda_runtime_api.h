@@ -238,6 +238,11 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
 /* Accepted and only range-checked: a launch here needs no leave for a large block of shared memory. */
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value);
+struct cudaFuncAttributes {
+    int maxThreadsPerBlock;
+};
+typedef struct cudaFuncAttributes cudaFuncAttributes; /* (CUDA's) */
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function);
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n_blocks, const void *function, int block_size, size_t dynamic_shared);
 
 #ifdef __cplusplus

@@ -8,6 +8,7 @@
 
 #include "deploy/cli/options.h"
 #include "deploy/doctor/doctor.h"
+#include "kernels/device.h"
 #include "shared/base/json.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
@@ -74,6 +75,54 @@ TEST(more_kv_memory_than_there_is_fails)
     struct doctor *d = doctor_with((char *[]){ "--kv-cache-memory", "1000000", NULL });
     doctor_check_memory(d);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
+    doctor_done(d);
+}
+
+static const struct doctor_line *line_of(const struct doctor *d, const char *what)
+{
+    for (size_t i = 0; i < d->n; i++)
+        if (strcmp(d->lines[i].what, what) == 0) return &d->lines[i];
+    return NULL;
+}
+
+TEST(a_card_that_is_not_there_fails)
+{
+    struct doctor *d = doctor_with((char *[]){ "--device", "cuda", NULL }), *plain = doctor_with((char *[]){ NULL });
+    setenv("BATON_SIMT_DEVICES", "0", 1); /* of the emulated one */
+    if (device_count("cuda") > 0) SKIP("there is a card");
+    doctor_check_gpu(d);
+    CHECK_EQ_INT(d->n, 1);
+    CHECK_EQ_INT(d->lines[0].result, DOCTOR_FAIL);
+    CHECK(strstr(d->lines[0].text, "cuda") || strstr(d->lines[0].text, "CUDA"));
+    CHECK(d->lines[0].fix[0] != 0);
+    doctor_check_gpu(plain);
+    CHECK_EQ_INT(plain->n, 0);
+    doctor_done(d);
+    doctor_done(plain);
+}
+
+/* With little memory of the emulated card. */
+TEST(the_kv_cache_is_held_against_the_memory_of_the_card)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s", test_data("goldens/llama/model"));
+    if (access(path, R_OK) != 0) SKIP("tests/data/goldens/llama/model is not there");
+    if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
+    setenv("BATON_SIMT_MEMORY", "100000", 1);
+    struct doctor *d = doctor_with((char *[]){ "--device", "cuda", "--model", path, "--kv-cache-memory", "1", NULL });
+    doctor_check_gpu(d);
+    if (!strstr(line_of(d, "GPU")->text, "SIMT")) SKIP("a real card has more memory than that");
+    CHECK_EQ_INT(line_of(d, "GPU")->result, DOCTOR_OK);
+    CHECK(d->gpu_room > 80000 && d->gpu_room <= 90000); /* --gpu-memory-utilization is 0.9 */
+    doctor_check_memory(d);
+    CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
+    CHECK(strstr(d->lines[d->n - 3].fix, "--kv-cache-memory"));
+    doctor_check_model(d);
+    CHECK(line_of(d, "KV cache")->result != DOCTOR_OK && strstr(line_of(d, "KV cache")->fix, "0 MiB may be used"));
+    doctor_done(d);
+    d = doctor_with((char *[]){ NULL });
+    doctor_check_gpu(d);
+    CHECK(line_of(d, "GPU")->result == DOCTOR_OK && strstr(line_of(d, "GPU")->text, "not used"));
     doctor_done(d);
 }
 
@@ -151,5 +200,6 @@ TEST(the_json_report_is_json_and_says_whether_all_is_well)
 }
 
 TEST_MAIN(CASE(a_port_in_use_fails), CASE(a_port_given_twice_fails), CASE(more_kv_memory_than_there_is_fails), CASE(a_redis_that_is_not_there_fails),
+          CASE(a_card_that_is_not_there_fails), CASE(the_kv_cache_is_held_against_the_memory_of_the_card),
           CASE(redis_is_left_alone_without_the_splitwise_scheduler), CASE(a_model_is_described_with_its_kv_size), CASE(a_model_that_is_nowhere_fails),
           CASE(a_far_redis_needs_a_secret), CASE(the_json_report_is_json_and_says_whether_all_is_well))

@@ -1,0 +1,55 @@
+/* gpu.c - the card of --device cuda: is there one, has this build kernels for it, and is its memory free? */
+#include <string.h>
+
+#include "deploy/doctor/doctor.h"
+#include "kernels/device.h"
+
+static const double GIB = 1 << 30;
+
+bool doctor_on_gpu(const struct doctor *d) { return strcmp(config_string(d->c, "device"), "cuda") == 0; }
+
+/* What the node may take of `total`, less what others have: as node_model.c reckons it, before there are weights. */
+static uint64_t room_of(const struct doctor *d, uint64_t total, uint64_t available)
+{
+    const uint64_t ours = (uint64_t)((double)total * config_float(d->c, "gpu-memory-utilization")), taken = total - available;
+    return ours > taken ? ours - taken : 0;
+}
+
+static void check_memory(struct doctor *d, uint64_t total, uint64_t available)
+{
+    const double share = config_float(d->c, "gpu-memory-utilization"), wanted = (double)total * share;
+    d->gpu_room = room_of(d, total, available);
+    if ((double)available >= 0.95 * wanted) {
+        doctor_add(d, "GPU memory", DOCTOR_OK, "%.1f of %.1f GiB free; --gpu-memory-utilization %g leaves %.1f GiB for weights and KV cache",
+                   (double)available / GIB, (double)total / GIB, share, (double)d->gpu_room / GIB);
+        return;
+    }
+    doctor_fix(doctor_add(d, "GPU memory", d->gpu_room ? DOCTOR_WARN : DOCTOR_FAIL,
+                          "%.1f of %.1f GiB free: others have the rest, and --gpu-memory-utilization %g leaves %.1f GiB for weights and KV cache",
+                          (double)available / GIB, (double)total / GIB, share, (double)d->gpu_room / GIB),
+               "nvidia-smi names the processes; end them, or choose another card by CUDA_VISIBLE_DEVICES");
+}
+
+static void check_card(struct doctor *d)
+{
+    struct device *gpu = NULL;
+    struct err     err = { 0 };
+    char           text[DOCTOR_TEXT_MAX / 2];
+    const int      n = device_count("cuda");
+    if (device_open("cuda", &gpu, &err) != OK) {
+        const char *fix = err.code == ERR_NODEV ? "nvidia-smi says what the driver sees; CUDA_VISIBLE_DEVICES may hide a card, and a container needs --gpus"
+                                                : "use --device cpu, or a build with kernels for it";
+        doctor_fix(doctor_add(d, "GPU", DOCTOR_FAIL, "%s", err.text), "%s", fix);
+        return;
+    }
+    device_describe(gpu, text, sizeof text);
+    doctor_add(d, "GPU", DOCTOR_OK, "%s%s", text, n > 1 ? "; the first of several that CUDA_VISIBLE_DEVICES leaves" : "");
+    check_memory(d, device_total(gpu), device_available(gpu));
+    device_close(gpu);
+}
+
+void doctor_check_gpu(struct doctor *d)
+{
+    if (doctor_on_gpu(d)) check_card(d);
+    else if (device_count("cuda") > 0) doctor_add(d, "GPU", DOCTOR_OK, "%d seen, not used: --device is cpu", device_count("cuda"));
+}
