@@ -194,10 +194,31 @@ struct kv_layer {
     int32_t    block_tokens;
 };
 
+/* Heads that are rotated in place: x [n_rows, n_heads, head_dim], rows x_stride floats apart. */
+struct rope_heads {
+    float       *x;
+    size_t       x_stride, n_heads, head_dim;
+    const float *norm; /* [head_dim]: a head is its rms_norm, by these weights, before it is rotated (Qwen3's q and k); NULL: as it is */
+};
+
+enum { ROPE_HEADS_MAX = 2 }; /* q and k */
+
+/* Pairs are (i, i + rot_dim / 2), or (2i, 2i + 1) when interleaved. Dims from rot_dim on are not rotated. */
+struct rope_args {
+    struct rope_heads heads[ROPE_HEADS_MAX];
+    size_t            n_heads;  /* of `heads` */
+    size_t            n_rows, rot_dim;
+    const float      *cos_sin;  /* [max_pos][rot_dim / 2][2] */
+    const int32_t    *pos;      /* [n_rows] */
+    bool              interleaved;
+    float             norm_eps;
+};
+
 struct kv_append_args {
-    const float           *k, *v; /* [n_rows, n_heads, head_dim]; v NULL when latent */
-    struct kv_layer        kv;
-    struct attn_list       on;
+    const float            *k, *v; /* [n_rows, n_heads, head_dim]; v NULL when latent */
+    struct kv_layer         kv;
+    struct attn_list        on;
+    const struct rope_args *rope;  /* is done first, of the rows that are appended; afterwards k may be either. NULL: nothing */
 };
 
 struct attn_args {
@@ -312,10 +333,7 @@ struct kernel_ops {
     void (*add)(struct kernel_ctx *c, float *x, const float *y, size_t n);
     /* Rows of n floats, strides in floats. */
     void (*copy_rows)(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
-    /* Rotate in place: x [n_rows, n_heads, head_dim] with row stride x_stride floats; cos_sin [max_pos][rot_dim/2][2];
-     * pos [n_rows]. Pairs are (i, i + rot_dim/2), or (2i, 2i+1) when interleaved. Dims from rot_dim on are left alone. */
-    void (*rope)(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
-                 const float *cos_sin, const int32_t *pos, bool interleaved);
+    void (*rope)(struct kernel_ctx *c, const struct rope_args *a);
     void (*kv_append)(struct kernel_ctx *c, const struct kv_append_args *a);
     void (*attention)(struct kernel_ctx *c, const struct attn_args *a);
     void (*route)(struct kernel_ctx *c, const struct route_args *a);

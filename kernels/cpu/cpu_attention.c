@@ -118,6 +118,7 @@ void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
 {
     struct kv_append_args args = *a;
     int64_t n = 0;
+    if (a->rope) cpu_rope(c, a->rope);
     for (int32_t s = 0; s < a->on.n_seqs; s++) n += a->on.seqs[s].n_q;
     if (n * a->kv.n_heads * a->kv.head_dim >= APPEND_ALONE_FLOATS) {
         compute_pool_run(c->pool, a->on.n_seqs, append_seq, &args);

@@ -113,17 +113,22 @@ static void rope_item(void *arg, int index, int thread)
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
         const float *cs = job->x + (size_t)job->pos[i] * job->rot_dim;
-        for (size_t h = 0; h < job->n_heads; h++)
-            job->loops->rope(job->out + i * job->x_stride + h * job->head_dim, cs, job->rot_dim, job->interleaved);
+        float       *x = job->out + i * job->x_stride;
+        for (size_t h = 0; h < job->n_heads; h++, x += job->head_dim) {
+            if (job->y) job->loops->rms_apply(x, x, job->y, job->loops->rms_factor(x, job->head_dim, job->eps), job->head_dim);
+            job->loops->rope(x, cs, job->rot_dim, job->interleaved);
+        }
     }
 }
 
-void cpu_rope(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
-              const float *cos_sin, const int32_t *pos, bool interleaved)
+void cpu_rope(struct kernel_ctx *c, const struct rope_args *a)
 {
-    struct rows_job job = { .out = x, .x = cos_sin, .pos = pos, .n_rows = n_rows, .x_stride = x_stride, .n_heads = n_heads,
-                            .head_dim = head_dim, .rot_dim = rot_dim, .interleaved = interleaved };
-    run_rows(c, &job, n_heads * rot_dim, rope_item);
+    for (size_t i = 0; i < a->n_heads; i++) {
+        const struct rope_heads *h = &a->heads[i];
+        struct rows_job job = { .out = h->x, .x = a->cos_sin, .y = h->norm, .pos = a->pos, .n_rows = a->n_rows, .x_stride = h->x_stride, .n_heads = h->n_heads,
+                                .head_dim = h->head_dim, .rot_dim = a->rot_dim, .interleaved = a->interleaved, .eps = a->norm_eps };
+        run_rows(c, &job, h->n_heads * (h->norm ? h->head_dim + a->rot_dim : a->rot_dim), rope_item);
+    }
 }
 
 static void log_sum_exp_item(void *arg, int index, int thread)

@@ -144,8 +144,7 @@ void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *
                   float eps);
 void cpu_add(struct kernel_ctx *c, float *x, const float *y, size_t n);
 void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
-void cpu_rope(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
-              const float *cos_sin, const int32_t *pos, bool interleaved);
+void cpu_rope(struct kernel_ctx *c, const struct rope_args *a);
 void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a);
 void cpu_attention(struct kernel_ctx *c, const struct attn_args *a);
 void cpu_route(struct kernel_ctx *c, const struct route_args *a);

@@ -10,9 +10,16 @@ void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
+static void cuda_rope(struct kernel_ctx *base, const struct rope_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    (void)cuda_check(c->device, rows_rope(c->device->stream, a), "rotating");
+}
+
 static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
+    if (a->rope) cuda_rope(base, a->rope);
     (void)cuda_check(c->device, attention_append(c->device->stream, &a->kv, a->on.staged, a->k, a->v), "appending to the KV cache");
 }
 
@@ -64,15 +71,6 @@ static void cuda_copy_rows(struct kernel_ctx *base, float *to, size_t to_stride,
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     (void)cuda_check(c->device, rows_copy(c->device->stream, to, to_stride, from, from_stride, n_rows, n), "copying rows");
-}
-
-static void cuda_rope(struct kernel_ctx *base, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
-                      const float *cos_sin, const int32_t *pos, bool interleaved)
-{
-    struct cuda_ctx *c = cuda_ctx_of(base);
-    const struct rope_rows r = { .x = x, .x_stride = x_stride, .n_rows = n_rows, .n_heads = n_heads, .head_dim = head_dim, .rot_dim = rot_dim,
-                                 .cos_sin = cos_sin, .pos = pos, .interleaved = interleaved };
-    (void)cuda_check(c->device, rows_rope(c->device->stream, &r), "rotating");
 }
 
 static void cuda_route(struct kernel_ctx *base, const struct route_args *a)

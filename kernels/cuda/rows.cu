@@ -83,24 +83,44 @@ cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a)
 
 /* ---- rotation ---------------------------------------------------------------------------------------------------- */
 
-/* A thread turns one pair. */
-static __global__ void rope_kernel(rope_rows a, size_t n_pairs)
+/* A warp has one head of one row, its lanes every 32nd pair, and of what is not rotated every 32nd element. */
+static __device__ float head_factor(const float *x, size_t dim, float eps)
 {
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, half = a.rot_dim / 2;
-    if (i >= n_pairs) return;
-    const size_t pair = i % half, head = i / half % a.n_heads, row = i / half / a.n_heads;
-    float       *x = a.x + row * a.x_stride + head * a.head_dim;
-    const float *turn = a.cos_sin + ((size_t)a.pos[row] * half + pair) * 2;
-    const size_t i0 = a.interleaved ? 2 * pair : pair, i1 = a.interleaved ? 2 * pair + 1 : pair + half;
-    const float  x0 = x[i0], x1 = x[i1];
-    x[i0] = x0 * turn[0] - x1 * turn[1];
-    x[i1] = x1 * turn[0] + x0 * turn[1];
+    float squares = 0;
+    for (size_t i = threadIdx.x % WARP; i < dim; i += WARP) squares = fmaf(x[i], x[i], squares);
+    return 1.0f / sqrtf(warp_sum(squares) / (float)dim + eps);
 }
 
-cudaError_t rows_rope(cudaStream_t s, const struct rope_rows *r)
+static __device__ void rotate_head(const rope_args &a, const rope_heads &h, float *x, const float *turns)
 {
-    const size_t n = r->n_rows * r->n_heads * (r->rot_dim / 2);
-    return n ? launch(s, rope_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, *r, n) : cudaSuccess;
+    const size_t half = a.rot_dim / 2, lane = threadIdx.x % WARP;
+    const float  factor = h.norm ? head_factor(x, h.head_dim, a.norm_eps) : 1.0f;
+    for (size_t pair = lane; pair < half; pair += WARP) {
+        const size_t i0 = a.interleaved ? 2 * pair : pair, i1 = a.interleaved ? 2 * pair + 1 : pair + half;
+        const float  x0 = h.norm ? h.norm[i0] * (x[i0] * factor) : x[i0], x1 = h.norm ? h.norm[i1] * (x[i1] * factor) : x[i1];
+        const float *turn = turns + 2 * pair;
+        x[i0] = x0 * turn[0] - x1 * turn[1];
+        x[i1] = x1 * turn[0] + x0 * turn[1];
+    }
+    for (size_t i = 2 * half + lane; h.norm && i < h.head_dim; i += WARP) x[i] = h.norm[i] * (x[i] * factor);
+}
+
+/* Warps are numbered by rows, then by the heads of all lists. */
+static __global__ void __launch_bounds__(THREADS) rope_kernel(rope_args a)
+{
+    const size_t per_row = a.heads[0].n_heads + (a.n_heads > 1 ? a.heads[1].n_heads : 0);
+    const size_t at = ((size_t)blockIdx.x * THREADS + threadIdx.x) / WARP, row = at / per_row, i = at % per_row;
+    if (row >= a.n_rows) return;
+    const bool        is_first = i < a.heads[0].n_heads;
+    const rope_heads &h = a.heads[is_first ? 0 : 1];
+    rotate_head(a, h, h.x + row * h.x_stride + (is_first ? i : i - a.heads[0].n_heads) * h.head_dim, a.cos_sin + (size_t)a.pos[row] * (a.rot_dim / 2 * 2));
+}
+
+cudaError_t rows_rope(cudaStream_t s, const struct rope_args *a)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < a->n_heads; i++) n += a->n_rows * a->heads[i].n_heads;
+    return n ? launch(s, rope_kernel, dim3(blocks_for(n * WARP, THREADS)), dim3(THREADS), 0, *a) : cudaSuccess;
 }
 
 /* ---- embedding --------------------------------------------------------------------------------------------------- */

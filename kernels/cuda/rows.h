@@ -18,14 +18,7 @@ cudaError_t rows_copy(cudaStream_t s, float *to, size_t to_stride, const float *
 cudaError_t rows_add(cudaStream_t s, float *x, const float *y, size_t n);
 cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a);
 
-struct rope_rows {
-    float         *x;
-    size_t         x_stride, n_rows, n_heads, head_dim, rot_dim;
-    const float   *cos_sin;
-    const int32_t *pos;
-    bool           interleaved;
-};
-cudaError_t rows_rope(cudaStream_t s, const struct rope_rows *r);
+cudaError_t rows_rope(cudaStream_t s, const struct rope_args *a);
 
 /* Rows of a matrix of any form as f32. */
 struct embed_rows {

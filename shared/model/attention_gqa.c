@@ -78,21 +78,30 @@ void attention_gqa_release(struct kernel_ctx *k, struct attention_gqa *a)
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void queries_and_keys(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm)
+static void project(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm)
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx         *k = s->m->kernels;
-    const size_t rows = s->n_rows, hidden = c->hidden, q = q_width(c), kv = kv_width(c), dim = c->head_dim;
+    const size_t rows = s->n_rows, hidden = c->hidden, q = q_width(c), kv = kv_width(c);
     const struct matmul_args h = { .x = s->x, .x_stride = hidden, .norm = norm, .norm_eps = c->rms_eps, .n_rows = rows };
     struct matmul_args       jobs[] = { h, h, h };
     jobs[0].w = &a->q, jobs[0].bias = a->q_bias, jobs[0].y = w->q, jobs[0].y_stride = q;  /* [R, Q] */
     jobs[1].w = &a->k, jobs[1].bias = a->k_bias, jobs[1].y = w->k, jobs[1].y_stride = kv; /* [R, KV] */
     jobs[2].w = &a->v, jobs[2].bias = a->v_bias, jobs[2].y = w->v, jobs[2].y_stride = kv; /* [R, KV] */
     k->ops->matmul(k, jobs, COUNT_OF(jobs));
-    if (a->q_norm) k->ops->rms_norm(k, w->q, dim, w->q, dim, a->q_norm, rows * c->n_heads, dim, c->rms_eps);
-    if (a->k_norm) k->ops->rms_norm(k, w->k, dim, w->k, dim, a->k_norm, rows * c->n_kv_heads, dim, c->rms_eps);
-    k->ops->rope(k, w->q, q, rows, c->n_heads, dim, dim, s->angles, s->pos, c->rope_interleaved);
-    k->ops->rope(k, w->k, kv, rows, c->n_kv_heads, dim, dim, s->angles, s->pos, c->rope_interleaved);
+}
+
+/* The rows' keys and values into the pool. */
+static void append(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const struct kv_layer *kv)
+{
+    const struct model_config *c = &s->m->config;
+    const size_t               dim = c->head_dim;
+    const struct rope_args rope = { .heads = { { .x = w->q, .x_stride = q_width(c), .n_heads = c->n_heads, .head_dim = dim, .norm = a->q_norm },
+                                               { .x = w->k, .x_stride = kv_width(c), .n_heads = c->n_kv_heads, .head_dim = dim, .norm = a->k_norm } },
+                                    .n_heads = 2, .n_rows = s->n_rows, .rot_dim = dim, .cos_sin = s->angles, .pos = s->pos,
+                                    .interleaved = c->rope_interleaved, .norm_eps = c->rms_eps };
+    const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = *kv, .on = s->all, .rope = &rope };
+    s->m->kernels->ops->kv_append(s->m->kernels, &append);
 }
 
 void attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm, uint32_t i_layer)
@@ -100,10 +109,8 @@ void attention_gqa_forward(const struct step *s, const struct attention_gqa *a, 
     const struct model_config *c = &s->m->config;
     struct kernel_ctx         *k = s->m->kernels;
     const struct kv_layer      kv = block_kv_layer(s, i_layer);
-    queries_and_keys(s, a, w, norm);
-
-    const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = kv, .on = s->all };
-    k->ops->kv_append(k, &append);
+    project(s, a, w, norm);
+    append(s, a, w, &kv);
     block_kv_done(s, i_layer);
 
     const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .on = s->all, .n_heads = (int32_t)c->n_heads,

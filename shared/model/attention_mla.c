@@ -211,8 +211,11 @@ static void queries_and_latents(const struct step *s, const struct attention_mla
         k->ops->matmul(k, &q, 1);                                                                        /* [R, n_heads (nope + rope)] */
     }
     k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows, kv_lora, c->rms_eps);
-    k->ops->rope(k, w->q + c->mla.nope, n.q, rows, c->n_heads, n.key, c->mla.rope, s->angles, s->pos, c->rope_interleaved);
-    k->ops->rope(k, w->latent + kv_lora, n.latent, rows, 1, c->mla.rope, c->mla.rope, s->angles, s->pos, c->rope_interleaved);
+    const struct rope_args rope = { .heads = { { .x = w->q + c->mla.nope, .x_stride = n.q, .n_heads = c->n_heads, .head_dim = n.key },
+                                               { .x = w->latent + kv_lora, .x_stride = n.latent, .n_heads = 1, .head_dim = c->mla.rope } },
+                                    .n_heads = 2, .n_rows = rows, .rot_dim = c->mla.rope, .cos_sin = s->angles, .pos = s->pos,
+                                    .interleaved = c->rope_interleaved };
+    k->ops->rope(k, &rope);
 }
 
 static float score_scale(const struct model_config *c)

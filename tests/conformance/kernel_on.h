@@ -97,15 +97,21 @@ static inline void on_copy_rows(struct kernel_ctx *c, float *to, size_t to_strid
 }
 
 /* The table has n_pos positions. */
-static inline void on_rope(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
-                           const float *table, size_t n_pos, const int32_t *pos, bool interleaved)
+static inline void on_rope(struct kernel_ctx *c, struct rope_args a, size_t n_pos)
 {
     struct mirrors m = { .c = c };
-    note(&m, x, span(n_rows, x_stride, n_heads * head_dim, sizeof *x), true);
-    note(&m, table, floats(n_pos * rot_dim), false);
-    note(&m, pos, n_rows * sizeof *pos, false);
+    for (size_t i = 0; i < a.n_heads; i++) {
+        const struct rope_heads *h = &a.heads[i];
+        note(&m, h->x, span(a.n_rows, h->x_stride, h->n_heads * h->head_dim, sizeof *h->x), true);
+        note(&m, h->norm, floats(h->head_dim), false);
+    }
+    note(&m, a.cos_sin, floats(n_pos * a.rot_dim), false);
+    note(&m, a.pos, a.n_rows * sizeof *a.pos, false);
     send(&m);
-    c->ops->rope(c, there(&m, x), x_stride, n_rows, n_heads, head_dim, rot_dim, there(&m, table), there(&m, pos), interleaved);
+    for (size_t i = 0; i < a.n_heads; i++) a.heads[i].x = there(&m, a.heads[i].x), a.heads[i].norm = there(&m, a.heads[i].norm);
+    a.cos_sin = there(&m, a.cos_sin);
+    a.pos = there(&m, a.pos);
+    c->ops->rope(c, &a);
     fetch(&m);
 }
 

@@ -69,28 +69,51 @@ static void copy_cases(const char *isa)
     kernel_ctx_free(c);
 }
 
-static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_dim, size_t rot_dim, bool interleaved)
+enum { ROPE_ROWS = 19, ROPE_POS = 50 };
+
+/* What element `at` of a head b becomes: (its norm, then) its turn. */
+static double turned(const struct rope_args *a, const float *b, size_t dim, const float *norm, const float *cs, size_t at)
 {
-    enum { N_ROWS = 19, N_POS = 50 };
-    size_t  n_heads = 3, stride = n_heads * head_dim + 5, n = N_ROWS * stride - 5;
-    float  *x = random_floats(n, 2), *want = mem_dup(x, n * sizeof *x), *table = random_floats(N_POS * rot_dim, 1);
-    float  *before = mem_dup(x, n * sizeof *x);
-    int32_t pos[N_ROWS];
-    for (int i = 0; i < N_ROWS; i++) pos[i] = (int32_t)(random_u32() % N_POS);
-    on_rope(c, x, stride, N_ROWS, n_heads, head_dim, rot_dim, table, N_POS, pos, interleaved);
-    ref->ops->rope(ref, want, stride, N_ROWS, n_heads, head_dim, rot_dim, table, pos, interleaved);
-    check_row(c, x, want, n, 1e-6, interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
-    for (size_t i = 0; i < N_ROWS; i++)
-        for (size_t d = 0; d < n_heads * head_dim; d++) {
-            size_t in_head = d % head_dim, half = rot_dim / 2, pair = interleaved ? in_head / 2 : in_head % (half ? half : 1);
-            const float *b = before + i * stride + d - in_head, *cs = table + (size_t)pos[i] * rot_dim + 2 * pair;
-            size_t i0 = interleaved ? 2 * pair : pair, i1 = interleaved ? 2 * pair + 1 : pair + half;
-            double exact = in_head >= rot_dim ? (double)b[in_head]
-                           : in_head == i0    ? (double)b[i0] * (double)cs[0] - (double)b[i1] * (double)cs[1]
-                                              : (double)b[i1] * (double)cs[0] + (double)b[i0] * (double)cs[1];
-            CHECK_NEAR(want[i * stride + d], exact, 1e-6);
-        }
-    mem_free(x), mem_free(want), mem_free(table), mem_free(before);
+    const size_t half = a->rot_dim / 2, pair = a->interleaved ? at / 2 : at % (half ? half : 1);
+    const size_t i0 = a->interleaved ? 2 * pair : pair, i1 = a->interleaved ? 2 * pair + 1 : pair + half;
+    double       squares = 0, factor = 1;
+    for (size_t i = 0; i < dim; i++) squares += (double)b[i] * (double)b[i];
+    if (norm) factor = 1 / sqrt(squares / (double)dim + (double)a->norm_eps);
+#define ELEMENT(i) ((double)b[i] * factor * (norm ? (double)norm[i] : 1))
+    if (at >= 2 * half) return ELEMENT(at);
+    return at == i0 ? ELEMENT(i0) * (double)cs[2 * pair] - ELEMENT(i1) * (double)cs[2 * pair + 1]
+                    : ELEMENT(i1) * (double)cs[2 * pair] + ELEMENT(i0) * (double)cs[2 * pair + 1];
+#undef ELEMENT
+}
+
+/* Two lists of heads in one call: 3 of head_dim, and `others` of another length. */
+static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_dim, size_t rot_dim, bool interleaved, size_t others)
+{
+    const size_t     dims[] = { head_dim, head_dim + 4 }, n_heads[] = { 3, others };
+    float           *x[2], *want[2], *before[2], *norm[2], *table = random_floats(ROPE_POS * rot_dim, 1);
+    int32_t          pos[ROPE_ROWS];
+    struct rope_args a = { .n_heads = others ? 2 : 1, .n_rows = ROPE_ROWS, .rot_dim = rot_dim, .cos_sin = table, .pos = pos, .interleaved = interleaved,
+                           .norm_eps = 1e-5f };
+    for (int i = 0; i < ROPE_ROWS; i++) pos[i] = (int32_t)(random_u32() % ROPE_POS);
+    for (size_t l = 0; l < a.n_heads; l++) {
+        const size_t stride = n_heads[l] * dims[l] + 5, n = ROPE_ROWS * stride - 5;
+        x[l] = random_floats(n, 2), want[l] = mem_dup(x[l], n * sizeof **x), before[l] = mem_dup(x[l], n * sizeof **x);
+        norm[l] = others && (l == 0) == interleaved ? NULL : random_floats(dims[l], 1); /* one of two */
+        a.heads[l] = (struct rope_heads){ .x = x[l], .x_stride = stride, .n_heads = n_heads[l], .head_dim = dims[l], .norm = norm[l] };
+    }
+    on_rope(c, a, ROPE_POS);
+    for (size_t l = 0; l < a.n_heads; l++) a.heads[l].x = want[l];
+    ref->ops->rope(ref, &a);
+    for (size_t l = 0; l < a.n_heads; l++) {
+        const size_t stride = a.heads[l].x_stride, dim = dims[l];
+        check_row(c, x[l], want[l], ROPE_ROWS * stride - 5, 2e-6, interleaved ? "rope interleaved" : "rope half", head_dim, rot_dim);
+        for (size_t i = 0; i < ROPE_ROWS; i++)
+            for (size_t d = 0; d < n_heads[l] * dim; d++)
+                CHECK_NEAR(want[l][i * stride + d],
+                           turned(&a, before[l] + i * stride + d / dim * dim, dim, norm[l], table + (size_t)pos[i] * rot_dim, d % dim), 2e-6);
+        mem_free(x[l]), mem_free(want[l]), mem_free(before[l]), mem_free(norm[l]);
+    }
+    mem_free(table);
 }
 
 static void rope_cases(const char *isa)
@@ -98,7 +121,8 @@ static void rope_cases(const char *isa)
     static const size_t dims[][2] = { { 2, 2 }, { 8, 6 }, { 16, 16 }, { 24, 24 }, { 20, 12 }, { 64, 64 }, { 80, 40 }, { 128, 128 } };
     struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, 2), *ref = open_row("ref", ACTIVATIONS_F32, 1);
     for (size_t i = 0; i < COUNT_OF(dims); i++)
-        for (int interleaved = 0; interleaved < 2; interleaved++) rope_case(c, ref, dims[i][0], dims[i][1], interleaved);
+        for (int interleaved = 0; interleaved < 2; interleaved++)
+            for (size_t others = 0; others < 3; others++) rope_case(c, ref, dims[i][0], dims[i][1], interleaved, others);
     kernel_ctx_free(c);
     kernel_ctx_free(ref);
 }

@@ -91,12 +91,25 @@ void card_count_attention(const struct attn_args *a, struct card_call *to)
              a->kv.latent ? " (latent)" : "", rows, a->on.n_seqs, longest);
 }
 
+void card_count_rope(const struct rope_args *a, struct card_call *to)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < a->n_heads; i++) n += a->heads[i].n_heads * (a->heads[i].norm ? a->heads[i].head_dim : a->rot_dim);
+    card_count_rows("rope", a->n_rows, n, 1, 1, to);
+}
+
 void card_count_append(const struct kv_append_args *a, struct card_call *to)
 {
     double rows = 0;
     for (int32_t i = 0; i < a->on.n_seqs; i++) rows += a->on.seqs[i].n_q;
     to->slot = "kv_append";
     to->bytes = rows * (token_bytes(&a->kv) + (double)a->kv.head_dim * 4 * (a->kv.latent ? 1 : 2 * a->kv.n_heads));
+    if (a->rope) {
+        struct card_call rope;
+        card_count_rope(a->rope, &rope);
+        to->slot = "rope, kv_append";
+        to->bytes += rope.bytes;
+    }
     snprintf(to->what, sizeof to->what, "%d heads of %d, %.0f rows", a->kv.n_heads, a->kv.head_dim, rows);
 }
 

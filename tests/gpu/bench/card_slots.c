@@ -120,13 +120,12 @@ static void slot_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, co
     after(s);
 }
 
-static void slot_rope(struct kernel_ctx *c, float *x, size_t x_stride, size_t n_rows, size_t n_heads, size_t head_dim, size_t rot_dim,
-                      const float *cos_sin, const int32_t *pos, bool interleaved)
+static void slot_rope(struct kernel_ctx *c, const struct rope_args *a)
 {
     struct card_slots *s = slots_of(c);
     struct card_call  *call = before(s);
-    if (call) card_count_rows("rope", n_rows, n_heads * rot_dim, 1, 1, call);
-    s->inner->rope(c, x, x_stride, n_rows, n_heads, head_dim, rot_dim, cos_sin, pos, interleaved);
+    if (call) card_count_rope(a, call);
+    s->inner->rope(c, a);
     after(s);
 }
 
