@@ -248,6 +248,8 @@ struct route_args {
     float        norm_min, scale;
     int32_t     *experts; /* [n_rows, n_used], in order of selection */
     float       *weights; /* [n_rows, n_used] */
+    /* Those of the experts call that will follow with the same rows and says `sorted`: they may be filled in at once. NULL: they are not. */
+    int32_t     *rows, *index, *begin;
 };
 
 /* y[i] = (add ? y[i] : 0) + sum over j ascending of weights[i][j] * rows[index[i][j]], a chain of fused multiply-adds. */
@@ -282,6 +284,7 @@ struct experts_args {
     /* To work in: */
     int32_t             *rows, *index;   /* [n_rows n_used]: the row of a slot; the slot of (row, choice) */
     int32_t             *begin;          /* [n_experts + 1]: slots of each expert */
+    bool                 sorted;         /* the route call that made experts and weights had rows, index and begin: they may be filled in */
     float               *act, *out;      /* [n_rows n_used, I], ready for down; [n_rows n_used, H]; by slot */
     struct matmul_args  *jobs;           /* [n_experts + 1], the host's */
 };

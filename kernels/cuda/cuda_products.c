@@ -190,9 +190,6 @@ static void run_shared(struct kernel_ctx *base, const struct experts_args *a)
     cuda_matmul(base, &down, 1);
 }
 
-/* Rows that a recorded step is filled up with ask for no experts: reading their weights would be for nothing. */
-static const int32_t *live_rows(const struct cuda_ctx *c) { return c->step.records ? &c->staging.live->n_rows : NULL; }
-
 static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, size_t n_slots)
 {
     const struct weight *w = &a->gate_up[0], *down = &a->down[0];
@@ -234,7 +231,7 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
     const size_t     n_slots = a->n_rows * (size_t)a->n_used;
     if (a->n_rows == 0) return;
     if (a->shared.gate_up) run_shared(base, a);
-    (void)cuda_check(c->device, rows_sort(c->device->stream, a, live_rows(c)), "sorting rows by expert");
+    if (!a->sorted) (void)cuda_check(c->device, rows_sort(c->device->stream, a, cuda_live_rows(c)), "sorting rows by expert");
     run_gate_up(c, a, n_slots);
     run_down(c, a, n_slots);
     const struct combine_args all = { .y = a->x, .rows = a->out, .index = a->index, .weights = a->weights, .n_rows = a->n_rows,

@@ -104,6 +104,9 @@ extern const struct kernel_ops cuda_row;
 
 static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struct cuda_ctx *)c; }
 
+/* Rows that a recorded step is filled up with ask for no experts: reading their weights would be for nothing. NULL: all rows are real. */
+static inline const int32_t *cuda_live_rows(const struct cuda_ctx *c) { return c->step.records ? &c->staging.live->n_rows : NULL; }
+
 /* cuda_ctx.c */
 enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
 void        cuda_ctx_free(struct kernel_ctx *c);

@@ -76,7 +76,7 @@ static void cuda_copy_rows(struct kernel_ctx *base, float *to, size_t to_stride,
 static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, rows_route(c->device->stream, a), "routing");
+    (void)cuda_check(c->device, rows_route(c->device->stream, a, cuda_live_rows(c)), "routing");
 }
 
 static bool has_card(void) { return cuda_device_count() > 0; }

@@ -2,11 +2,14 @@
  *
  * Routing: a warp has a row; its scores lie in shared memory, and the best is found n_used times over. Exponentials are made in f64 and rounded
  * once, as on the processor: near-ties between experts are decided as exactly as f32 logits allow. A few hundred numbers per token: what it
- * costs is the launch. Thread: device. */
+ * costs is the launch. So one block does all for the few rows of a decode step; with more there is a launch for routing and one or two for
+ * sorting. Thread: device. */
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/rows.h"
 
 enum { ROUTE_WARPS = 4, SORT_THREADS = 256 };
+enum { ALONE_WARPS_MIN = 8, ALONE_WARPS = 32 /* a row each, where one block does all */, ALONE_CHOICES = 1024 /* that one block sorts */ };
+enum { ALONE_SHARED = 96 * 1024 /* bytes: what cards from 8.0 on give to a block, 8.6 and 8.9 included */ };
 
 /* A value and where it is. NaN counts as smallest; of equals the first. */
 struct best {
@@ -102,14 +105,14 @@ static __device__ void normalise(const route_args &a, float *weights)
     for (int j = 0; j < a.n_used; j++) weights[j] = weights[j] / by * a.scale;
 }
 
-/* Shared memory: per warp p [n_experts], choice [n_experts], groups [n_groups], kept [n_groups]. */
-static __global__ void route_kernel(route_args a)
+/* Floats of a warp's room. */
+static __host__ __device__ __forceinline__ size_t route_floats(const route_args &a) { return 2 * ((size_t)a.n_experts + (size_t)a.n_groups); }
+
+/* By a warp; p: its room: p [n_experts], choice [n_experts], groups [n_groups], kept [n_groups]. */
+static __device__ void route_row(const route_args &a, size_t row, float *p)
 {
-    const int    lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP);
-    const size_t row = (size_t)blockIdx.x * ROUTE_WARPS + warp;
-    if (row >= a.n_rows) return;
-    float *p = (float *)(void *)shared_memory() + (size_t)warp * 2 * (a.n_experts + a.n_groups);
-    float *choice = p + a.n_experts, *groups = choice + a.n_experts;
+    const int lane = (int)(threadIdx.x % WARP);
+    float    *choice = p + a.n_experts, *groups = choice + a.n_experts;
     score(a, a.logits + row * a.n_experts, p);
     for (int e = lane; e < a.n_experts; e += WARP) choice[e] = a.bias ? p[e] + a.bias[e] : p[e];
     __syncwarp();
@@ -127,11 +130,10 @@ static __global__ void route_kernel(route_args a)
     if (lane == 0) normalise(a, a.weights + row * a.n_used);
 }
 
-cudaError_t rows_route(cudaStream_t s, const struct route_args *a)
+static __global__ void __launch_bounds__(ROUTE_WARPS * WARP) route_kernel(route_args a)
 {
-    if (a->n_rows == 0) return cudaSuccess;
-    const size_t shared = sizeof(float) * ROUTE_WARPS * 2 * ((size_t)a->n_experts + (size_t)a->n_groups);
-    return launch(s, route_kernel, dim3(blocks_for(a->n_rows, ROUTE_WARPS)), dim3(ROUTE_WARPS * WARP), shared, *a);
+    const size_t warp = threadIdx.x / WARP, row = (size_t)blockIdx.x * ROUTE_WARPS + warp;
+    if (row < a.n_rows) route_row(a, row, (float *)(void *)shared_memory() + warp * route_floats(a));
 }
 
 /* ---- sorting ----------------------------------------------------------------------------------------------------- */
@@ -146,7 +148,7 @@ struct sort_rows {
 /* Choices of rows that get slots. */
 static __device__ __forceinline__ int live_choices(const sort_rows &a) { return a.n_live ? min(a.n, *a.n_live * a.n_used) : a.n; }
 
-/* count[1 .. n] become sums of all up to there, by one warp. */
+/* count[1 .. n] become sums of all up to there, by the first warp. */
 static __device__ __forceinline__ void sum_up(int *count, int n)
 {
     const int lane = (int)threadIdx.x;
@@ -162,19 +164,49 @@ static __device__ __forceinline__ void sum_up(int *count, int n)
     }
 }
 
-/* One block: how many slots each expert has, and where they begin. */
-static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(sort_rows a)
+/* By one block: how many slots each expert has, and where they begin, in count [n_experts + 1] too. */
+static __device__ __forceinline__ void begin_slots(const sort_rows &a, int *count)
 {
-    int *count = (int *)(void *)shared_memory(); /* [n_experts + 1] */
-    for (int e = (int)threadIdx.x; e <= a.n_experts; e += SORT_THREADS) count[e] = 0;
+    const int step = (int)blockDim.x, n = live_choices(a);
+    for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) count[e] = 0;
     __syncthreads();
-    const int n = live_choices(a);
-    for (int i = (int)threadIdx.x; i < n; i += SORT_THREADS) atomicAdd(&count[a.experts[i] + 1], 1);
-    for (int i = n + (int)threadIdx.x; i < a.n; i += SORT_THREADS) a.index[i] = 0; /* what is read there is nobody's */
+    for (int i = (int)threadIdx.x; i < n; i += step) atomicAdd(&count[a.experts[i] + 1], 1);
+    for (int i = n + (int)threadIdx.x; i < a.n; i += step) a.index[i] = 0; /* what is read there is nobody's */
     __syncthreads();
     if (threadIdx.x < WARP) sum_up(count, a.n_experts);
     __syncthreads();
-    for (int e = (int)threadIdx.x; e <= a.n_experts; e += SORT_THREADS) a.begin[e] = count[e];
+    for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) a.begin[e] = count[e];
+}
+
+static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(sort_rows a) { begin_slots(a, (int *)(void *)shared_memory()); }
+
+/* By one block: a warp has every so many-th expert and looks for it in all choices. */
+static __device__ __forceinline__ void sort_alone(const sort_rows &a, int *count)
+{
+    const int lane = (int)(threadIdx.x % WARP), n = live_choices(a);
+    begin_slots(a, count);
+    for (int e = (int)(threadIdx.x / WARP); e < a.n_experts; e += (int)(blockDim.x / WARP)) {
+        int slot = count[e];
+        for (int at = 0; at < n && slot < count[e + 1]; at += WARP) {
+            const bool     mine = at + lane < n && a.experts[at + lane] == e;
+            const unsigned who = __ballot_sync(0xffffffffu, mine);
+            const int      mine_at = slot + __popc(who & ((1u << lane) - 1));
+            if (mine) a.index[at + lane] = mine_at, a.rows[mine_at] = (at + lane) / a.n_used;
+            slot += __popc(who);
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(ALONE_WARPS * WARP) sort_kernel(sort_rows a) { sort_alone(a, (int *)(void *)shared_memory()); }
+
+/* A warp for every row. Shared memory: the warps' rooms, then counts. */
+static __global__ void __launch_bounds__(ALONE_WARPS * WARP) route_alone_kernel(route_args a, sort_rows sort)
+{
+    float       *rooms = (float *)(void *)shared_memory();
+    const size_t warp = threadIdx.x / WARP;
+    if (warp < a.n_rows) route_row(a, warp, rooms + warp * route_floats(a));
+    __syncthreads();
+    sort_alone(sort, (int *)(void *)(rooms + blockDim.x / WARP * route_floats(a)));
 }
 
 /* A block has an expert and looks for it in all choices, SORT_THREADS at a time. */
@@ -204,9 +236,28 @@ static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(sort_rows a)
     }
 }
 
+static cudaError_t run_sort(cudaStream_t s, const sort_rows &a)
+{
+    const size_t counts = sizeof(int) * ((size_t)a.n_experts + 1);
+    if (a.n <= ALONE_CHOICES) return launch(s, sort_kernel, dim3(1), dim3(ALONE_WARPS * WARP), counts, a);
+    cudaError_t e = launch(s, begin_kernel, dim3(1), dim3(SORT_THREADS), counts, a);
+    return e == cudaSuccess ? launch(s, slots_kernel, dim3((unsigned)a.n_experts), dim3(SORT_THREADS), 0, a) : e;
+}
+
 cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a, const int32_t *n_live)
 {
     const sort_rows sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_live };
-    cudaError_t e = launch(s, begin_kernel, dim3(1), dim3(SORT_THREADS), sizeof(int) * ((size_t)a->n_experts + 1), sort);
-    return e == cudaSuccess ? launch(s, slots_kernel, dim3((unsigned)a->n_experts), dim3(SORT_THREADS), 0, sort) : e;
+    return run_sort(s, sort);
+}
+
+cudaError_t rows_route(cudaStream_t s, const struct route_args *a, const int32_t *n_live)
+{
+    if (a->n_rows == 0) return cudaSuccess;
+    const sort_rows sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_live };
+    const size_t    warps = a->n_rows > ALONE_WARPS_MIN ? a->n_rows : (size_t)ALONE_WARPS_MIN, room = sizeof(float) * route_floats(*a);
+    const size_t    alone = warps * room + sizeof(int) * ((size_t)a->n_experts + 1);
+    if (a->rows && a->n_rows <= ALONE_WARPS && alone <= ALONE_SHARED)
+        return launch(s, route_alone_kernel, dim3(1), dim3((unsigned)(warps * WARP)), alone, *a, sort);
+    cudaError_t e = launch(s, route_kernel, dim3(blocks_for(a->n_rows, ROUTE_WARPS)), dim3(ROUTE_WARPS * WARP), ROUTE_WARPS * room, *a);
+    return e == cudaSuccess && a->rows ? run_sort(s, sort) : e;
 }

@@ -31,7 +31,8 @@ struct embed_rows {
 };
 cudaError_t rows_embed(cudaStream_t s, const struct embed_rows *e);
 
-cudaError_t rows_route(cudaStream_t s, const struct route_args *a);
+/* With rows, index and begin also what rows_sort does. */
+cudaError_t rows_route(cudaStream_t s, const struct route_args *a, const int32_t *n_live);
 /* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an experts call. `n_live`, in device memory:
  * rows from there on get no slots; NULL: all get theirs. */
 cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a, const int32_t *n_live);

@@ -28,7 +28,7 @@ cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)
     const size_t n = (size_t)c->n_rows * (size_t)c->n_used;
     const struct experts_args sort = { .gate_up = NULL, .down = NULL, .n_experts = c->n_physical, .n_used = c->n_used, .n_rows = (size_t)c->n_rows, .h = NULL,
                                        .experts = c->chosen, .weights = NULL, .shared = {}, .x = NULL, .rows = c->rows, .index = c->index, .begin = c->begin,
-                                       .act = NULL, .out = NULL, .jobs = NULL };
+                                       .sorted = false, .act = NULL, .out = NULL, .jobs = NULL };
     cudaError_t e = n ? launch(s, place_kernel, dim3(blocks_for(n, PLACE_THREADS)), dim3(PLACE_THREADS), 0, *c) : cudaSuccess;
     return e == cudaSuccess ? rows_sort(s, &sort, NULL) : e;
 }

@@ -97,7 +97,8 @@ static void route(const struct step *s, const struct moe *e, const struct moe_wo
     k->ops->matmul(k, &router, 1); /* [rows, E] */
     struct route_args a = { .logits = w->logits, .bias = e->selection_bias, .n_rows = rows, .n_experts = (int32_t)c->n_experts,
                             .n_used = (int32_t)c->n_used, .n_groups = (int32_t)c->n_groups, .topk_groups = (int32_t)c->topk_groups,
-                            .norm_min = c->norm_min, .scale = c->scale, .experts = w->experts, .weights = w->weights };
+                            .norm_min = c->norm_min, .scale = c->scale, .experts = w->experts, .weights = w->weights, .rows = w->rows,
+                            .index = w->index, .begin = w->begin };
     a.score = c->score == ROUTE_SIGMOID ? ROUTE_SIGMOID : ROUTE_SOFTMAX;
     a.group_score = c->group_score == GROUP_TOP2_SUM ? GROUP_TOP2_SUM : GROUP_MAX;
     a.norm = c->norm == NORM_MAX ? NORM_MAX : c->norm == NORM_SUM ? NORM_SUM : NORM_NONE;
@@ -108,7 +109,7 @@ static void run_experts(const struct step *s, const struct moe *e, const struct 
 {
     struct experts_args a = { .gate_up = e->gate_up, .down = e->down, .n_experts = (int32_t)e->n_experts, .n_used = (int32_t)s->m->config.moe.n_used,
                               .n_rows = rows, .h = w->h, .experts = w->experts, .weights = w->weights, .x = x, .rows = w->rows, .index = w->index,
-                              .begin = w->begin, .act = w->act, .out = w->out, .jobs = w->jobs };
+                              .begin = w->begin, .sorted = true, .act = w->act, .out = w->out, .jobs = w->jobs };
     if (s->m->config.moe.shared_intermediate > 0)
         a.shared = (struct shared_expert){ .gate_up = &e->shared.gate_up, .down = &e->shared.down, .gate_up_bias = e->shared.gate_up_bias,
                                            .down_bias = e->shared.down_bias, .act = w->shared_act };

@@ -140,7 +140,13 @@ static inline void on_route(struct kernel_ctx *c, struct route_args a)
     note(&m, a.bias, floats((size_t)a.n_experts), false);
     note(&m, a.experts, used * sizeof *a.experts, true);
     note(&m, a.weights, floats(used), true);
+    note(&m, a.rows, used * sizeof *a.rows, true);
+    note(&m, a.index, used * sizeof *a.index, true);
+    note(&m, a.begin, ((size_t)a.n_experts + 1) * sizeof *a.begin, true);
     send(&m);
+    a.rows = there(&m, a.rows);
+    a.index = there(&m, a.index);
+    a.begin = there(&m, a.begin);
     a.logits = there(&m, a.logits);
     a.bias = there(&m, a.bias);
     a.experts = there(&m, a.experts);

@@ -83,6 +83,47 @@ static void check_route(struct kernel_ctx *c, struct route_args a)
     mem_free(logits);
 }
 
+/* Slots by expert, in order of row; a row of the kernel table that does not fill them in leaves them alone. */
+static void check_order(const struct kernel_ctx *c, const struct route_args *a)
+{
+    int32_t slot = 0, n = (int32_t)a->n_rows * a->n_used;
+    if (c->device->is_host) {
+        for (int32_t i = 0; i < n; i++) CHECK(a->rows[i] == -7 && a->index[i] == -7);
+        return;
+    }
+    for (int32_t e = 0; e < a->n_experts; e++) {
+        CHECK_EQ_INT(a->begin[e], slot);
+        for (int32_t i = 0; i < n; i++) {
+            if (a->experts[i] != e) continue;
+            CHECK(a->index[i] == slot && a->rows[slot] == i / a->n_used);
+            slot++;
+        }
+    }
+    CHECK_EQ_INT(a->begin[a->n_experts], n);
+}
+
+/* The same experts with an order and without, of as many rows as every way of making it takes. */
+static void check_orders(struct kernel_ctx *c, int32_t n_experts, int32_t n_used)
+{
+    static const size_t N_ROWS[] = { 1, 5, 32, 33, 128, 129, 300 };
+    for (size_t k = 0; k < COUNT_OF(N_ROWS); k++) {
+        const size_t n_rows = N_ROWS[k], used = n_rows * (size_t)n_used;
+        float   *logits = random_floats(n_rows * (size_t)n_experts, 4), *weights = MEM_ARRAY(float, used), *plain_weights = MEM_ARRAY(float, used);
+        int32_t *experts = MEM_ARRAY(int32_t, used), *plain = MEM_ARRAY(int32_t, used), *order = MEM_ARRAY(int32_t, 2 * used + (size_t)n_experts + 1);
+        for (size_t i = 0; i < 2 * used; i++) order[i] = -7;
+        struct route_args a = { .logits = logits, .n_rows = n_rows, .n_experts = n_experts, .n_used = n_used, .n_groups = 1, .topk_groups = 1, .norm = NORM_SUM,
+                                .scale = 1, .experts = plain, .weights = plain_weights };
+        on_route(c, a);
+        a.experts = experts, a.weights = weights;
+        a.rows = order, a.index = order + used, a.begin = order + 2 * used;
+        on_route(c, a);
+        CHECK(memcmp(experts, plain, used * sizeof *experts) == 0);
+        check_bits(weights, plain_weights, used, "weights", n_rows, (size_t)n_used);
+        check_order(c, &a);
+        mem_free(logits), mem_free(weights), mem_free(plain_weights), mem_free(experts), mem_free(plain), mem_free(order);
+    }
+}
+
 static void check_all(struct kernel_ctx *c)
 {
     float bias[E];
@@ -102,6 +143,9 @@ static void route_cases(const char *isa)
     for (int n_threads = 1; n_threads <= 2; n_threads++) {
         struct kernel_ctx *c = open_row(isa, ACTIVATIONS_F32, n_threads);
         for (int round = 0; round < 5; round++) check_all(c);
+        check_orders(c, E, K_MAX);
+        check_orders(c, 1, 1);
+        check_orders(c, KERNEL_EXPERTS_MAX, 3); /* too many for the shared memory of one block */
         kernel_ctx_free(c);
     }
 }
