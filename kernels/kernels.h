@@ -357,6 +357,7 @@ struct kernel_ctx {
     bool                     deterministic; /* set before use: a row's bits depend on neither the other rows nor their number, where that costs speed too */
     size_t                   sampling_room; /* set before kernel_limits: bytes of changes to logits that a step is sampled on the device with; 0: as suits */
     enum dtype               kv; /* element type of KV pools; as suits the arithmetic, or set before use to what kernel_kv_check lets pass */
+    uint32_t                 n_launches; /* that the smallest recorded step consists of; 0: none is recorded */
     uint64_t                 n_replayed; /* steps computed by recorded launches; engine thread */
     struct device           *device;  /* whose memory the slots read and write; owned by the context */
     struct compute_pool     *pool;    /* of the host: packing, sampling, and all slots of the processor's rows */

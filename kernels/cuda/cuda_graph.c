@@ -96,7 +96,10 @@ static void finish_recording(struct cuda_ctx *c)
 {
     struct cuda_recording *r = &c->recordings[c->n_recordings];
     cudaGraph_t            graph = NULL;
+    size_t                 n_launches = 0;
     if (!cuda_check(c->device, cudaStreamEndCapture(c->device->stream, &graph), "recording a step")) return;
+    if (cuda_check(c->device, cudaGraphGetNodes(graph, NULL, &n_launches), "recording a step") && c->n_recordings == 0)
+        c->base.n_launches = (uint32_t)n_launches;
     cudaError_t e = cudaGraphInstantiate(&r->exec, graph, 0);
     if (e == cudaSuccess) {
         c->n_recordings++; /* to be released from now on */
@@ -113,6 +116,7 @@ void cuda_recordings_release(struct cuda_ctx *c)
     mem_free(c->recordings);
     c->recordings = NULL;
     c->n_recordings = c->max_recordings = 0;
+    c->base.n_launches = 0;
 }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */

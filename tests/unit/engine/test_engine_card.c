@@ -172,6 +172,25 @@ TEST(steps_that_the_host_samples)
     mem_free(got);
 }
 
+/* Small launches are most of the time of a single answer: so many in a step, of every layer and of embedding, norm and head. */
+TEST(a_step_has_few_launches)
+{
+    static const struct {
+        const char *model;
+        uint32_t    of_layer, of_step;
+    } WANTED[] = { { "llama", 100, 4 }, { "qwen3_moe", 100, 4 }, { "ernie_moe", 100, 4 }, { "deepseek_v3", 100, 4 } };
+    the_kind.activations = ACTIVATIONS_FAST;
+    for (size_t i = 0; i < COUNT_OF(WANTED); i++) {
+        struct rig r;
+        the_kind.model = WANTED[i].model;
+        open_rig(&r, (struct rig_options){ .max_batched_tokens = 4, .max_seqs = 2 });
+        const uint32_t n_layers = engine_kv_layout(r.engine)->n_layers, n = r.kernels->n_launches;
+        printf("%s: %u launches, %u layers\n", WANTED[i].model, n, n_layers);
+        CHECK(n > 0 && n <= WANTED[i].of_layer * n_layers + WANTED[i].of_step);
+        rig_close(&r);
+    }
+}
+
 /* An engine that is freed in the middle of it. */
 TEST(an_end_with_steps_under_way)
 {
@@ -187,4 +206,4 @@ TEST(an_end_with_steps_under_way)
 
 TEST_MAIN(CASE_T(answers_that_end_a_step_late, 120), CASE_T(latents_in_bf16, 240), CASE_T(experts_in_bf16, 240), CASE_T(steps_that_have_to_wait, 120),
           CASE_T(steps_that_the_host_samples, 240),
-          CASE_T(commands_in_between, 120), CASE_T(an_end_with_steps_under_way, 120))
+          CASE_T(commands_in_between, 120), CASE_T(a_step_has_few_launches, 120), CASE_T(an_end_with_steps_under_way, 120))
