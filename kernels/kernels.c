@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu_row.h"
+#include "kernels/kv_rows.h"
 #ifdef BATON_HAVE_CUDA_KERNELS
 #include "kernels/cuda/cuda_row.h"
 #endif
@@ -74,6 +75,9 @@ enum status kernel_kv_check(const struct kernel_ctx *c, enum dtype t, bool laten
 {
     const enum dtype suits = kernel_kv_default(c->activations);
     if (t == suits) return OK;
-    if (latent) return err_set(err, ERR_UNSUPPORTED, "this model's KV cache holds latents (MLA), which are only held as %s", dtype_name(suits));
-    return err_set(err, ERR_UNSUPPORTED, "a KV cache of this type is not computed on yet; %s is", dtype_name(suits));
+    if (!kv_rows_known(t)) return err_set(err, ERR_UNSUPPORTED, "a KV cache cannot be of element type %d; there are bf16, f16, int8, f8_e4m3, and f32 with --activations f32", (int)t);
+    if (latent)
+        return err_set(err, ERR_UNSUPPORTED, "this model's KV cache holds latents (MLA), which can only be held as %s, not as %s", kv_rows_name(suits), kv_rows_name(t));
+    if (t == DTYPE_F32) return err_set(err, ERR_UNSUPPORTED, "a KV cache in f32 goes with exact arithmetic: give --activations f32 too, or another type");
+    return OK;
 }

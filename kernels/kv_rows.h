@@ -22,6 +22,7 @@ extern "C" {
 /* Is t a type that a KV pool may have? */
 bool   kv_rows_known(enum dtype t);
 bool   kv_rows_scaled(enum dtype t);
+const char *kv_rows_name(enum dtype t); /* "unknown" for what kv_rows_known does not know and no file has */
 /* Bytes of a row's values. */
 size_t kv_rows_bytes(enum dtype t, size_t n);
 /* One row of n values from f32, and to f32. `scale`: of a scaled type where its f32 goes or is, otherwise not looked at. Nothing needs alignment. */

@@ -19,6 +19,17 @@ enum {
     ATTN_NAIVE_ROWS = 512   /* query rows that share one expansion of a latent tile, which costs as much as some 400 rows of attention */
 };
 
+/* ---- the pool ---- */
+
+/* Bytes of a layer's pool. Row i of a block is (head, part, token) in that order; its values lie i * row from the block's beginning, its scale,
+ * of a type that has them, i * scale behind all values (kv_layout.h). */
+struct kv_places {
+    size_t row, scale, scales; /* of one row's values; of its scale; where a block's scales begin */
+    size_t block;
+};
+
+struct kv_places attention_kv_places(const struct kv_layer *kv);
+
 /* ---- loops ---- */
 
 #define ATTENTION_DECLARE(isa)                                                                                                      \
@@ -55,7 +66,9 @@ struct attn_walk {
     const float    *q;      /* [n_pairs], q_stride elements apart */
     const uint16_t *q_bf16; /* by_bf16: in place of q */
     size_t          q_stride, q_dim, v_stride;
-    size_t       row_bytes, v_offset; /* of the cache: from one position to the next, from a key to its value */
+    struct kv_places places;          /* of the cache */
+    size_t       v_offset;            /* from a key to its value */
+    float       *widened;             /* a tile's keys, then its values, as f32, where the cache has a type that the loops do not read; or NULL */
     float       *max, *sum, *shrink;  /* [n_pairs] */
     float       *o;                   /* [n_pairs][v_stride], not yet divided by sum */
     void        *keys;    /* f32, or pairs of bf16 */
@@ -66,7 +79,7 @@ struct attn_walk {
 /* Most pairs that a run may have. */
 int32_t attention_pairs_max(const struct attn_args *a);
 /* Lay out a walk in the thread's scratch (attention_scratch_bytes is enough for one, or for ATTN_HEADS of at most ATTN_FEW pairs) and gather
- * its queries. Returns where the next one's place begins. */
+ * its queries. Walks of one item may share `widened`: one that is there already stays. Returns where the next one's place begins. */
 void   *attention_walk_open(struct attn_walk *w, void *scratch);
 /* Fill max, sum and o of pairs first .. n_pairs, those that see keys of the segment; returns first. w [n_heads] differ in `head` alone. */
 int32_t attention_walk_segment(struct attn_walk *w, int32_t n_heads, int32_t segment);

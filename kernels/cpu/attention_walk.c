@@ -7,17 +7,31 @@
  * the queries are rounded once, when the walk begins.
  *
  * Naive form of MLA: a tile's keys and values are first expanded from its latents, in f32, by the chains of the matrix product.
+ * Pools of f16, int8 and e4m3: a tile's keys and values are first widened to f32 (kv_rows.h), which is what the loops see from there on.
  * Thread: engine, pool. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/sizes.h"
+#include "kernels/kv_rows.h"
 
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
 static size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
 static bool is_naive(const struct attn_args *a) { return a->k_up != NULL; }
+
+/* The loops read these as they lie. */
+static bool is_read_in_place(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_BF16; }
+
+struct kv_places attention_kv_places(const struct kv_layer *kv)
+{
+    struct kv_places p = { .row = kv_rows_bytes(kv->dtype, (size_t)kv->head_dim), .scale = kv_rows_scaled(kv->dtype) ? sizeof(float) : 0 };
+    size_t n_rows = (size_t)kv->n_heads * (kv->latent ? 1 : 2) * (size_t)kv->block_tokens;
+    p.scales = n_rows * p.row;
+    p.block = p.scales + n_rows * p.scale;
+    return p;
+}
 
 int32_t attention_pairs_max(const struct attn_args *a)
 {
@@ -31,10 +45,12 @@ enum { /* floats, each a multiple of 16 */
     EXPANDED_ROW = KERNEL_HEAD_DIM_MAX + 2 * PANEL, /* nope and rope, each filled up */
     STATE_FLOATS = 3 * ATTN_NAIVE_ROWS + ATTN_STEP * ATTN_TILE,
     LATENT_FLOATS = ATTN_LATENT_PAIRS * KERNEL_LATENT_MAX * 2 + ATTN_TILE * KERNEL_LATENT_MAX * 2,
-    HEADS_FLOATS = ATTN_PAIRS * KERNEL_HEAD_DIM_MAX * 2 + ATTN_TILE * KERNEL_HEAD_DIM_MAX * 2,
+    WIDENED_FLOATS = 2 * ATTN_TILE * KERNEL_HEAD_DIM_MAX,
+    HEADS_FLOATS = ATTN_PAIRS * KERNEL_HEAD_DIM_MAX * 2 + ATTN_TILE * KERNEL_HEAD_DIM_MAX * 2 + WIDENED_FLOATS,
     NAIVE_FLOATS = ATTN_NAIVE_ROWS * KERNEL_HEAD_DIM_MAX + ATTN_TILE * (KERNEL_HEAD_DIM_MAX * 2 + KERNEL_LATENT_MAX + EXPANDED_ROW) + GEMM_K * PANEL
 };
-_Static_assert(ATTN_HEADS * ATTN_FEW * (2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE + 3 * PANEL) <= HEADS_FLOATS, "heads of few pairs need no more than one of many");
+_Static_assert(ATTN_HEADS * ATTN_FEW * (2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE + 3 * PANEL) + WIDENED_FLOATS <= HEADS_FLOATS,
+               "heads of few pairs, which share what is widened, need no more than one of many");
 _Static_assert((int)HEADS_FLOATS <= (int)LATENT_FLOATS, "latents need the most of the forms that do not expand");
 
 size_t attention_scratch_bytes(void)
@@ -89,8 +105,8 @@ void *attention_walk_open(struct attn_walk *w, void *scratch)
     w->q_dim = is_naive(a) ? a->k_up[w->head].n_out + dim - a->k_up[w->head].n_in : dim;
     w->v_stride = padded((size_t)a->v_dim);
     w->n_keys = attention_pair_pos(w, w->n_pairs - 1) + 1;
-    w->row_bytes = dtype_row_bytes(a->kv.dtype, dim);
-    w->v_offset = a->kv.latent ? 0 : w->row_bytes * (size_t)a->kv.block_tokens;
+    w->places = attention_kv_places(&a->kv);
+    w->v_offset = a->kv.latent ? 0 : w->places.row * (size_t)a->kv.block_tokens;
     w->max = take(&p, n), w->sum = take(&p, n), w->shrink = take(&p, n);
     w->scores = take(&p, min_size(n, ATTN_STEP) * ATTN_TILE);
     if (!is_few(w, w->n_pairs)) {
@@ -102,6 +118,8 @@ void *attention_walk_open(struct attn_walk *w, void *scratch)
         w->latent = take(&p, ATTN_TILE * dim);
         w->rows = take(&p, ATTN_TILE * EXPANDED_ROW);
         w->wide = take(&p, GEMM_K * PANEL);
+    } else if (!is_read_in_place(a->kv.dtype) && !w->widened) {
+        w->widened = take(&p, 2 * ATTN_TILE * dim);
     }
     if (w->by_bf16) round_queries(w, &p);
     else gather_queries(w, &p);
@@ -117,10 +135,72 @@ static void find_rows(const struct attn_walk *w, const char *rows[ATTN_TILE], in
     int32_t block = begin / kv->block_tokens, slot = begin % kv->block_tokens;
     size_t  parts = kv->latent ? 1 : 2, head = kv->latent ? 0 : (size_t)w->head;
     for (int32_t j = 0; j < n; block++, slot = 0) {
-        size_t      index = (size_t)w->seq->block_table[block] * (size_t)kv->n_heads + head;
-        const char *row = (const char *)kv->data + (index * parts * (size_t)kv->block_tokens + (size_t)slot) * w->row_bytes;
-        for (int32_t n_here = min_i32(n - j, kv->block_tokens - slot); n_here > 0; n_here--, row += w->row_bytes) rows[j++] = row;
+        const char *row = (const char *)kv->data + (size_t)w->seq->block_table[block] * w->places.block;
+        row += (head * parts * (size_t)kv->block_tokens + (size_t)slot) * w->places.row;
+        for (int32_t n_here = min_i32(n - j, kv->block_tokens - slot); n_here > 0; n_here--, row += w->places.row) rows[j++] = row;
     }
+}
+
+enum { BRING_PER_STEP = 16 };
+
+/* A tile's rows in the cache, and those of the next tile, which are brought near meanwhile: they lie in pieces too short for the processor
+ * to see where they lead. */
+struct tile {
+    const char    *at[ATTN_TILE], *next_at[ATTN_TILE];
+    struct kv_rows keys, values, next;
+    enum dtype     dtype; /* of keys and values */
+    int32_t        begin, n_keys, n_next;
+};
+
+/* Keys [from, to) of the next tile. */
+static void bring_next(const struct attn_walk *w, const struct tile *t, int32_t from, int32_t to)
+{
+    for (int32_t j = from; j < to && j < t->n_next; j++)
+        for (size_t at = 0; at < w->places.row; at += CACHE_LINE) {
+            __builtin_prefetch(t->next_at[j] + at);
+            if (w->v_offset) __builtin_prefetch(t->next_at[j] + w->v_offset + at);
+        }
+}
+
+/* Key and value of a position as rows of f32. */
+static void widen_row(const struct attn_walk *w, size_t pos, float *key, float *value)
+{
+    const struct kv_layer  *kv = &w->a->kv;
+    const struct kv_places *p = &w->places;
+    size_t      dim = (size_t)kv->head_dim, tokens = (size_t)kv->block_tokens, i = 2 * (size_t)w->head * tokens + pos % tokens;
+    const char *block = (const char *)kv->data + (size_t)w->seq->block_table[pos / tokens] * p->block, *scales = block + p->scales;
+    kv_row_load(kv->dtype, block + i * p->row, scales + i * p->scale, key, dim);
+    i += tokens;
+    kv_row_load(kv->dtype, block + i * p->row, scales + i * p->scale, value, dim);
+}
+
+/* The tile is what was widened from now on, and that is near: the loops have nothing to bring. */
+static void widen_tile(const struct attn_walk *w, struct tile *t)
+{
+    size_t dim = (size_t)w->a->kv.head_dim;
+    for (int32_t j = 0; j < t->n_keys; j++) {
+        float *key = w->widened + (size_t)j * dim;
+        bring_next(w, t, j, j + 1);
+        widen_row(w, (size_t)(t->begin + j), key, key + ATTN_TILE * dim);
+        t->at[j] = (const char *)key;
+    }
+    memcpy(t->next_at, t->at, (size_t)t->n_keys * sizeof *t->at);
+    t->values.offset = ATTN_TILE * dim * sizeof(float);
+    t->dtype = DTYPE_F32;
+    t->n_next = 0;
+}
+
+static void find_tile(const struct attn_walk *w, struct tile *t, int32_t begin, int32_t n_keys, const struct attn_walk *next, int32_t next_begin)
+{
+    *t = (struct tile){ .dtype = w->a->kv.dtype, .begin = begin, .n_keys = n_keys,
+                        .n_next = next_begin < w->n_keys ? min_i32(ATTN_TILE, w->n_keys - next_begin) : 0 };
+    find_rows(w, t->at, begin, n_keys);
+    find_rows(next, t->next_at, next_begin, t->n_next);
+    for (int32_t j = t->n_next; j < n_keys; j++) t->next_at[j] = t->at[j]; /* so that there is always something to name */
+    t->keys = (struct kv_rows){ t->at, 0 };
+    t->values = (struct kv_rows){ t->at, w->v_offset };
+    t->next = (struct kv_rows){ t->next_at, 0 };
+    if (w->widened) widen_tile(w, t);
 }
 
 static const float ONES[ATTN_TILE] = { [0 ... ATTN_TILE - 1] = 1 };
@@ -157,41 +237,19 @@ static void expand_tile(const struct attn_walk *w, const char *const *rows, size
     w->loops->values(w->values, &(struct kv_rows){ expanded, 0 }, DTYPE_F32, n_keys, v_up->n_out);
 }
 
-static void load_tile(const struct attn_walk *w, const struct kv_rows *rows, int32_t n_keys)
+static void load_tile(const struct attn_walk *w, const struct tile *t)
 {
     const struct kv_layer *kv = &w->a->kv;
     if (is_naive(w->a)) {
-        expand_tile(w, rows->at, (size_t)n_keys);
+        expand_tile(w, t->at, (size_t)t->n_keys);
         return;
     }
-    const struct kv_rows values = { rows->at, w->v_offset };
-    if (w->by_bf16) w->loops->keys_bf16(w->keys, rows, (size_t)n_keys, (size_t)kv->head_dim);
-    else w->loops->keys(w->keys, rows, kv->dtype, (size_t)n_keys, (size_t)kv->head_dim);
-    w->loops->values(w->values, &values, kv->dtype, (size_t)n_keys, (size_t)w->a->v_dim);
+    if (w->by_bf16) w->loops->keys_bf16(w->keys, &t->keys, (size_t)t->n_keys, (size_t)kv->head_dim);
+    else w->loops->keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys, (size_t)kv->head_dim);
+    w->loops->values(w->values, &t->values, t->dtype, (size_t)t->n_keys, (size_t)w->a->v_dim);
 }
 
 /* ---- pairs ---- */
-
-enum { BRING_PER_STEP = 16 };
-
-/* A tile's rows in the cache, and those of the next tile, which are brought near meanwhile: they lie in pieces too short for the processor
- * to see where they lead. */
-struct tile {
-    const char    *at[ATTN_TILE], *next_at[ATTN_TILE];
-    struct kv_rows keys, values, next;
-    int32_t        begin, n_keys, n_next;
-};
-
-static void find_tile(const struct attn_walk *w, struct tile *t, int32_t begin, int32_t n_keys, const struct attn_walk *next, int32_t next_begin)
-{
-    *t = (struct tile){ .begin = begin, .n_keys = n_keys, .n_next = next_begin < w->n_keys ? min_i32(ATTN_TILE, w->n_keys - next_begin) : 0 };
-    find_rows(w, t->at, begin, n_keys);
-    find_rows(next, t->next_at, next_begin, t->n_next);
-    for (int32_t j = t->n_next; j < n_keys; j++) t->next_at[j] = t->at[j]; /* so that there is always something to name */
-    t->keys = (struct kv_rows){ t->at, 0 };
-    t->values = (struct kv_rows){ t->at, w->v_offset };
-    t->next = (struct kv_rows){ t->next_at, 0 };
-}
 
 /* Weights of pairs [i, i + n), which all see n_keys of the tile, from their scores; their sums so far, and the values. */
 static void add_pairs(const struct attn_walk *w, const struct tile *t, bool few, int32_t i, int32_t n, float *scores, int32_t n_keys)
@@ -200,7 +258,7 @@ static void add_pairs(const struct attn_walk *w, const struct tile *t, bool few,
     float *o = w->o + (size_t)i * w->v_stride;
     const float *carry = t->begin % ATTN_SEGMENT == 0 ? NULL : w->shrink + i; /* a segment's sums begin from 0 */
     w->loops->soften(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i, w->shrink + i);
-    if (few) w->loops->weigh_few(o, w->v_stride, scores, (size_t)n, &t->values, &t->next, a->kv.dtype, (size_t)n_keys, (size_t)a->v_dim, carry);
+    if (few) w->loops->weigh_few(o, w->v_stride, scores, (size_t)n, &t->values, &t->next, t->dtype, (size_t)n_keys, (size_t)a->v_dim, carry);
     else w->loops->mac(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values, ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, carry);
 }
 
@@ -224,22 +282,12 @@ static int32_t first_pair(const struct attn_walk *w, int32_t pos)
     return pair < 0 ? 0 : pair < w->n_pairs ? (int32_t)pair : w->n_pairs;
 }
 
-/* Keys [from, to) of the next tile. */
-static void bring_next(const struct attn_walk *w, const struct tile *t, int32_t from, int32_t to)
-{
-    for (int32_t j = from; j < to && j < t->n_next; j++)
-        for (size_t at = 0; at < w->row_bytes; at += CACHE_LINE) {
-            __builtin_prefetch(t->next_at[j] + at);
-            if (w->v_offset) __builtin_prefetch(t->next_at[j] + w->v_offset + at);
-        }
-}
-
 /* Scores of pairs [low, n_pairs), few of them, from keys as they lie in the cache. */
 static void score_few(const struct attn_walk *w, const struct tile *t, int32_t low)
 {
     size_t n = (size_t)(w->n_pairs - low), at = (size_t)low * w->q_stride;
     if (w->by_bf16) w->loops->scores_few_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys, &t->values, (size_t)t->n_keys, w->q_dim);
-    else w->loops->scores_few(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values, w->a->kv.dtype, (size_t)t->n_keys, w->q_dim);
+    else w->loops->scores_few(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values, t->dtype, (size_t)t->n_keys, w->q_dim);
 }
 
 /* The same of pairs [low, high), from the keys that load_tile put in order. */
@@ -258,7 +306,7 @@ static void attend_tile(const struct attn_walk *w, const struct tile *t)
         add_tile(w, t, true, low, w->n_pairs);
         return;
     }
-    load_tile(w, &t->keys, t->n_keys);
+    load_tile(w, t);
     for (int32_t brought = 0; low < w->n_pairs; low = high, brought += BRING_PER_STEP) {
         high = min_i32(w->n_pairs, low + ATTN_STEP);
         score_many(w, t, low, high);

@@ -15,7 +15,7 @@
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/exp.h"
-#include "kernels/float_bits.h"
+#include "kernels/kv_rows.h"
 #include "shared/base/assert.h"
 
 enum {
@@ -61,28 +61,28 @@ static int32_t find_in(const int32_t *begin, int32_t n, int32_t at)
 
 /* ---- appending ---- */
 
-static void append_row(const struct kv_layer *kv, char *dst, const float *src)
-{
-    size_t n = (size_t)kv->head_dim;
-    if (kv->dtype == DTYPE_F32) memcpy(dst, src, n * sizeof *src);
-    else
-        for (size_t i = 0; i < n; i++) ((uint16_t *)(void *)dst)[i] = float_to_bf16(src[i]);
-}
-
-/* Where the first head of a row of the batch lies in the pool; its heads are `stride` bytes apart, values `part` bytes behind keys. */
+/* Where the first head of a row of the batch lies in the pool, and its scale; heads are `stride` rows apart, values `part` rows behind keys. */
 struct append_place {
-    char  *at;
-    size_t stride, part, row_bytes;
+    char            *at, *scale;
+    size_t           stride, part;
+    struct kv_places bytes;
 };
 
 static struct append_place append_place(const struct kv_layer *kv, const struct attn_seq *seq, int32_t pos)
 {
-    struct append_place p = { .row_bytes = dtype_row_bytes(kv->dtype, (size_t)kv->head_dim) };
-    size_t block = (size_t)seq->block_table[pos / kv->block_tokens], slot = (size_t)(pos % kv->block_tokens);
-    p.part = p.row_bytes * (size_t)kv->block_tokens;
+    struct append_place p = { .part = (size_t)kv->block_tokens, .bytes = attention_kv_places(kv) };
+    size_t slot = (size_t)(pos % kv->block_tokens);
+    char  *block = (char *)kv->data + (size_t)seq->block_table[pos / kv->block_tokens] * p.bytes.block;
     p.stride = kv->latent ? p.part : 2 * p.part;
-    p.at = (char *)kv->data + block * (size_t)kv->n_heads * p.stride + slot * p.row_bytes;
+    p.at = block + slot * p.bytes.row;
+    p.scale = block + p.bytes.scales + slot * p.bytes.scale;
     return p;
+}
+
+/* The row `i` rows behind the place. */
+static void append_row(const struct kv_layer *kv, const struct append_place *p, size_t i, const float *src)
+{
+    kv_row_store(kv->dtype, src, p->at + i * p->bytes.row, p->scale + i * p->bytes.scale, (size_t)kv->head_dim);
 }
 
 /* Asks for the lines that a sequence's first rows go to: without that each store waits for its own. */
@@ -90,10 +90,10 @@ static void expect_rows(const struct kv_append_args *a, const struct attn_seq *s
 {
     for (int32_t i = 0; i < seq->n_q && i < APPEND_AHEAD; i++) {
         struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
-        for (int32_t h = 0; h < a->kv.n_heads; h++, p.at += p.stride)
-            for (size_t line = 0; line < p.row_bytes; line += CACHE_LINE) {
+        for (int32_t h = 0; h < a->kv.n_heads; h++, p.at += p.stride * p.bytes.row)
+            for (size_t line = 0; line < p.bytes.row; line += CACHE_LINE) {
                 __builtin_prefetch(p.at + line, 1);
-                if (!a->kv.latent) __builtin_prefetch(p.at + p.part + line, 1);
+                if (!a->kv.latent) __builtin_prefetch(p.at + p.part * p.bytes.row + line, 1);
             }
     }
 }
@@ -107,9 +107,9 @@ static void append_seq(void *arg, int index, int thread)
     for (int32_t i = 0; i < seq->n_q; i++) {
         struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
         size_t at = (size_t)(seq->q_begin + i) * (size_t)a->kv.n_heads * dim;
-        for (int32_t h = 0; h < a->kv.n_heads; h++, at += dim, p.at += p.stride) {
-            append_row(&a->kv, p.at, a->k + at);
-            if (!a->kv.latent) append_row(&a->kv, p.at + p.part, a->v + at);
+        for (int32_t h = 0; h < a->kv.n_heads; h++, at += dim) {
+            append_row(&a->kv, &p, (size_t)h * p.stride, a->k + at);
+            if (!a->kv.latent) append_row(&a->kv, &p, (size_t)h * p.stride + p.part, a->v + at);
         }
     }
 }
@@ -184,7 +184,7 @@ static void open_item(const struct attn_job *job, int index, int thread, struct 
     for (int32_t h = 0; h < it->n_heads; h++) {
         struct attn_walk *w = &it->walks[h];
         *w = (struct attn_walk){ .loops = cpu_loops_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group,
-                                .by_bf16 = job->by_bf16 };
+                                .by_bf16 = job->by_bf16, .widened = h > 0 ? it->walks[0].widened : NULL };
         w->pair_begin = unit / per_run * job->pairs_per_item;
         w->n_pairs = min_i32(job->pairs_per_item, w->seq->n_q * job->group - w->pair_begin);
         scratch = attention_walk_open(w, scratch);

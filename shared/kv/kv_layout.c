@@ -90,11 +90,7 @@ static enum status check_equal(const char *what, uint32_t mine, uint32_t theirs,
                      mine, theirs, hint);
 }
 
-const char *kv_dtype_name(uint32_t t)
-{
-    if (t == DTYPE_I8) return "int8";
-    return t < DTYPE_COUNT ? dtype_name((enum dtype)t) : "unknown";
-}
+const char *kv_dtype_name(uint32_t t) { return kv_rows_name((enum dtype)t); }
 
 bool kv_dtype_keeps(uint32_t from, uint32_t to) { return from == to || to == DTYPE_F32; }
 

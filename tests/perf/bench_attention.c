@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "kernels/kv_rows.h"
 #include "shared/base/mem.h"
 #include "tests/perf/limits.h"
 
@@ -35,7 +36,7 @@ struct pool {
     struct dev_mem mem;
 };
 
-/* Small numbers of either type everywhere. */
+/* Small numbers of any type everywhere, scales too. */
 static void open_pool(struct pool *p, enum dtype t)
 {
     struct err err;
@@ -45,7 +46,7 @@ static void open_pool(struct pool *p, enum dtype t)
     }
     if (t == DTYPE_F32) fill(p->mem.ptr, POOL_BYTES / 4);
     else
-        for (size_t i = 0; i < POOL_BYTES / 2; i++) ((uint16_t *)p->mem.ptr)[i] = (uint16_t)(0x3c00 + (i * 2654435761u >> 24));
+        for (size_t i = 0; i < POOL_BYTES / 2; i++) ((uint16_t *)p->mem.ptr)[i] = (uint16_t)(0x3c00 + (i * 2654435761u >> 24) % (t == DTYPE_F8_E4M3 ? 0x40 : 0x100));
 }
 
 /* n_seqs sequences of n_keys tokens, the last n_q of them new. */
@@ -53,7 +54,7 @@ static void bench(struct kernel_ctx *c, const struct shape *s, const struct pool
 {
     struct kv_layer kv = { .data = pool->mem.ptr, .dtype = s->dtype, .latent = s->latent, .n_heads = s->n_kv, .head_dim = s->dim,
                            .block_tokens = BLOCK_TOKENS };
-    size_t  block_bytes = (size_t)s->n_kv * (s->latent ? 1 : 2) * BLOCK_TOKENS * dtype_row_bytes(s->dtype, (size_t)s->dim);
+    size_t  block_bytes = (size_t)s->n_kv * (s->latent ? 1 : 2) * BLOCK_TOKENS * (kv_rows_bytes(s->dtype, (size_t)s->dim) + (kv_rows_scaled(s->dtype) ? 4 : 0));
     int32_t blocks = (n_keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS, in_pool = (int32_t)(POOL_BYTES / block_bytes), next = 0;
     size_t  q_floats = (size_t)n_q * n_seqs * s->n_heads * s->dim, out_floats = (size_t)n_q * n_seqs * s->n_heads * s->v_dim;
     float  *q = MEM_ARRAY(float, q_floats), *out = MEM_ARRAY(float, out_floats);
@@ -83,6 +84,8 @@ int main(int argc, char **argv)
     static const struct shape shapes[] = {
         { "9/3 x 64 bf16", DTYPE_BF16, false, 9, 3, 64, 64 },      { "9/3 x 64 f32", DTYPE_F32, false, 9, 3, 64, 64 },
         { "32/8 x 128 bf16", DTYPE_BF16, false, 32, 8, 128, 128 }, { "32/8 x 128 f32", DTYPE_F32, false, 32, 8, 128, 128 },
+        { "32/8 x 128 f16", DTYPE_F16, false, 32, 8, 128, 128 },   { "32/8 x 128 int8", DTYPE_I8, false, 32, 8, 128, 128 },
+        { "32/8 x 128 e4m3", DTYPE_F8_E4M3, false, 32, 8, 128, 128 },
         { "14/2 x 64 bf16", DTYPE_BF16, false, 14, 2, 64, 64 },    { "8/8 x 80 bf16", DTYPE_BF16, false, 8, 8, 80, 80 },
         { "latent 16 x 576 bf16", DTYPE_BF16, true, 16, 1, 576, 512 },
     };
