@@ -71,13 +71,17 @@ bool kernel_two_forms(const struct kernel_ctx *c, bool latent) { return c->devic
 
 enum dtype kernel_kv_default(enum activations a) { return a == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16; }
 
+#define KV_OPTION "kv-cache-dtype"
+
 enum status kernel_kv_check(const struct kernel_ctx *c, enum dtype t, bool latent, struct err *err)
 {
     const enum dtype suits = kernel_kv_default(c->activations);
     if (t == suits) return OK;
-    if (!kv_rows_known(t)) return err_set(err, ERR_UNSUPPORTED, "a KV cache cannot be of element type %d; there are bf16, f16, int8, f8_e4m3, and f32 with --activations f32", (int)t);
+    if (!kv_rows_known(t)) return err_field(err, ERR_UNSUPPORTED, KV_OPTION, "a KV cache cannot be of element type %s; it can be bf16, f16, int8 or f8_e4m3", kv_rows_name(t));
     if (latent)
-        return err_set(err, ERR_UNSUPPORTED, "this model's KV cache holds latents (MLA), which can only be held as %s, not as %s", kv_rows_name(suits), kv_rows_name(t));
-    if (t == DTYPE_F32) return err_set(err, ERR_UNSUPPORTED, "a KV cache in f32 goes with exact arithmetic: give --activations f32 too, or another type");
+        return err_field(err, ERR_UNSUPPORTED, KV_OPTION, "this model's KV cache holds latents (MLA), which can only be held as %s, not as %s: leave --kv-cache-dtype at auto",
+                         kv_rows_name(suits), kv_rows_name(t));
+    if (t == DTYPE_F32)
+        return err_field(err, ERR_UNSUPPORTED, KV_OPTION, "a KV cache in f32 goes with exact arithmetic: give --activations f32 too, or another --kv-cache-dtype");
     return OK;
 }

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 
 #include "kernels/dtype.h"
+#include "shared/base/err.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,6 +23,8 @@ extern "C" {
 /* Is t a type that a KV pool may have? */
 bool   kv_rows_known(enum dtype t);
 bool   kv_rows_scaled(enum dtype t);
+/* The type that a person calls so: "bf16" or "bfloat16", "fp8", .. as vLLM, SGLang and FastDeploy spell them too. ERR_INVALID with a sentence. */
+enum status kv_rows_from_name(const char *name, enum dtype *out, struct err *err) MUST_CHECK;
 const char *kv_rows_name(enum dtype t); /* "unknown" for what kv_rows_known does not know and no file has */
 /* Bytes of a row's values. */
 size_t kv_rows_bytes(enum dtype t, size_t n);

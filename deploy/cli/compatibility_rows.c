@@ -174,7 +174,7 @@ const struct compat_row COMPATIBILITY[] = {
     ENV("MAX_CACHED_TASK_NUM", "004", "not read: use --max-waiting and --max-concurrency"),
     ENV("USE_WARMUP", "004", "not read: nothing has to be warmed up on the CPU"),
     ENV("USE_HF_TOKENIZER", "004", "not read: the tokenizer is always the one that comes with the model"),
-    ENV("USE_CACHE_KV_INT8", "004", "not read: the KV cache is bf16, f32 with --activations f32, both more exact than int8"),
+    ENV("USE_CACHE_KV_INT8", "004", "not read: use --kv-cache-dtype int8"),
     ENV("OUTPUT_LOG_TO_CONSOLE", "004", "not read: the log goes to standard error, and to --log-dir when given"),
     /* Others of the same systems, which no document here shows. */
     ENV("VLLM_*", "", "a setting of vLLM that Baton does not read"),

@@ -413,9 +413,9 @@ static void say_ready(struct node *n)
     struct buf kv_by = { 0 };
     if (n->kvt) kvt_available(n->kvt, &kv_by);
     log_info("node ready",
-             "name=%s role=%s topic=%s model=%s after_s=%.1f kv_blocks=%u kv_tokens=%llu kv_gib=%.2f full_context_requests=%.1f http=%s:%u "
+             "name=%s role=%s topic=%s model=%s after_s=%.1f kv_type=%s kv_blocks=%u kv_tokens=%llu kv_gib=%.2f full_context_requests=%.1f http=%s:%u "
              "cluster=%s:%u kv_port=%u kv_by=%s directory=%s",
-             n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0], (double)(clock_ms() - n->t_start_ms) * 1e-3, l->n_blocks,
+             n->name, node_role_name(n->o.role), n->o.topic, n->o.names[0], (double)(clock_ms() - n->t_start_ms) * 1e-3, kv_dtype_name(l->dtype), l->n_blocks,
              (unsigned long long)tokens, gib, (double)tokens / n->o.max_model_len, n->o.host, n->http ? http_server_port(n->http) : 0,
              n->o.cluster_host, cluster_port(n->cluster), n->kvt ? kvt_port(n->kvt) : 0, n->kvt ? kv_by.data : "", n->o.directory);
     buf_release(&kv_by);

@@ -110,13 +110,14 @@ static void show_progress(void *arg, double done)
 static enum status make_kernels(const struct node_options *o, struct kernel_ctx **out, struct err *err)
 {
     struct device *d;
-    if (strcmp(o->device, "cuda") != 0) return kernel_ctx_create(o->cpu_isa, o->activations, o->n_threads, out, err);
-    enum status st = device_open("cuda", &d, err);
+    const bool     cuda = strcmp(o->device, "cuda") == 0;
+    enum status    st = cuda ? device_open("cuda", &d, err) : OK;
     if (st != OK) return err_prefix(err, "--device cuda: ");
-    device_close(d);
-    st = kernel_ctx_create("cuda", o->activations, o->n_threads, out, err);
-    if (st == OK) (*out)->deterministic = o->deterministic;
-    return st;
+    if (cuda) device_close(d);
+    TRY(kernel_ctx_create(cuda ? "cuda" : o->cpu_isa, o->activations, o->n_threads, out, err));
+    (*out)->deterministic = cuda && o->deterministic;
+    (*out)->kv = o->kv_dtype;
+    return OK;
 }
 
 enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err)

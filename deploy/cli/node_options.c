@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/kv_rows.h"
 #include "kernels/quantize.h"
 #include "kvtransfer/transport.h"
 #include "shared/base/json.h"
@@ -130,11 +131,20 @@ static void note_gpu_options(const struct config *c, bool cuda)
         if (config_is_set(c, names[i])) fprintf(stderr, "note: --%s has no effect with --device %s\n", names[i], cuda ? "cuda" : "cpu");
 }
 
+enum status node_options_arithmetic(const struct config *c, enum activations *activations, enum dtype *kv, struct err *err)
+{
+    const char *type = config_string(c, "kv-cache-dtype");
+    *activations = strcmp(config_string(c, "activations"), "f32") == 0 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST;
+    *kv = kernel_kv_default(*activations);
+    if (!*type || strcmp(type, "auto") == 0 || kv_rows_from_name(type, kv, err) == OK) return OK;
+    return err_prefix(err, "--kv-cache-dtype: ");
+}
+
 static enum status read_engine(const struct config *c, struct node_options *o, struct err *err)
 {
     o->device = config_string(c, "device");
     o->cpu_isa = config_string(c, "cpu-isa");
-    o->activations = strcmp(config_string(c, "activations"), "f32") == 0 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST;
+    TRY(node_options_arithmetic(c, &o->activations, &o->kv_dtype, err));
     o->n_threads = (int)config_int(c, "compute-threads");
     if (o->n_threads == 0) o->n_threads = n_cpus();
     o->max_model_len = (uint32_t)config_int(c, "max-model-len");
@@ -467,6 +477,7 @@ void node_options_print(const struct node_options *o, const struct config *c, st
     line(out, "limits", text, config_source_text(c, "max-model-len"));
     snprintf(text, sizeof text, "%d threads, %s, activations %s; this CPU has %s", o->n_threads, o->cpu_isa, config_string(c, "activations"), features);
     line(out, "CPU", text, config_source_text(c, "cpu-isa"));
+    line(out, "KV cache", kv_rows_name(o->kv_dtype), config_source_text(c, "kv-cache-dtype"));
     line(out, "computes on", strcmp(o->device, "cuda") == 0 ? "the GPU (first of CUDA_VISIBLE_DEVICES)" : "the processor", config_source_text(c, "device"));
     line(out, "API keys", o->n_api_keys ? "required" : "none: anyone who reaches the port may use it", config_source_text(c, "api-key"));
     if (!o->secret.n)

@@ -25,6 +25,7 @@ struct node_options {
     const char    *device;             /* "cpu" or "cuda" */
     const char    *cpu_isa;
     enum activations activations;
+    enum dtype       kv_dtype;         /* of the KV pool; of --kv-cache-dtype auto what suits the activations */
     enum quantize    quantize;
     bool             dummy;            /* weights are made up: --load-format dummy */
     const char      *weights_cache;    /* folder or NULL */
@@ -77,6 +78,8 @@ void        node_options_release(struct node_options *o);
 enum status node_options_check(const struct config *c, struct err *err) MUST_CHECK;
 /* The cluster secret, from --cluster-secret-file or else BATON_CLUSTER_SECRET; empty when there is none. Lives in `arena` or the environment. */
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out, struct err *err) MUST_CHECK;
+/* The arithmetic and the type of the KV cache: --activations and --kv-cache-dtype. What a model allows is kernel_kv_check's. */
+enum status node_options_arithmetic(const struct config *c, enum activations *activations, enum dtype *kv, struct err *err) MUST_CHECK;
 /* What the environment says about the transports, by the names of kvt_tuning_names. Strings are those of the environment. */
 enum status node_options_tuning(struct kvt_tuning *t, struct err *err) MUST_CHECK;
 /* The start page: role, topic, ports, peers, limits, each with its source. */

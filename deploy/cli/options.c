@@ -58,6 +58,10 @@ const struct option OPTIONS[] = {
       .group = "Engine", .commands = NODE, .help = "Number of KV blocks; default: what fits in --kv-cache-memory." },
     { .name = "kv-cache-memory", .env = "BATON_KV_CACHE_MEMORY", .type = OPT_FLOAT, .min = 0.001, .max = 1048576, .group = "Engine", .commands = NODE,
       .help = "GiB for the KV cache; default: a fifth of the memory that is available once the weights are loaded, but no more than --max-num-seqs contexts take." },
+    { .name = "kv-cache-dtype", .env = "BATON_KV_CACHE_DTYPE", .type = OPT_STRING, .def = "auto", .group = "Engine", .commands = NODE,
+      .help = "What keys and values are held as: auto (bfloat16, float32 with --activations f32), bfloat16, float16, int8 or fp8 (fp8_e4m3). int8 and fp8 have "
+              "a scale per token and head and take about half the memory of bfloat16, so that twice the tokens fit; answers differ a little. Nodes that "
+              "exchange KV should agree. Models with latent attention (MLA) have auto alone." },
     { .name = "enable-prefix-caching", .env = "BATON_PREFIX_CACHING", .type = OPT_BOOL, .def = "true", .group = "Engine", .commands = NODE,
       .help = "Keep KV blocks of finished requests for prompts that begin alike." },
     { .name = "device", .env = "BATON_DEVICE", .type = OPT_ENUM, .choices = "cpu|cuda", .def = "cpu", .group = "Engine", .commands = NODE,
@@ -238,7 +242,6 @@ const struct option OPTIONS[] = {
 
     /* ---- Refused: would change answers, or needs what is not built ---- */
     REFUSE("tokenizer", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Another model's tokenizer.", "the tokenizer is the model's own: a different one would change every answer"),
-    REFUSE("kv-cache-dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of the KV cache.", "the KV cache is bf16, f32 with --activations f32; another type would change answers"),
     REFUSE("dtype", NULL, NULL, OPT_STRING, "auto", "Compatibility", "Type of weights and activations.", "weights keep the type of their file; --activations chooses the arithmetic"),
     REFUSE("guided-decoding-backend", NULL, NULL, OPT_STRING, "off", "Compatibility", "Structured output.", "structured output is not built yet"),
     REFUSE("logits-processors", NULL, NULL, OPT_STRING, NULL, "Compatibility", "Python code that changes logits.", "no Python runs in a node"),

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "deploy/cli/node_options.h"
 #include "deploy/doctor/doctor.h"
 #include "shared/model/config_gguf.h"
 #include "shared/model/config_hf.h"
@@ -28,9 +29,12 @@ static void check_kv(struct doctor *d, const struct model_config *m)
     struct kv_layout l;
     struct err err = { 0 };
     uint64_t limit, left = doctor_on_gpu(d) ? d->gpu_room : doctor_free_memory(&limit);
-    bool exact = strcmp(config_string(d->c, "activations"), "f32") == 0;
-    model_config_kv_layout(m, exact ? DTYPE_F32 : DTYPE_BF16, (uint32_t)config_int(d->c, "block-size"), 1, &l);
-    if (kv_layout_check(&l, &err) != OK) {
+    struct kernel_ctx kernels = { 0 }; /* nothing computes: what may be depends on the arithmetic alone */
+    enum status st = node_options_arithmetic(d->c, &kernels.activations, &kernels.kv, &err);
+    if (st == OK) st = kernel_kv_check(&kernels, kernels.kv, model_is_latent(m), &err);
+    model_config_kv_layout(m, kernels.kv, (uint32_t)config_int(d->c, "block-size"), 1, &l);
+    if (st == OK) st = kv_layout_check(&l, &err);
+    if (st != OK) {
         doctor_add(d, "KV cache", DOCTOR_FAIL, "%s", err.text);
         return;
     }
@@ -43,8 +47,8 @@ static void check_kv(struct doctor *d, const struct model_config *m)
     }
     uint64_t per_context = (context + l.block_tokens - 1) / l.block_tokens;
     double block = (double)kv_layout_block_bytes(&l), one = block * (double)per_context, all = one * (double)seqs;
-    struct doctor_line *line = doctor_add(d, "KV cache", DOCTOR_OK, "%.2f MiB per block of %u tokens; %.0f MiB for one context of %llu, %.0f MiB for %llu of them",
-                                          block / MIB, l.block_tokens, one / MIB, (unsigned long long)context, all / MIB, (unsigned long long)seqs);
+    struct doctor_line *line = doctor_add(d, "KV cache", DOCTOR_OK, "%s: %.2f MiB per block of %u tokens; %.0f MiB for one context of %llu, %.0f MiB for %llu of them",
+                                          kv_dtype_name(l.dtype), block / MIB, l.block_tokens, one / MIB, (unsigned long long)context, all / MIB, (unsigned long long)seqs);
     if (doctor_on_gpu(d) && !left) return; /* which was said */
     if (one > (double)left) {
         line->result = DOCTOR_FAIL;

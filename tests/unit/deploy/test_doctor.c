@@ -157,6 +157,30 @@ TEST(a_model_is_described_with_its_kv_size)
     CHECK_EQ_INT(d->n, 2);
     CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 0);
     CHECK_EQ_STR(d->lines[1].what, "KV cache");
+    CHECK(strstr(d->lines[1].text, "bf16: "));
+    doctor_done(d);
+}
+
+TEST(the_kv_size_follows_the_type_of_the_cache)
+{
+    char llama[512], latent[512];
+    snprintf(llama, sizeof llama, "%s", test_data("goldens/llama/model"));
+    snprintf(latent, sizeof latent, "%s", test_data("goldens/deepseek_v3/model"));
+    if (access(llama, R_OK) != 0 || access(latent, R_OK) != 0) SKIP("tests/data/goldens is not there");
+    struct doctor *d = doctor_with((char *[]){ "--model", llama, "--kv-cache-dtype", "fp8", NULL });
+    doctor_check_model(d);
+    CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 0);
+    CHECK(strstr(d->lines[1].text, "f8_e4m3: "));
+    doctor_done(d);
+    d = doctor_with((char *[]){ "--model", llama, "--kv-cache-dtype", "fp8_e5m2", NULL });
+    doctor_check_model(d);
+    CHECK_EQ_INT(d->lines[1].result, DOCTOR_FAIL);
+    CHECK(strstr(d->lines[1].text, "--kv-cache-dtype: a KV cache cannot be held as \"fp8_e5m2\"; it can as bfloat16, float16, int8, fp8"));
+    doctor_done(d);
+    d = doctor_with((char *[]){ "--model", latent, "--kv-cache-dtype", "int8", NULL });
+    doctor_check_model(d);
+    CHECK_EQ_INT(d->lines[1].result, DOCTOR_FAIL);
+    CHECK(strstr(d->lines[1].text, "latents (MLA), which can only be held as bf16, not as int8"));
     doctor_done(d);
 }
 
@@ -201,5 +225,6 @@ TEST(the_json_report_is_json_and_says_whether_all_is_well)
 
 TEST_MAIN(CASE(a_port_in_use_fails), CASE(a_port_given_twice_fails), CASE(more_kv_memory_than_there_is_fails), CASE(a_redis_that_is_not_there_fails),
           CASE(a_card_that_is_not_there_fails), CASE(the_kv_cache_is_held_against_the_memory_of_the_card),
-          CASE(redis_is_left_alone_without_the_splitwise_scheduler), CASE(a_model_is_described_with_its_kv_size), CASE(a_model_that_is_nowhere_fails),
+          CASE(redis_is_left_alone_without_the_splitwise_scheduler), CASE(a_model_is_described_with_its_kv_size),
+          CASE(the_kv_size_follows_the_type_of_the_cache), CASE(a_model_that_is_nowhere_fails),
           CASE(a_far_redis_needs_a_secret), CASE(the_json_report_is_json_and_says_whether_all_is_well))

@@ -1,9 +1,12 @@
 /* test_node_model.c - how many KV blocks a node takes when nobody says. */
 #include "deploy/cli/node_model.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+#include "deploy/cli/options.h"
 #include "kernels/cpu/host_memory.h"
+#include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
 static struct kernel_ctx kernels = { .activations = ACTIVATIONS_F32 };
@@ -82,6 +85,91 @@ TEST(what_is_asked_for_is_taken)
     CHECK(strstr(err.text, "--kv-cache-memory 1048576.0 is in GiB"));
 }
 
+/* 64 values per row in 2 bytes each, or in one and a scale of 4: 128 against 68. */
+TEST(half_the_bytes_are_nearly_twice_the_blocks)
+{
+    open_device();
+    struct kernel_ctx   narrow = kernels;
+    struct model        heads = { .config = { .n_layers = 2, .n_heads = 2, .n_kv_heads = 2, .head_dim = 64 }, .kernels = &narrow };
+    struct node_options o = { .max_model_len = 64, .block_tokens = 64, .max_seqs = 4, .kv_bytes = (uint64_t)128 << 20 };
+    uint32_t            n = 0, n_bf16 = 0;
+    narrow.kv = DTYPE_BF16;
+    CHECK_OK(node_model_blocks(&heads, &o, &n_bf16, &err));
+    CHECK_EQ_INT(n_bf16, 2048);
+    narrow.kv = DTYPE_I8;
+    CHECK_OK(node_model_blocks(&heads, &o, &n, &err));
+    CHECK_EQ_INT(n, (128 << 20) / (2 * 2 * 2 * 64 * 68));
+    CHECK((double)n > 1.88 * n_bf16);
+    narrow.kv = DTYPE_F8_E4M3;
+    uint32_t n_e4m3 = 0;
+    CHECK_OK(node_model_blocks(&heads, &o, &n_e4m3, &err));
+    CHECK_EQ_INT(n_e4m3, n);
+    narrow.kv = DTYPE_F16;
+    CHECK_OK(node_model_blocks(&heads, &o, &n, &err));
+    CHECK_EQ_INT(n, n_bf16);
+}
+
+/* ---- --kv-cache-dtype ---- */
+
+static enum status read_kv(const char *type, const char *activations, enum dtype *out)
+{
+    struct config  *c = config_create(OPTIONS, "serve");
+    char           *argv[] = { "--kv-cache-dtype", (char *)type, "--activations", (char *)activations };
+    enum activations a;
+    int              none = 0;
+    CHECK_OK(config_load_args(c, type ? 4 : 2, type ? argv : argv + 2, NULL, &none, &err));
+    enum status st = node_options_arithmetic(c, &a, out, &err);
+    CHECK_EQ_INT(a, strcmp(activations, "f32") == 0 ? ACTIVATIONS_F32 : ACTIVATIONS_FAST);
+    config_free(c);
+    return st;
+}
+
+static void check_spellings(const char *const *names, enum dtype want)
+{
+    for (; *names; names++) {
+        enum dtype t = DTYPE_COUNT;
+        CHECK_OK(read_kv(*names, "auto", &t));
+        CHECK_EQ_INT(t, want);
+    }
+}
+
+TEST(types_of_the_kv_cache_as_people_spell_them)
+{
+    static const char *const others[] = { "fp8_e5m2", "fp8_inc", "int4", "fp4_e2m1", "turbo", "INT8", "q8_0" };
+    enum dtype t;
+    check_spellings((const char *const[]){ "auto", "", "bfloat16", "bf16", NULL }, DTYPE_BF16);
+    check_spellings((const char *const[]){ "float16", "f16", "fp16", "half", NULL }, DTYPE_F16);
+    check_spellings((const char *const[]){ "float32", "f32", "fp32", NULL }, DTYPE_F32);
+    check_spellings((const char *const[]){ "int8", NULL }, DTYPE_I8);
+    check_spellings((const char *const[]){ "fp8", "fp8_e4m3", "f8_e4m3", "e4m3", "float8_e4m3fn", NULL }, DTYPE_F8_E4M3);
+    CHECK_OK(read_kv(NULL, "auto", &t));
+    CHECK_EQ_INT(t, DTYPE_BF16);
+    CHECK_OK(read_kv("auto", "f32", &t));
+    CHECK_EQ_INT(t, DTYPE_F32);
+    CHECK_OK(read_kv("int8", "f32", &t));
+    CHECK_EQ_INT(t, DTYPE_I8);
+    for (size_t i = 0; i < COUNT_OF(others); i++) {
+        CHECK(read_kv(others[i], "auto", &t) != OK);
+        CHECK_EQ_STR(err.field, "kv-cache-dtype");
+        CHECK(strstr(err.text, others[i]) && strstr(err.text, "int8, fp8 (which is fp8_e4m3)"));
+    }
+}
+
+TEST(the_variable_gives_the_type_too)
+{
+    struct config   *c = config_create(OPTIONS, "serve");
+    enum activations a;
+    enum dtype       t;
+    int              none = 0;
+    char            *argv[] = { NULL };
+    CHECK_EQ_INT(setenv("BATON_KV_CACHE_DTYPE", "int8", 1), 0);
+    CHECK_OK(config_load_env(c, &err));
+    CHECK_OK(config_load_args(c, 0, argv, NULL, &none, &err));
+    CHECK_OK(node_options_arithmetic(c, &a, &t, &err));
+    CHECK_EQ_INT(t, DTYPE_I8);
+    config_free(c);
+}
+
 /* ---- a card, of which the node takes a share ---- */
 
 static struct {
@@ -115,4 +203,5 @@ TEST(a_card_gives_what_its_share_leaves)
     CHECK_STATUS(node_model_blocks(&on_card, &o, &n, &err), ERR_CONFIG);
 }
 
-TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken), CASE(a_card_gives_what_its_share_leaves))
+TEST_MAIN(CASE(default_is_a_share_of_available_memory), CASE(mapped_weights_are_not_available), CASE(what_is_asked_for_is_taken), CASE(half_the_bytes_are_nearly_twice_the_blocks),
+          CASE(types_of_the_kv_cache_as_people_spell_them), CASE(the_variable_gives_the_type_too), CASE(a_card_gives_what_its_share_leaves))
