@@ -59,7 +59,8 @@ enum status kv_layout_same_model(const struct kv_layout *mine, const struct kv_l
 /* Heads that both ranks hold, as numbers of the whole model: [*first, *first + n); returns n, 0 when there is none. Of a latent always 1,
  * whatever the ranks: any rank of a sender can write it for any rank of a receiver. */
 uint32_t    kv_layout_common_heads(const struct kv_layout *a, const struct kv_layout *b, uint32_t *first);
-/* Does `to` keep what `from` says: equal types, f16 or bf16 or int8 (a product of an 8 and a 24 bit number) in f32. */
+/* Does `to` keep what `from` says: equal types, and all of them in f32. int8 and e4m3 stand for q * scale as f32 rounds it (kv_rows.h), so that what f32 holds
+ * is what is computed on, though the product of two such numbers has more bits. */
 bool        kv_dtype_keeps(uint32_t from, uint32_t to);
 const char *kv_dtype_name(uint32_t dtype); /* "unknown" for others */
 void        kv_layout_encode(const struct kv_layout *l, struct buf *out); /* KV_LAYOUT_WIRE_BYTES, little endian */

@@ -299,9 +299,9 @@ TEST(ranks_without_a_common_head_are_refused)
 
 TEST(narrowing_needs_leave)
 {
-    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8 };
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) {
+    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) {
             struct kv_layout a = plain(), b = plain();
             a.dtype = types[i];
             b.dtype = types[j];

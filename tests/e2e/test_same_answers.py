@@ -2,6 +2,8 @@
 node in the middle of it, and behind a prefix whose end was generated. The reference is always a node that computes alone and from nothing.
 
 What a story compares is all that a client sees of an answer: token ids, text, every logprob as it is written, the reason for its end."""
+import re
+
 from harness import *
 
 GOLDENS = os.path.join(DATA, 'goldens')
@@ -259,10 +261,11 @@ def test_drained_long():
     of_all(NAMES, drained)
 
 
-def crowded(name, seed, tries=20):
+def crowded(name, seed, tries=20, args=()):
     """So few blocks that answers are thrown out and computed again, generated tokens included."""
     model = os.path.join(GOLDENS, name, 'model')
-    with closing(Node(model, 'mixed', SIZE), Node(model, 'mixed', [*SIZE, '--max-model-len', '512', '--num-gpu-blocks-override', '12'])) as (alone, small):
+    size = [*SIZE, *args]
+    with closing(Node(model, 'mixed', size), Node(model, 'mixed', [*size, '--max-model-len', '512', '--num-gpu-blocks-override', '12'])) as (alone, small):
         wait_ready(alone, small)
         for attempt in range(tries):        # they are fast: not every time enough of them are at work together
             bodies = bodies_of(seed + 100 * attempt, (100, 200, 65, 130, 33, 190), (300,))
@@ -289,3 +292,55 @@ def without_prefill_nodes(name, seed):
 
 def test_without_prefill_nodes_long():
     of_all(NAMES, without_prefill_nodes)
+
+
+def test_every_type_of_kv():
+    """Split, moved and behind prefixes, over a KV cache of each type that --kv-cache-dtype has: pieces are pushed with their scales."""
+    f32 = ['--activations', 'f32']
+    cases = (('llama', 'int8', 'ipc', []), ('qwen3', 'int8', 'tcp', []), ('qwen3', 'fp8', 'ipc', []), ('llama', 'fp8', 'tcp', []),
+             ('llama', 'float16', 'ipc', []), ('qwen3_moe', 'int8', 'tcp', f32))
+    of_all([f'{name} over {t} by {way}' for name, t, way, _ in cases],
+           lambda n, i: story(cases[i][0], 300 + i, cases[i][2], ['--kv-cache-dtype', cases[i][1], *cases[i][3]], LENGTHS[3:]), 3)
+
+
+def test_preempted_over_int8():
+    crowded('llama', 400, args=['--kv-cache-dtype', 'int8'])
+
+
+def test_types_of_kv_are_what_they_say():
+    """Each is named where a node says what it runs, and no two give the same numbers."""
+    model, body, seen = os.path.join(GOLDENS, 'llama', 'model'), bodies_of(7, (200,), (8,))[0], {}
+    for spelled, name in (('auto', 'bf16'), ('bfloat16', 'bf16'), ('half', 'f16'), ('int8', 'int8'), ('fp8_e4m3', 'f8_e4m3')):
+        with closing(Node(model, 'mixed', [*SIZE, '--kv-cache-dtype', spelled])) as n:
+            wait_ready(n)
+            seen[spelled] = ask([n.port], [body])[0]
+            assert f' kv_type={name} ' in n.output() and re.search(f'^  KV cache +{name} ', n.output(), re.M), n.output()
+    check([seen['auto']], [seen['bfloat16']], 'auto is bfloat16')
+    assert len({str(a['choices'][0]['logprobs']) for a in seen.values()}) == 4
+
+
+def test_types_of_kv_that_cannot_be():
+    for model, t, why in (('deepseek_v3', 'int8', 'latents (MLA), which can only be held as bf16, not as int8'),
+                          ('llama', 'fp8_e5m2', 'a KV cache cannot be held as "fp8_e5m2"; it can as bfloat16, float16, int8, fp8'),
+                          ('llama', 'f32', 'give --activations f32 too')):
+        with closing(Node(os.path.join(GOLDENS, model, 'model'), 'mixed', ['--kv-cache-dtype', t])) as n:
+            wait_until('the node ends', lambda: not n.alive(), 60)
+            assert n.p.returncode != 0 and why in n.output(), n.output()
+
+
+def test_nodes_whose_types_of_kv_differ():
+    """What the receiver cannot hold as it is is not sent unless BATON_KV_LOSSY says so; what it can, is. Answers come in any case."""
+    model, f32 = os.path.join(GOLDENS, 'llama', 'model'), ['--activations', 'f32']
+    bodies = [dict(b, temperature=0) for b in bodies_of(8, (200, 130), (12,))]
+    for sender, receiver, env, sent in (('bf16', 'int8', {}, False), ('int8', 'fp8', dict(BATON_KV_LOSSY='1'), True), ('int8', 'f32', {}, True),
+                                        ('fp8', 'f32', {}, True)):
+        control = str(free_ports(1)[0])
+        common = [*SIZE, *f32, '--cache-transfer-protocol', 'tcp']
+        decode = Node(model, 'decode', [*common, '--kv-cache-dtype', receiver, '--engine-worker-queue-port', control], env)
+        prefill = Node(model, 'prefill', [*common, '--kv-cache-dtype', sender, '--innode-prefill-ports', control], env)
+        with closing(decode, prefill):
+            wait_ready(decode, prefill)
+            wait_sees([decode, prefill], 2)
+            traces = [a['baton'] for a in ask([decode.port], bodies)]
+            assert all((t['kv_bytes'] > 0) == sent for t in traces), (sender, receiver, traces)
+            assert sent or 'KV element types differ: bf16 at the sender does not fit into int8 at the receiver' in prefill.output() + decode.output()

@@ -119,6 +119,12 @@ TEST(int8_pieces_hold_values_then_scales)
     CHECK_EQ_INT(kv_layout_run_bytes(&l, 5), 5 * 64);
     CHECK_EQ_STR(kv_dtype_name(l.dtype), "int8");
     CHECK(l.dtype >= DTYPE_COUNT); /* no file has it */
+    struct kv_layout e4m3 = l;
+    e4m3.dtype = DTYPE_F8_E4M3;
+    CHECK_OK(kv_layout_check(&e4m3, &err));
+    CHECK_EQ_INT(kv_layout_piece_bytes(&e4m3), kv_layout_piece_bytes(&l));
+    CHECK_EQ_INT(kv_layout_scale_offset(&e4m3), kv_layout_scale_offset(&l));
+    CHECK_EQ_STR(kv_dtype_name(e4m3.dtype), "f8_e4m3");
 }
 
 /* DeepSeek-V3 in bf16: 576 values per token and layer, 70,272 bytes per token (facts: models.md 9.2). */
@@ -196,9 +202,9 @@ TEST(heads_in_common)
 
 TEST(widening_keeps_narrowing_does_not)
 {
-    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8 };
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) CHECK_EQ_INT(kv_dtype_keeps(types[i], types[j]), i == j || j == 0);
+    const uint32_t types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) CHECK_EQ_INT(kv_dtype_keeps(types[i], types[j]), i == j || j == 0);
 }
 
 TEST_MAIN(CASE(sizes), CASE(pieces_tile_the_pool), CASE(runs_of_a_full_block_are_the_piece), CASE(wire_form_round_trips_and_is_fixed),
