@@ -93,16 +93,6 @@ static __global__ void __launch_bounds__(FILL_THREADS) fill_w4_kernel(const fill
 
 /* ---- block_wise_fp8 ---------------------------------------------------------------------------------------------- */
 
-/* To nearest even; beyond 448 becomes 448. Finite numbers only. */
-static __device__ __forceinline__ unsigned char float_to_e4m3(float x)
-{
-    const unsigned bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
-    if (magnitude >= 0x43e00000u) return (unsigned char)(sign | 0x7e);
-    /* Below 2^-6 adding 2^14 rounds to a multiple of 2^-9. */
-    if (magnitude < 0x3c800000u) return (unsigned char)(sign | (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0x1p14f)) - 0x46800000u));
-    return (unsigned char)(sign | (((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3)));
-}
-
 static __device__ __forceinline__ size_t at_most_block(size_t n) { return n < FILL_BLOCK ? n : (size_t)FILL_BLOCK; }
 
 /* A block of threads for 128 rows by 128 columns; what rows are filled up with is written by the last of a row. */
@@ -118,7 +108,7 @@ static __global__ void __launch_bounds__(FILL_THREADS) fill_f8_kernel(const fill
     const float factor = __fdiv_rn(448.0f, a);
     if (threadIdx.x == 0) f.scales[row_block * across + k_block] = __fdiv_rn(a, 448.0f);
     for (size_t i = threadIdx.x / FILL_BLOCK; i < n_rows && k < n_filled; i += FILL_THREADS / FILL_BLOCK)
-        row_at(f, row0 + i)[k0 + k] = k < n_k ? float_to_e4m3(__fmul_rn(element(f, row0 + i, k0 + k), factor)) : 0;
+        row_at(f, row0 + i)[k0 + k] = (unsigned char)(k < n_k ? float_to_e4m3(__fmul_rn(element(f, row0 + i, k0 + k), factor)) : 0);
 }
 
 /* ---- which of them ----------------------------------------------------------------------------------------------- */

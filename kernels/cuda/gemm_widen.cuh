@@ -17,13 +17,15 @@ enum : unsigned { BF16_ONES = 0x3f803f80u, BF16_MINUS_ONES = 0xbf80bf80u };
 /* Bytes a and b of v's four to the halves' low bytes, 0x43 above them. */
 template <int A, int B> static __device__ __forceinline__ unsigned spread_bytes(unsigned v) { return __byte_perm(v, 0x43434343u, 0x4040u | A | B << 8); }
 
-/* -128 .. 127: the low seven bits count from 128, the sign takes away 128 or 256. */
+/* Bytes a and b of four, -128 .. 127: the low seven bits count from 128, the sign takes away 128 or 256. */
+template <int A, int B> static __device__ __forceinline__ unsigned int8_pair(unsigned v)
+{
+    const unsigned s = spread_bytes<A, B>(v);
+    return fma_bf16x2(s & 0xff80ff80u, BF16_MINUS_ONES, s & 0xff7fff7fu);
+}
 static __device__ __forceinline__ void widen_int8(unsigned out[4], const unsigned in[2])
 {
-    for (int i = 0; i < 4; i++) {
-        const unsigned v = in[i / 2], s = i % 2 ? spread_bytes<2, 3>(v) : spread_bytes<0, 1>(v);
-        out[i] = fma_bf16x2(s & 0xff80ff80u, BF16_MINUS_ONES, s & 0xff7fff7fu);
-    }
+    for (int i = 0; i < 4; i++) out[i] = i % 2 ? int8_pair<2, 3>(in[i / 2]) : int8_pair<0, 1>(in[i / 2]);
 }
 
 /* Nibbles in k's order; 136 = 128 + 8 off. */
@@ -37,12 +39,14 @@ static __device__ __forceinline__ void widen_int4(unsigned out[4], unsigned in)
 
 /* e4m3's exponent and mantissa lie four bits higher in bf16 than in a byte, 120 short in the exponent; subnormal ones come right by the product.
  * Bytes are spread with their sign above them, which is then in bf16's place too after a shift. NaN becomes 480 with its sign. */
+template <int A, int B> static __device__ __forceinline__ unsigned e4m3_pair(unsigned v)
+{
+    constexpr unsigned SELECTOR = 0x8080u | A | A << 4 | B << 8 | B << 12;
+    return fma_bf16x2(permute_bytes<SELECTOR>(v, 0) << 4 & 0x87f087f0u, 0x7b807b80u, 0x80008000u);
+}
 static __device__ __forceinline__ void widen_e4m3_numbers(unsigned out[4], const unsigned in[2])
 {
-    for (int i = 0; i < 4; i++) {
-        const unsigned s = i % 2 ? permute_bytes<0xb3a2>(in[i / 2], 0) : permute_bytes<0x9180>(in[i / 2], 0);
-        out[i] = fma_bf16x2(s << 4 & 0x87f087f0u, 0x7b807b80u, 0x80008000u);
-    }
+    for (int i = 0; i < 4; i++) out[i] = i % 2 ? e4m3_pair<2, 3>(in[i / 2]) : e4m3_pair<0, 1>(in[i / 2]);
 }
 
 /* Bytes of 0x80 where e4m3 has its one pattern of NaN. */

@@ -7,18 +7,6 @@ static_assert(INPUTS_F8_STEP == WARP * QUAD, "a warp's elements share a scale");
 
 static const float E4M3_MAX = 448.0f;
 
-/* To nearest even; what is larger than the largest becomes that; a NaN stays one. Integers do it, as cards before 8.9 have no instruction. */
-static __device__ __forceinline__ unsigned float_to_e4m3(float x)
-{
-    const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;
-    const float    size = fminf(fabsf(x), E4M3_MAX);
-    if (!(fabsf(x) >= 0)) return 0x7fu | sign;
-    if (size < 0x1p-6f) return (unsigned)__float2int_rn(size * 0x1p9f) | sign; /* eighths of 2^-6: 8 of them are that */
-    unsigned bits = __float_as_uint(size);
-    bits += 0x7ffffu + (bits >> 20 & 1u);
-    return ((bits >> 20) - (120u << 3)) | sign;
-}
-
 static __device__ __forceinline__ float4 read_bf16_quad(const uint16_t *x, size_t k, size_t n)
 {
     if (k + QUAD <= n && is_aligned(x + k, 8)) {

@@ -52,6 +52,11 @@ static __device__ __forceinline__ void copy_async_16(void *shared, const void *g
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(n_valid) : "memory");
 }
+/* 4 bytes, or zero where nothing is valid. */
+static __device__ __forceinline__ void copy_async_4(void *shared, const void *global, int n_valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(n_valid) : "memory");
+}
 static __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* All of the thread's groups but the N latest have landed. */
 template <int N> static __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -75,11 +80,33 @@ static __device__ __forceinline__ void mma_bf16(float d[4], const unsigned a[4],
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+/* The same of f16. */
+static __device__ __forceinline__ void mma_f16(float d[4], const unsigned a[4], const unsigned b[2])
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 /* Two f32 as bf16, to nearest even, the first in the low half; a NaN becomes 0x7fff. */
 static __device__ __forceinline__ unsigned round_bf16x2(float low, float high)
 {
     unsigned d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+/* Two f32 as f16 likewise; 65520 and more become infinite. */
+static __device__ __forceinline__ unsigned round_f16x2(float low, float high)
+{
+    unsigned d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+static __device__ __forceinline__ float f16_to_float(uint16_t bits)
+{
+    float d;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(d) : "h"(bits));
     return d;
 }
 
@@ -146,11 +173,15 @@ cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 bl
 }
 static inline unsigned char *shared_memory() { return static_cast<unsigned char *>(simt_dynamic_shared()); }
 static inline void copy_async_16(void *shared, const void *global, int n_valid) { simt_cp_async(shared, global, 16, n_valid); }
+static inline void copy_async_4(void *shared, const void *global, int n_valid) { simt_cp_async(shared, global, 4, n_valid); }
 static inline void copy_async_commit() { simt_cp_async_commit(); }
 template <int N> static inline void copy_async_wait() { simt_cp_async_wait(N); }
 static inline void load_matrix_x4(unsigned r[4], const void *row) { simt_ldmatrix_x4(r, row); }
 static inline void load_matrix_x4_transposed(unsigned r[4], const void *row) { simt_ldmatrix_x4_trans(r, row); }
 static inline void mma_bf16(float d[4], const unsigned a[4], const unsigned b[2]) { simt_mma_bf16_m16n8k16(d, a, b, d); }
+static inline void mma_f16(float d[4], const unsigned a[4], const unsigned b[2]) { simt_mma_f16_m16n8k16(d, a, b, d); }
+static inline unsigned round_f16x2(float low, float high) { return simt_float_to_f16(low) | (unsigned)simt_float_to_f16(high) << 16; }
+static inline float f16_to_float(uint16_t bits) { return simt_f16_to_float(bits); }
 static inline unsigned round_bf16x2(float low, float high)
 {
     const unsigned l = isnan(low) ? 0x7fff : simt_float_to_bf16(low), h = isnan(high) ? 0x7fff : simt_float_to_bf16(high);

@@ -14,16 +14,6 @@ static __device__ __forceinline__ float4 quad_from(const float *x, size_t k, siz
     return make_float4(k < n ? x[k] : 0, k + 1 < n ? x[k + 1] : 0, k + 2 < n ? x[k + 2] : 0, k + 3 < n ? x[k + 3] : 0);
 }
 
-/* As kernels/float_bits.h: to nearest even, 448 and more is 448, a NaN stays one. */
-static __device__ __forceinline__ unsigned float_to_e4m3(float x)
-{
-    const unsigned bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
-    if (magnitude > 0x7f800000u) return sign | 0x7f;
-    if (magnitude >= 0x43e00000u) return sign | 0x7e;
-    if (magnitude < 0x3c800000u) return sign | (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0x1p14f)) - 0x46800000u);
-    return sign | (((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3));
-}
-
 /* A warp's 128 elements from k on, lane by lane four: their common scale. */
 static __device__ __forceinline__ float warp_scale(float4 v)
 {
