@@ -32,30 +32,112 @@ struct append_call {
     const float    *k, *v;
 };
 
-static __device__ __forceinline__ void store_4(uint16_t *to, float4 x) { *(uint2 *)to = make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w)); }
-static __device__ __forceinline__ void store_4(float *to, float4 x) { *(float4 *)to = x; }
-static __device__ __forceinline__ void store_1(uint16_t *to, float x) { *to = float_to_bf16(x); }
-static __device__ __forceinline__ void store_1(float *to, float x) { *to = x; }
+template <enum dtype T> static __device__ __forceinline__ void store_4(char *to, float4 x)
+{
+    if constexpr (T == DTYPE_F32) *(float4 *)(void *)to = x;
+    else if constexpr (T == DTYPE_F16) *(uint2 *)(void *)to = make_uint2(round_f16x2(x.x, x.y), round_f16x2(x.z, x.w));
+    else *(uint2 *)(void *)to = make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
+}
+template <enum dtype T> static __device__ __forceinline__ void store_1(char *to, float x)
+{
+    if constexpr (T == DTYPE_F32) *(float *)(void *)to = x;
+    else if constexpr (T == DTYPE_F16) *(uint16_t *)(void *)to = (uint16_t)round_f16x2(x, 0.0f);
+    else *(uint16_t *)(void *)to = float_to_bf16(x);
+}
 
-template <class T, bool BY_4> static __device__ __forceinline__ void append_row(const struct append_call &c, const struct cuda_row &row)
+template <enum dtype T, bool BY_4> static __device__ __forceinline__ void append_row(const struct append_call &c, const struct cuda_row &row)
 {
     const int32_t *table = c.list.tables + c.list.seqs[row.seq].table;
     const int      dim = c.kv.head_dim, n = c.kv.n_heads * dim, step = BY_4 ? SIDE : 1;
     for (int part = 0; part < (c.kv.latent ? 1 : 2); part++) {
         const float *from = (part ? c.v : c.k) + (size_t)row.row * (size_t)n;
         for (int i = (int)threadIdx.x * step; i < n; i += APPEND_THREADS * step) {
-            char *to = (char *)c.kv.data + key_place(c.kv, table, row.pos, i / dim) + (size_t)part * value_part(c.kv);
-            if (BY_4) store_4((T *)to + i % dim, *(const float4 *)(from + i));
-            else store_1((T *)to + i % dim, from[i]);
+            char *to = (char *)c.kv.data + key_place<T>(c.kv, table, row.pos, i / dim) + (size_t)part * value_part<T>(c.kv) + i % dim * held<T>::BYTES;
+            if constexpr (BY_4) store_4<T>(to, *(const float4 *)(from + i));
+            else store_1<T>(to, from[i]);
         }
     }
 }
 
-/* A row's keys and values into the pool, a block for each. Bound by writing them. */
-template <class T, bool BY_4> static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
+/* ---- with scales ---- */
+
+/* A byte of x / scale, of a row whose scale is above 0; kv_rows.c gives the same. */
+template <enum dtype T> static __device__ __forceinline__ unsigned quantised(float x, float scale)
+{
+    constexpr float LARGEST = largest_held<T>();
+    const float     r = fminf(fmaxf(__fdiv_rn(x, scale), -LARGEST), LARGEST);
+    if constexpr (T == DTYPE_I8) return (unsigned)__float2int_rn(r) & 0xffu;
+    else return float_to_e4m3(r);
+}
+
+/* The scale of a row whose largest magnitude has these bits, which compare as the numbers do: infinity and NaN are above all others. */
+template <enum dtype T> static __device__ __forceinline__ float scale_for(unsigned top)
+{
+    return top < 0x7f800000u ? __fdiv_rn(__uint_as_float(top), largest_held<T>()) : __uint_as_float(0x7fc00000u);
+}
+
+static __device__ __forceinline__ unsigned warp_top(unsigned x)
+{
+    for (int step = WARP / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+/* One row by a warp, whose lanes have N elements side by side at a time. */
+template <enum dtype T, int N> static __device__ __forceinline__ void append_scaled_row(const float *from, char *to, char *scale_to, int dim)
+{
+    constexpr int TURNS = KERNEL_HEAD_DIM_MAX / WARP / N;
+    const int     lane = (int)(threadIdx.x % WARP), first = lane * N;
+    float         x[TURNS][N];
+    unsigned      top = 0;
+    UNROLL for (int i = 0; i < TURNS; i++) {
+        const int at = first + i * (WARP * N);
+        UNROLL for (int e = 0; e < N; e++) x[i][e] = 0;
+        if (at < dim) {
+            if constexpr (N == SIDE) {
+                const float4 four = *(const float4 *)(from + at);
+                x[i][0] = four.x, x[i][1] = four.y, x[i][2] = four.z, x[i][3] = four.w;
+            } else x[i][0] = from[at];
+        }
+        UNROLL for (int e = 0; e < N; e++) top = max(top, __float_as_uint(x[i][e]) & 0x7fffffffu);
+    }
+    const float scale = scale_for<T>(warp_top(top));
+    if (lane == 0) store_scale(scale_to, scale);
+    UNROLL for (int i = 0; i < TURNS; i++) {
+        const int at = first + i * (WARP * N);
+        unsigned  bytes = 0;
+        if (at >= dim) continue;
+        UNROLL for (int e = 0; e < N; e++) bytes |= scale > 0 ? quantised<T>(x[i][e], scale) << 8 * e : 0;
+        if constexpr (N == SIDE) *(unsigned *)(void *)(to + at) = bytes;
+        else to[at] = (char)bytes;
+    }
+}
+
+template <enum dtype T, bool BY_4> static __device__ __forceinline__ void append_scaled(const struct append_call &c, const struct cuda_row &row)
+{
+    const int32_t *table = c.list.tables + c.list.seqs[row.seq].table;
+    char          *pool = (char *)c.kv.data;
+    for (int i = (int)(threadIdx.x / WARP); i < 2 * c.kv.n_heads; i += APPEND_THREADS / WARP) {
+        const int       head = i / 2, dim = c.kv.head_dim;
+        struct held_row r = key_row(c.kv, table, row.pos, head);
+        if (i % 2) r.row += (unsigned)c.kv.block_tokens;
+        const float *from = (i % 2 ? c.v : c.k) + ((size_t)row.row * (size_t)c.kv.n_heads + (size_t)head) * (size_t)dim;
+        append_scaled_row<T, BY_4 ? (int)SIDE : 1>(from, pool + row_place<T>(c.kv, r), pool + scale_place<T>(c.kv, r), dim);
+    }
+}
+
+/* A row's keys and values into the pool, a block for each; of types with scales a warp for each head's key and value. Bound by writing them. */
+template <enum dtype T, bool BY_4> static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
 {
     const int n_rows = listed_n(c.list);
-    for (int i = (int)blockIdx.x; i < n_rows; i += (int)gridDim.x) append_row<T, BY_4>(c, c.list.rows[i]);
+    for (int i = (int)blockIdx.x; i < n_rows; i += (int)gridDim.x) {
+        if constexpr (held<T>::SCALED) append_scaled<T, BY_4>(c, c.list.rows[i]);
+        else append_row<T, BY_4>(c, c.list.rows[i]);
+    }
+}
+
+template <enum dtype T> static cudaError_t append_launch(cudaStream_t stream, const struct append_call &c, dim3 grid)
+{
+    return launch(stream, c.kv.head_dim % SIDE == 0 ? append_rows<T, true> : append_rows<T, false>, grid, dim3(APPEND_THREADS), 0, c);
 }
 
 static struct listed listed_of(const struct cuda_list *on, enum listed_rows which)
@@ -67,14 +149,19 @@ static struct listed listed_of(const struct cuda_list *on, enum listed_rows whic
 extern "C" cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_list *on, const float *k, const float *v)
 {
     const struct append_call c = { *kv, listed_of(on, LISTED_ALL), k, v };
-    const bool               by_4 = kv->head_dim % SIDE == 0;
     dim3                     grid;
     if (on->bounds.n_rows <= 0) return cudaSuccess;
     cudaError_t e = attention_grid((size_t)on->bounds.n_rows, APPEND_BLOCKS, 0, &grid);
     if (e != cudaSuccess) return e;
-    void (*const kernel)(struct append_call) = kv->dtype == DTYPE_F32 ? (by_4 ? append_rows<float, true> : append_rows<float, false>)
-                                                                      : (by_4 ? append_rows<uint16_t, true> : append_rows<uint16_t, false>);
-    return launch(stream, kernel, grid, dim3(APPEND_THREADS), 0, c);
+    if (kv->latent && kv->dtype != DTYPE_F32 && kv->dtype != DTYPE_BF16) return cudaErrorInvalidValue;
+    switch (kv->dtype) {
+    case DTYPE_F32: return append_launch<DTYPE_F32>(stream, c, grid);
+    case DTYPE_BF16: return append_launch<DTYPE_BF16>(stream, c, grid);
+    case DTYPE_F16: return append_launch<DTYPE_F16>(stream, c, grid);
+    case DTYPE_I8: return append_launch<DTYPE_I8>(stream, c, grid);
+    case DTYPE_F8_E4M3: return append_launch<DTYPE_F8_E4M3>(stream, c, grid);
+    default: return cudaErrorInvalidValue;
+    }
 }
 
 /* ---- lists and room ---- */

@@ -50,7 +50,7 @@ template <int DIM> static __device__ __forceinline__ void answer_locate(const st
 {
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     for (int j = (int)threadIdx.x; j < b.n_keys; j += ANSWER_THREADS)
-        answer_places<DIM>()[j] = (uint32_t)(key_place(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head) / (DIM * sizeof(uint16_t)));
+        answer_places<DIM>()[j] = (uint32_t)(key_place<DTYPE_BF16>(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head) / (DIM * sizeof(uint16_t)));
 }
 
 /* Rows of the list, from b's on, that share its segment and are computed with it; 0: it is computed with one before it. By a whole warp. */
@@ -96,7 +96,7 @@ template <int DIM> static __device__ __forceinline__ void answer_fetch(const str
     const int     first = (i_turn * ANSWER_WARPS + warp) * KEYS + lane / PIECES;
     const char   *pool = (const char *)c.kv.data + piece * 16;
     uint16_t     *keys = answer_ring<DIM>(warp) + i_turn % ANSWER_STAGES * answer_shape<DIM>::STAGE, *values = keys + KEYS * DIM;
-    const size_t  part = value_part(c.kv);
+    const size_t  part = value_part<DTYPE_BF16>(c.kv);
     if (first - lane / PIECES < b.n_keys) {
         UNROLL for (int i = 0; i < KEYS / ROWS; i++) {
             const int   row = lane / PIECES + i * ROWS;

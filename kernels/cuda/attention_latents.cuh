@@ -55,7 +55,7 @@ static __device__ __forceinline__ void latent_prepare(const struct rows_call &c,
 {
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float   *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * LATENT;
-    for (int j = (int)threadIdx.x; j < b.n_keys; j += S::THREADS) s.places[j] = key_place(c.kv, table, b.segment * ATTENTION_SEGMENT + j, 0);
+    for (int j = (int)threadIdx.x; j < b.n_keys; j += S::THREADS) s.places[j] = key_place<DTYPE_BF16>(c.kv, table, b.segment * ATTENTION_SEGMENT + j, 0);
     for (int i = (int)threadIdx.x; i < S::MI * 16 * LATENT_PIECES; i += S::THREADS) {
         const int pair = i / LATENT_PIECES, piece = i % LATENT_PIECES;
         float4    x = make_float4(0, 0, 0, 0), y = x;

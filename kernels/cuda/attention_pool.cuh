@@ -1,11 +1,9 @@
-/* attention_pool.cuh - where keys and values of a position lie in the paged pool, and loads of eight elements from there. Thread: device. */
+/* attention_pool.cuh - where keys and values of a position lie in the paged pool, rows of a list, and parts of results. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_POOL_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_POOL_CUH
 
 #include "kernels/cuda/attention.h"
-#include "kernels/cuda/numbers.cuh"
-
-enum { CHUNK = 8 }; /* elements that a lane takes at a time: 16 bytes of bf16 */
+#include "kernels/cuda/attention_held.cuh"
 
 /* Rows of a list that a launch is for. How many there are is known on the card alone: blocks stride over the work, and the grid says nothing. */
 enum listed_rows { LISTED_ALL, LISTED_GENERATED, LISTED_PROMPT };
@@ -32,49 +30,59 @@ static __device__ __forceinline__ int listed_segments(const struct listed &l)
     return l.which == LISTED_ALL ? l.counts->n_segments : l.counts->n_segments_generated;
 }
 
+/* Of types without scales. Looked up at run time: with a constant nvcc 13 gives attend_rows of bf16 so many registers that a processor of compute
+ * capability 9.0 has room for three blocks instead of four. */
 static __host__ __device__ __forceinline__ size_t element_bytes(enum dtype t) { return t == DTYPE_F32 ? 4 : 2; }
 
-/* Bytes from a position's key to its value. */
-static __host__ __device__ __forceinline__ size_t value_part(const struct kv_layer &kv)
+/* Bytes of a position's key or value. */
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t row_bytes(const struct kv_layer &kv)
 {
-    return kv.latent ? 0 : (size_t)kv.block_tokens * (size_t)kv.head_dim * element_bytes(kv.dtype);
+    return (size_t)kv.head_dim * held<T>::BYTES;
+}
+
+/* Bytes from a position's key to its value. */
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t value_part(const struct kv_layer &kv)
+{
+    return kv.latent ? 0 : (size_t)kv.block_tokens * (size_t)kv.head_dim * (held<T>::SCALED ? 1 : element_bytes(kv.dtype));
+}
+
+/* Where a position's key is: in the pool's block, the row-th of its keys and values; a value is block_tokens rows further. */
+struct held_row {
+    unsigned block, row;
+};
+
+static __device__ __forceinline__ struct held_row key_row(const struct kv_layer &kv, const int32_t *table, int pos, int head)
+{
+    const unsigned        n = (unsigned)kv.block_tokens;
+    const struct held_row r = { (unsigned)table[(unsigned)pos / n], (unsigned)head * (kv.latent ? 1 : 2) * n + (unsigned)pos % n };
+    return r;
+}
+
+/* Bytes from the pool's begin to a row, and to its scale. Of types with scales these are behind the rows of each block. */
+static __host__ __device__ __forceinline__ size_t block_rows(const struct kv_layer &kv)
+{
+    return (size_t)kv.n_heads * (kv.latent ? 1 : 2) * (size_t)kv.block_tokens;
+}
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t block_bytes(const struct kv_layer &kv)
+{
+    return block_rows(kv) * (row_bytes<T>(kv) + (held<T>::SCALED ? sizeof(float) : 0));
+}
+template <enum dtype T> static __device__ __forceinline__ size_t row_place(const struct kv_layer &kv, const struct held_row &r)
+{
+    return r.block * block_bytes<T>(kv) + r.row * row_bytes<T>(kv);
+}
+template <enum dtype T> static __device__ __forceinline__ size_t scale_place(const struct kv_layer &kv, const struct held_row &r)
+{
+    return r.block * block_bytes<T>(kv) + block_rows(kv) * row_bytes<T>(kv) + r.row * sizeof(float);
 }
 
 /* Bytes from the pool's begin to the key of position pos of a head. */
-static __device__ __forceinline__ size_t key_place(const struct kv_layer &kv, const int32_t *table, int pos, int head)
+template <enum dtype T> static __device__ __forceinline__ size_t key_place(const struct kv_layer &kv, const int32_t *table, int pos, int head)
 {
+    if constexpr (held<T>::SCALED) return row_place<T>(kv, key_row(kv, table, pos, head));
     const unsigned block = (unsigned)pos / (unsigned)kv.block_tokens, slot = (unsigned)pos % (unsigned)kv.block_tokens;
     const size_t   per_head = (kv.latent ? 1 : 2) * (size_t)kv.block_tokens, heads = (size_t)table[block] * (size_t)kv.n_heads + (size_t)head;
     return (heads * per_head + slot) * (size_t)kv.head_dim * element_bytes(kv.dtype);
-}
-
-static __device__ __forceinline__ float to_float(uint16_t bits) { return bf16_to_float(bits); }
-static __device__ __forceinline__ float to_float(float x) { return x; }
-
-static __device__ __forceinline__ void load_8(float to[CHUNK], const uint16_t *from)
-{
-    const uint4    bits = *(const uint4 *)from;
-    const unsigned pair[4] = { bits.x, bits.y, bits.z, bits.w };
-    UNROLL for (int i = 0; i < 4; i++) {
-        to[2 * i] = bf16_low(pair[i]);
-        to[2 * i + 1] = bf16_high(pair[i]);
-    }
-}
-static __device__ __forceinline__ void load_8(float to[CHUNK], const float *from)
-{
-    const float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
-    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
-    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-}
-
-/* Elements CHUNK * chunk .. of a row of dim; those past its end are 0. WHOLE: rows are whole chunks, and so aligned. */
-template <class T, bool WHOLE> static __device__ __forceinline__ void load_chunk(float to[CHUNK], const void *row, int chunk, int dim)
-{
-    const T *from = (const T *)row + chunk * CHUNK;
-    if constexpr (WHOLE) load_8(to, from);
-    else {
-        UNROLL for (int i = 0; i < CHUNK; i++) to[i] = chunk * CHUNK + i < dim ? to_float(from[i]) : 0.0f;
-    }
 }
 
 /* Partial results: (m, l) and the sums of one segment of one row and head, or of what has been merged. Sums begin at [PART_HEAD]. */

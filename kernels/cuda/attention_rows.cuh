@@ -5,8 +5,10 @@
  * head), weighing (a thread owns eight elements and every n-th four keys; groups are added up in ascending order). Since the whole segment is
  * one tile its softmax is not online. Results of rows with one segment are final; others go to `parts` for attention_merge.cuh.
  *
- * Bound by reading K and V once: 16-byte loads, four rows in flight per thread. Latent pools with many heads: bound by arithmetic, heads / 8
- * runs read the latents from L2. Thread: device. */
+ * Types with scales: a key's multiplies its score after the sum, a value's its weight, whose own sum is taken before.
+ *
+ * Bound by reading K and V once: 16-byte loads (8 of int8 and e4m3), four rows in flight per thread. Latent pools with many heads: bound by
+ * arithmetic, heads / 8 runs read the latents from L2. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ROWS_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ROWS_CUH
 
@@ -42,12 +44,14 @@ struct rows_shared {
     float  *p;      /* [HEADS][ATTENTION_SEGMENT] scores, then weights */
     float  *sums;   /* [ROWS_THREADS][CHUNK] */
     float  *m, *l;  /* [HEADS] */
+    float  *scales; /* [k, v][ATTENTION_SEGMENT], of types that have them */
 };
 
-static __host__ __device__ __forceinline__ size_t rows_shared_bytes(int heads, int dim)
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t rows_shared_bytes(int heads, int dim)
 {
-    const size_t chunks = (size_t)(dim + CHUNK - 1) / CHUNK, h = (size_t)heads;
-    return ATTENTION_SEGMENT * sizeof(size_t) + (h * chunks * CHUNK + h * ATTENTION_SEGMENT + ROWS_THREADS * CHUNK + 2 * h) * sizeof(float);
+    const size_t chunks = (size_t)(dim + CHUNK - 1) / CHUNK, h = (size_t)heads, n_scales = held<T>::SCALED ? 2 * ATTENTION_SEGMENT : 0;
+    return ATTENTION_SEGMENT * sizeof(size_t) +
+           (h * chunks * CHUNK + h * ATTENTION_SEGMENT + ROWS_THREADS * CHUNK + 2 * h + n_scales) * sizeof(float);
 }
 
 static __device__ __forceinline__ struct rows_shared rows_shared_of(int heads, int chunks)
@@ -59,6 +63,7 @@ static __device__ __forceinline__ struct rows_shared rows_shared_of(int heads, i
     s.sums = s.p + heads * ATTENTION_SEGMENT;
     s.m = s.sums + ROWS_THREADS * CHUNK;
     s.l = s.m + heads;
+    s.scales = s.l + heads;
     return s;
 }
 
@@ -99,13 +104,21 @@ static __device__ __forceinline__ struct rows_block rows_block_of(const struct r
     return b;
 }
 
-template <int HEADS>
+template <enum dtype T, int HEADS>
 static __device__ __forceinline__ void rows_prepare(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s)
 {
     const int      tid = (int)threadIdx.x, dim = c.kv.head_dim, padded = b.chunks * CHUNK;
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float   *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * (size_t)dim;
-    for (int j = tid; j < b.n_keys; j += ROWS_THREADS) s.places[j] = key_place(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
+    for (int j = tid; j < b.n_keys; j += ROWS_THREADS) {
+        s.places[j] = key_place<T>(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
+        if constexpr (held<T>::SCALED) {
+            const struct held_row r = key_row(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
+            const char *scale = (const char *)c.kv.data + scale_place<T>(c.kv, r);
+            s.scales[j] = load_scale(scale);
+            s.scales[ATTENTION_SEGMENT + j] = load_scale(scale + (size_t)c.kv.block_tokens * sizeof(float));
+        }
+    }
     for (int i = tid; i < HEADS * padded; i += ROWS_THREADS) {
         const int h = i / padded, d = i % padded;
         s.q[((h * 2 + d / 4 % 2) * b.chunks + d / CHUNK) * 4 + d % 4] = h < b.n_heads && d < dim ? q[(size_t)h * (size_t)dim + (size_t)d] : 0.0f;
@@ -133,7 +146,7 @@ template <int N, int LANES> static __device__ __forceinline__ int turn_over(floa
     return first;
 }
 
-template <class T, int LANES, int HEADS, bool WHOLE>
+template <enum dtype T, int LANES, int HEADS, bool WHOLE>
 static __device__ __forceinline__ void rows_scores(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s)
 {
     constexpr int SIDE = WARP / LANES, PER_WARP = SIDE * KEYS, N = KEYS * HEADS, LEFT = N > LANES ? N / LANES : 1;
@@ -163,13 +176,13 @@ static __device__ __forceinline__ void rows_scores(const struct rows_call &c, co
         constexpr int SHARING = N < LANES ? LANES / N : 1;
         UNROLL for (int i = 0; i < LEFT; i++) {
             const int j = first_key + (first + i) / HEADS * SIDE;
-            if (lane % SHARING == 0 && j < b.n_keys) s.p[(first + i) % HEADS * ATTENTION_SEGMENT + j] = acc[i];
+            if (lane % SHARING == 0 && j < b.n_keys) s.p[(first + i) % HEADS * ATTENTION_SEGMENT + j] = held<T>::SCALED ? acc[i] * s.scales[j] : acc[i];
         }
     }
 }
 
-/* Scores become weights, with zeros up to a whole four of keys. */
-template <int HEADS>
+/* Scores become weights, with zeros up to a whole four of keys. What is summed up is the weights without the scales of values. */
+template <enum dtype T, int HEADS>
 static __device__ __forceinline__ void rows_soften(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s)
 {
     const int lane = (int)(threadIdx.x % WARP), h = (int)(threadIdx.x / WARP), n_padded = (b.n_keys + KEYS - 1) / KEYS * KEYS;
@@ -179,19 +192,19 @@ static __device__ __forceinline__ void rows_soften(const struct rows_call &c, co
     const float m = warp_max(top) * c.scale; /* rounding keeps the order */
     for (int j = lane; j < n_padded; j += WARP) {
         const float weight = j < b.n_keys ? expf(fmaf(p[j], c.scale, -m)) : 0.0f;
-        p[j] = weight;
+        p[j] = held<T>::SCALED && j < b.n_keys ? weight * s.scales[ATTENTION_SEGMENT + j] : weight;
         sum += weight;
     }
     sum = warp_sum(sum);
     if (lane == 0) s.m[h] = m, s.l[h] = sum;
 }
 
-template <class T, int HEADS, bool WHOLE>
+template <enum dtype T, int HEADS, bool WHOLE>
 static __device__ __forceinline__ void rows_weigh(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s,
                                                   float acc[HEADS][CHUNK])
 {
     const int   chunk = (int)threadIdx.x % b.v_stride, groups = ROWS_THREADS / b.v_stride;
-    const char *values = (const char *)c.kv.data + value_part(c.kv);
+    const char *values = (const char *)c.kv.data + value_part<T>(c.kv);
     UNROLL for (int h = 0; h < HEADS; h++)
         UNROLL for (int d = 0; d < CHUNK; d++) acc[h][d] = 0;
     if (chunk >= b.v_chunks) return;
@@ -239,18 +252,18 @@ static __device__ __forceinline__ void rows_finish(const struct rows_call &c, co
     }
 }
 
-template <class T, int LANES, int HEADS, bool WHOLE>
+template <enum dtype T, int LANES, int HEADS, bool WHOLE>
 static __global__ void __launch_bounds__(ROWS_THREADS, HEADS == 1 ? 3 : 2) attend_rows(const struct rows_call c)
 {
     for (int unit = (int)blockIdx.x; unit < rows_n_units(c); unit += (int)gridDim.x) {
         const struct rows_block  b = rows_block_of(c, HEADS, unit);
         const struct rows_shared s = rows_shared_of(HEADS, b.chunks);
         float                    acc[HEADS][CHUNK];
-        rows_prepare<HEADS>(c, b, s);
+        rows_prepare<T, HEADS>(c, b, s);
         __syncthreads();
         rows_scores<T, LANES, HEADS, WHOLE>(c, b, s);
         __syncthreads();
-        rows_soften<HEADS>(c, b, s);
+        rows_soften<T, HEADS>(c, b, s);
         __syncthreads();
         rows_weigh<T, HEADS, WHOLE>(c, b, s, acc);
         rows_finish<HEADS>(c, b, s, acc); /* ends with a barrier */

@@ -158,7 +158,7 @@ static __device__ __forceinline__ void tile_places(const struct tiles_call &c, c
 {
     size_t   *to = places + segment % 2 * ATTENTION_SEGMENT;
     const int begin = segment * ATTENTION_SEGMENT, n = min((int)ATTENTION_SEGMENT, t.n_keys - begin);
-    for (int j = (int)threadIdx.x; j < n; j += TILE_THREADS) to[j] = key_place(c.kv, t.table, begin + j, t.kv_head);
+    for (int j = (int)threadIdx.x; j < n; j += TILE_THREADS) to[j] = key_place<DTYPE_BF16>(c.kv, t.table, begin + j, t.kv_head);
 }
 
 /* Order keys and values of a tile; zeros behind the last. */
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void tile_fetch(const struct tiles_call &c, co
     constexpr int PIECES = DIM / CHUNK, ROWS = TILE_THREADS / PIECES;
     const int     piece = (int)threadIdx.x % PIECES;
     const char   *pool = (const char *)c.kv.data + piece * 16;
-    const size_t *places = s.places + i_tile * TILE_KEYS % (2 * ATTENTION_SEGMENT), part = value_part(c.kv);
+    const size_t *places = s.places + i_tile * TILE_KEYS % (2 * ATTENTION_SEGMENT), part = value_part<DTYPE_BF16>(c.kv);
     UNROLL for (int i = 0; i < TILE_KEYS / ROWS; i++) {
         const int    row = (int)threadIdx.x / PIECES + i * ROWS;
         const bool   is_key = i_tile * TILE_KEYS + row < t.n_keys;
