@@ -95,6 +95,8 @@ enum status lane_copy(struct lane *l, const struct lane_runs *c) { return l->ops
 
 enum status lane_gather(struct lane *l, const struct lane_pair *pairs, uint32_t n) { return l->ops->gather(l, pairs, n); }
 
+enum status lane_convert(struct lane *l, const struct lane_conversion *c) { return l->ops->convert(l, c); }
+
 enum status lane_sums(struct lane *l, const struct lane_piece *pieces, uint32_t n, uint64_t *out) { return l->ops->sums(l, pieces, n, out); }
 
 enum status lane_tell(struct lane *l, void (*fn)(void *arg), void *arg) { return l->ops->tell(l, fn, arg); }

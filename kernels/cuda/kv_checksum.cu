@@ -47,11 +47,17 @@ static __device__ __forceinline__ uint64_t secret_at(unsigned at)
     return bits ? SECRET[word] >> bits | SECRET[word + 1] << (64 - bits) : SECRET[word];
 }
 
-/* ---- reading: a piece is runs, one behind the other -------------------------------------------------------------------- */
+/* ---- reading: a piece is runs, one behind the other, and then those of its tail --------------------------------------------- */
+
+static __device__ __forceinline__ unsigned first_bytes(const struct lane_piece &p) { return p.run_bytes * p.n_runs; }
 
 static __device__ __forceinline__ const unsigned char *piece_at(const struct lane_piece &p, unsigned at)
 {
     const unsigned char *base = (const unsigned char *)p.at;
+    if (at >= first_bytes(p)) {
+        at -= first_bytes(p);
+        return (const unsigned char *)p.tail.at + at / p.tail.run_bytes * p.tail.stride + at % p.tail.run_bytes;
+    }
     return p.n_runs == 1 ? base + at : base + at / p.run_bytes * p.stride + at % p.run_bytes;
 }
 
@@ -67,14 +73,16 @@ struct alignas(16) word_pair {
     uint64_t x, y;
 };
 
-static __device__ __forceinline__ word_pair read_pair(const struct lane_piece &p, unsigned at, bool aligned)
+/* `n_aligned`: bytes of which each 16 from a multiple of 16 on lie together and so. */
+static __device__ __forceinline__ word_pair read_pair(const struct lane_piece &p, unsigned at, unsigned n_aligned)
 {
-    return aligned ? *(const word_pair *)piece_at(p, at) : word_pair{ read_64(p, at), read_64(p, at + 8) };
+    return at + 16 <= n_aligned ? *(const word_pair *)piece_at(p, at) : word_pair{ read_64(p, at), read_64(p, at + 8) };
 }
 
-static __device__ __forceinline__ bool is_aligned(const struct lane_piece &p)
+static __device__ __forceinline__ unsigned aligned_bytes(const struct lane_piece &p)
 {
-    return (uintptr_t)p.at % 16 == 0 && p.run_bytes % 16 == 0 && (p.n_runs == 1 || p.stride % 16 == 0);
+    const bool aligned = (uintptr_t)p.at % 16 == 0 && (p.n_runs == 1 || (p.run_bytes % 16 == 0 && p.stride % 16 == 0));
+    return aligned ? first_bytes(p) : 0;
 }
 
 /* ---- mixing ------------------------------------------------------------------------------------------------------------ */
@@ -151,7 +159,7 @@ static __device__ __forceinline__ uint64_t accumulator_begin(unsigned lane)
 }
 
 /* What stripes 0 .. n - 1 of the block at `at` add to the accumulators, by one warp: 4 threads to a stripe, 2 accumulators to a thread. */
-static __device__ __forceinline__ void block_adds(const struct lane_piece &p, unsigned at, unsigned n, bool aligned, uint64_t *out)
+static __device__ __forceinline__ void block_adds(const struct lane_piece &p, unsigned at, unsigned n, unsigned n_aligned, uint64_t *out)
 {
     const unsigned thread = threadIdx.x % WARP, pair = thread % 4 * 2;
     uint64_t even = 0, odd = 0;
@@ -159,7 +167,7 @@ static __device__ __forceinline__ void block_adds(const struct lane_piece &p, un
     for (unsigned i = 0; i < 2; i++) {
         const unsigned stripe = thread / 4 + 8 * i;
         if (stripe >= n) continue;
-        const word_pair v = read_pair(p, at + stripe * STRIPE + pair * 8, aligned);
+        const word_pair v = read_pair(p, at + stripe * STRIPE + pair * 8, n_aligned);
         even += v.y + low_by_high(v.x ^ SECRET[stripe + pair]);
         odd += v.x + low_by_high(v.y ^ SECRET[stripe + pair + 1]);
     }
@@ -185,18 +193,18 @@ static __global__ void __launch_bounds__(SUM_THREADS) kv_checksum_kernel(const s
 {
     __shared__ uint64_t adds[SUM_TILE][LANES];
     const struct lane_piece p = pieces[blockIdx.x];
-    const unsigned n = p.run_bytes * p.n_runs, thread = threadIdx.x;
+    const unsigned n = first_bytes(p) + p.tail.run_bytes * p.tail.n_runs, thread = threadIdx.x;
     if (n <= SHORT_MAX) {
         if (thread == 0) sums[blockIdx.x] = n <= 16 ? sum_to_16(p, n) : sum_to_240(p, n);
         return;
     }
-    const bool aligned = is_aligned(p);
+    const unsigned n_aligned = aligned_bytes(p);
     const unsigned n_full = (n - 1) / SUM_BLOCK, n_last = (n - 1) % SUM_BLOCK / STRIPE; /* blocks with a scramble; stripes behind them */
     uint64_t accumulator = accumulator_begin(thread);
     for (unsigned first = 0; first <= n_full; first += SUM_TILE) {
         const unsigned end = first + SUM_TILE < n_full + 1 ? first + SUM_TILE : n_full + 1;
         for (unsigned b = first + thread / WARP; b < end; b += SUM_WARPS)
-            block_adds(p, b * SUM_BLOCK, b < n_full ? (unsigned)STRIPES : n_last, aligned, adds[b - first]);
+            block_adds(p, b * SUM_BLOCK, b < n_full ? (unsigned)STRIPES : n_last, n_aligned, adds[b - first]);
         __syncthreads();
         for (unsigned b = first; thread < LANES && b < end; b++) {
             accumulator += adds[b - first][thread];

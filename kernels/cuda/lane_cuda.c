@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/cuda/kv_checksum.h"
+#include "kernels/cuda/kv_convert.h"
 #include "kernels/cuda/kv_copy.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -55,6 +56,12 @@ static enum status gather(struct lane *base, const struct lane_pair *pairs, uint
     return checked(l, kv_copy_run(l->stream, pairs, n), "copies of KV");
 }
 
+static enum status convert(struct lane *base, const struct lane_conversion *c)
+{
+    struct cuda_lane *l = cuda_lane_of(base);
+    return checked(l, kv_convert_run(l->stream, c), "KV in another layout");
+}
+
 static enum status sums(struct lane *base, const struct lane_piece *pieces, uint32_t n, uint64_t *out)
 {
     struct cuda_lane *l = cuda_lane_of(base);
@@ -73,7 +80,8 @@ static enum status wait(struct lane *base)
     return checked(l, cudaStreamSynchronize(l->stream), "copies of KV");
 }
 
-static const struct lane_ops LANE_CUDA = { .close = close_lane, .after = after, .copy = copy, .gather = gather, .sums = sums, .tell = tell, .wait = wait };
+static const struct lane_ops LANE_CUDA = { .close = close_lane, .after = after, .copy = copy, .gather = gather,
+                                          .convert = convert, .sums = sums, .tell = tell, .wait = wait };
 
 enum status lane_cuda_open(struct device *d, struct lane **out, struct err *err)
 {

@@ -1,4 +1,5 @@
 /* test_device.c - every row of the device table: zeroed memory, copies there and back, sharing, refusals; lanes: copies, marks, checksums. */
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/float_bits.h"
+#include "kernels/kernels.h"
+#include "kernels/kv_rows.h"
 #include "kernels/lane.h"
 #include "shared/base/hash.h"
 #include "shared/base/mem.h"
@@ -234,8 +238,15 @@ static void lane_sum_cases(const char *name)
             p.stride = i % 2 ? 16u * (p.run_bytes / 16 + (uint32_t)(rand() % 9)) : p.run_bytes + (uint32_t)(rand() % 77);
         }
         p.at = (char *)far.ptr + at;
-        for (uint32_t r = 0; r < p.n_runs; r++) memcpy(all + (size_t)r * p.run_bytes, bytes + at + r * p.stride, p.run_bytes);
-        want[i] = hash_64(all, (size_t)p.run_bytes * p.n_runs, 0);
+        if (i % 5 == 1) { /* runs behind those: the scales of rows */
+            p.tail = (struct lane_tail){ .n_runs = 1 + i % 4, .run_bytes = i % 2 ? 1 + i % 70 : 4 * (1 + i % 50) };
+            p.tail.stride = p.tail.run_bytes + i % 9;
+            p.tail.at = (char *)far.ptr + 200000 + i;
+        }
+        size_t n = 0;
+        for (uint32_t r = 0; r < p.n_runs; r++, n += p.run_bytes) memcpy(all + n, bytes + at + r * p.stride, p.run_bytes);
+        for (uint32_t r = 0; r < p.tail.n_runs; r++, n += p.tail.run_bytes) memcpy(all + n, bytes + 200000 + i + r * p.tail.stride, p.tail.run_bytes);
+        want[i] = hash_64(all, n, 0);
         pieces[i] = p;
     }
     CHECK_OK(lane_sums(l, pieces, PIECES, sums));
@@ -248,6 +259,107 @@ static void lane_sum_cases(const char *name)
     device_mem_free(d, &far);
     device_mem_free(d, &in);
     device_mem_free(d, &out);
+    lane_close(l);
+    CHECK_OK(device_fault(d, NULL));
+    device_close(d);
+}
+
+/* One row of a type: any bits, and now and then zeros, values that are large or small, or the row of what is no number (scale NaN, values 0). */
+static void any_row(enum dtype t, uint32_t width, int i, unsigned char *values, unsigned char *scale)
+{
+    size_t bytes = kv_rows_bytes(t, width);
+    float  s = i % 9 == 4 ? float_of_bits(0x7fc00000) : i % 9 == 5 ? 0x1p-149f : (float)(rand() % 1000 + 1) * 0x1p-12f;
+    for (size_t b = 0; b < bytes; b++) values[b] = (unsigned char)(i % 9 == 3 || (kv_rows_scaled(t) && i % 9 == 4) ? 0 : rand());
+    if (kv_rows_scaled(t)) memcpy(scale, &s, sizeof s);
+    if (kv_rows_scaled(t) || i % 9 < 4) return;
+    float x[KERNEL_LATENT_MAX]; /* numbers that have a scale, not the infinities and NaNs among any bits */
+    for (uint32_t k = 0; k < width; k++) x[k] = ldexpf((float)(rand() - RAND_MAX / 2), i % 9 == 5 ? -180 : i % 9 == 6 ? 90 : -38 + rand() % 12);
+    kv_row_store(t, x, values, NULL, width);
+}
+
+enum { CONVERT_ROOM = 1 << 20, CONVERT_HALF = CONVERT_ROOM / 2 }; /* values, then scales */
+
+/* What the definition makes of c in `image`, whose addresses are `far`'s. */
+static void convert_by_rows(const struct lane_conversion *c, const struct dev_mem *from, char *from_image, const struct dev_mem *to, char *to_image)
+{
+    size_t from_bytes = kv_rows_bytes(c->from, c->width), to_bytes = kv_rows_bytes(c->to, c->width);
+    for (uint32_t i = 0; i < c->n; i++)
+        for (uint32_t g = 0; g < c->rows[i].n_groups; g++)
+            for (uint32_t k = 0; k < c->rows[i].n; k++) {
+                const struct lane_rows *r = &c->rows[i];
+                size_t a = (size_t)g * r->from_stride + k, b = (size_t)g * r->to_stride + k;
+                char *x = from_image + ((const char *)r->from - (char *)from->ptr) + a * from_bytes, *y = to_image + ((char *)r->to - (char *)to->ptr) + b * to_bytes;
+                char *x_scale = from_image + ((const char *)r->from_scales - (char *)from->ptr) + 4 * a, *y_scale = to_image + ((char *)r->to_scales - (char *)to->ptr) + 4 * b;
+                float row[KERNEL_LATENT_MAX];
+                kv_row_load(c->from, x, x_scale, row, c->width);
+                if (c->from != c->to) kv_row_store(c->to, row, y, y_scale, c->width);
+                else memcpy(y, x, to_bytes), kv_rows_scaled(c->to) ? memcpy(y_scale, x_scale, 4) : NULL;
+            }
+}
+
+/* Places of 1 to 7 rows in 1 to 3 groups, at whole and at odd addresses; more of them than fit a launch where rows are short. */
+static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width, const struct dev_mem *a, const struct dev_mem *b, struct lane_rows *out, uint32_t max)
+{
+    size_t from_at = 0, to_at = 0, from_row = 0, to_row = 0; /* in values, in rows of scales */
+    uint32_t n = 0;
+    for (; n < max; n++) {
+        struct lane_rows r = { .n = 1 + n % 7, .n_groups = 1 + n % 3, .from_stride = 7 + n % 2, .to_stride = 1 + n % 7 + n % 4 };
+        size_t rows = 24, odd = n % 2 ? n % 16 : 0; /* 3 groups, at most 8 rows apart */
+        if (from_at + rows * kv_rows_bytes(from, width) + 16 > CONVERT_HALF || to_at + 32 * kv_rows_bytes(to, width) + 16 > CONVERT_HALF) break;
+        r.from = (char *)a->ptr + from_at + odd;
+        r.to = (char *)b->ptr + to_at + odd;
+        r.from_scales = (char *)a->ptr + CONVERT_HALF + 4 * from_row + odd;
+        r.to_scales = (char *)b->ptr + CONVERT_HALF + 4 * to_row + odd;
+        from_at += (rows * kv_rows_bytes(from, width) + 31) / 16 * 16;
+        to_at += (32 * kv_rows_bytes(to, width) + 31) / 16 * 16;
+        from_row += rows + 4;
+        to_row += 32 + 4;
+        out[n] = r;
+    }
+    return n;
+}
+
+/* Each type as each other, bit for bit what rows of the definition are, and nothing beside them. */
+static void lane_convert_cases(const char *name)
+{
+    static const enum dtype types[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
+    static const uint32_t   widths[] = { 1, 5, 24, 64, 80, 128, 200, 576, KERNEL_LATENT_MAX };
+    enum { MOST = 150 };
+    struct device   *d = open_device(name);
+    struct lane     *l = open_lane(d);
+    struct dev_mem   from = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE), far = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE);
+    struct dev_mem   host = memory_of(d, CONVERT_ROOM, DEVICE_MEM_HOST);
+    char            *image = malloc(CONVERT_ROOM), *want = malloc(CONVERT_ROOM), *got = malloc(CONVERT_ROOM);
+    struct lane_rows rows[MOST];
+    srand(11);
+    for (uint32_t i = 0; i < COUNT_OF(types) * COUNT_OF(types) * COUNT_OF(widths); i++) {
+        struct lane_conversion c = { .from = types[i % 5], .to = types[i / 5 % 5], .width = widths[i / 25], .rows = rows };
+        struct dev_mem        *to = i % 2 ? &host : &far;
+        c.n = convert_places(c.from, c.to, c.width, &from, to, rows, c.width < 30 ? (uint32_t)MOST : 14);
+        CHECK(c.n >= 2);
+        memset(image, 0, CONVERT_ROOM);
+        for (uint32_t p = 0; p < c.n; p++)
+            for (uint32_t r = 0; r < rows[p].n_groups * rows[p].from_stride; r++)
+                any_row(c.from, c.width, (int)(p + r), (unsigned char *)image + ((const char *)rows[p].from - (char *)from.ptr) + r * kv_rows_bytes(c.from, c.width),
+                        (unsigned char *)image + ((const char *)rows[p].from_scales - (char *)from.ptr) + 4 * r);
+        memset(want, 0x5a, CONVERT_ROOM);
+        device_upload(d, from.ptr, image, CONVERT_ROOM);
+        if (i % 2) memcpy(to->ptr, want, CONVERT_ROOM);
+        else device_upload(d, to->ptr, want, CONVERT_ROOM);
+        CHECK_OK(lane_convert(l, &c));
+        CHECK_OK(lane_wait(l));
+        convert_by_rows(&c, &from, image, to, want);
+        if (i % 2) memcpy(got, to->ptr, CONVERT_ROOM);
+        else device_download(d, got, to->ptr, CONVERT_ROOM);
+        for (size_t b = 0; memcmp(got, want, CONVERT_ROOM) != 0 && b < CONVERT_ROOM; b++)
+            if (got[b] != want[b]) test_fail(__FILE__, __LINE__, "type %d to %d, rows of %u: byte %zu is %02x, not %02x", c.from, c.to, c.width, b, (uint8_t)got[b], (uint8_t)want[b]);
+    }
+    free(image);
+    free(want);
+    free(got);
+    device_mem_free(d, &from);
+    device_mem_free(d, &far);
+    device_mem_free(d, &host);
     lane_close(l);
     CHECK_OK(device_fault(d, NULL));
     device_close(d);
@@ -288,11 +400,12 @@ static void sharing_cases(const char *name)
     TEST(name##_lane_gathers) { lane_gather_cases(#name); }                                           \
     TEST(name##_lane_waits_for_marks) { lane_mark_cases(#name); }                                     \
     TEST(name##_lane_sums_are_the_hosts) { lane_sum_cases(#name); }                                   \
+    TEST(name##_lane_converts_rows) { lane_convert_cases(#name); }                                    \
     TEST(name##_memory_of_others) { sharing_cases(#name); }
 #define DEVICE_CASES(name)                                                                                               \
     CASE(name##_memory_is_zeroed_and_holds_what_was_put_there), CASE(name##_impossible_sizes_are_refused_with_a_sentence), \
         CASE(name##_memory_that_is_available), CASE(name##_lane_copies_in_order), CASE(name##_lane_gathers), CASE(name##_lane_waits_for_marks), \
-        CASE(name##_lane_sums_are_the_hosts), CASE(name##_memory_of_others)
+        CASE(name##_lane_sums_are_the_hosts), CASE(name##_lane_converts_rows), CASE(name##_memory_of_others)
 
 DEVICE_TESTS(cpu)
 DEVICE_TESTS(cuda)
