@@ -62,6 +62,12 @@ static void on_copied(void *arg)
 
 enum { PAIRS_AT_ONCE = 128 };
 
+/* Pieces of another layout were made on the card, in its own memory. */
+static const char *source(const struct kvt_env *env, uint64_t local)
+{
+    return local < KVT_STAGING ? (const char *)env->mem->ptr + local : (const char *)env->staging_card->ptr + (local - KVT_STAGING);
+}
+
 static bool begin(struct local_conn *c, struct local_put *p)
 {
     struct lane *lane = c->way_state;
@@ -69,7 +75,7 @@ static bool begin(struct local_conn *c, struct local_put *p)
     for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
         struct lane_pair pairs[PAIRS_AT_ONCE];
         for (n = 0; n < PAIRS_AT_ONCE && i + n < p->n_copies; n++)
-            pairs[n] = (struct lane_pair){ .to = c->remote + p->copies[i + n].remote, .from = kvt_source(c->lt->env, p->copies[i + n].local),
+            pairs[n] = (struct lane_pair){ .to = c->remote + p->copies[i + n].remote, .from = source(c->lt->env, p->copies[i + n].local),
                                            .bytes = p->copies[i + n].bytes };
         st = lane_gather(lane, pairs, n);
     }

@@ -22,10 +22,10 @@ static enum status check_device(const struct kvt_options *o, struct err *err)
 {
     if (o->mem->kind == DEV_MEM_HOST) return OK;
     if (!o->device) return err_set(err, ERR_INVALID, "the KV pool is in a card's memory, and no device was named");
-    if (kv_layout_scale_bytes(&o->layout) || kv_layout_piece_bytes(&o->layout) > UINT32_MAX)
-        return err_set(err, ERR_UNSUPPORTED, "KV of type %s in blocks of %zu bytes cannot be moved from a card's memory", kv_dtype_name(o->layout.dtype),
-                       kv_layout_piece_bytes(&o->layout));
-    return OK;
+    if (kv_layout_piece_bytes(&o->layout) <= UINT32_MAX) return OK;
+    return err_field(err, ERR_UNSUPPORTED, "block_tokens",
+                     "a KV piece of %zu bytes (%u tokens of a layer) cannot be moved from a card's memory: less than 4 GiB can; give a smaller --block-size",
+                     kv_layout_piece_bytes(&o->layout), o->layout.block_tokens);
 }
 
 static enum status check_options(const struct kvt_options *o, struct err *err)
@@ -106,13 +106,13 @@ static bool is_allowed(const struct kvt_options *o, unsigned cap)
 }
 
 /* Before the rows open: they register it. Room for several pieces of any peer's size. Of a pool in a card's memory, rows that send the processor's
- * need a stage, and those that place bytes one for what arrives. */
+ * and peers of another layout need a stage, and rows that place bytes one for what arrives. */
 static enum status make_staging(struct kvt *k, const struct kvt_options *o, struct err *err)
 {
     uint64_t bytes = 8 * (uint64_t)kv_layout_piece_bytes(&k->core.layout);
     if (o->mem->kind == DEV_MEM_HOST) return kvt_staging_create(NULL, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err);
-    if (!is_allowed(o, KVT_CAP_RECEIVER_PLACES | KVT_CAP_DEVICE_LANDING)) return OK;
     TRY(kvt_staging_create(o->device, at_least(bytes, KVT_STAGING_BYTES), &k->core.staging, err));
+    TRY(kvt_staging_add_card(k->core.staging, err));
     if (!is_allowed(o, KVT_CAP_RECEIVER_PLACES)) return OK;
     return kvt_staging_create(o->device, at_least(bytes, KVT_INBOX_BYTES), &k->core.inbox, err);
 }
@@ -143,6 +143,7 @@ enum status kvt_create(const struct kvt_options *o, struct kvt **out, struct err
     k->env = (struct kvt_env){ .layout = o->layout, .mem = o->mem, .device = o->mem->kind == DEV_MEM_HOST ? NULL : o->device, .tuning = o->tuning, .listen_host = k->listen_host, .advertise_host = k->advertise_host,
                                .port = o->port, .max_copies = kvt_plan_max_copies(&o->layout), .max_peers = KVT_PEERS_MAX, .arg = k,
                                .staging = k->core.staging ? kvt_staging_mem(k->core.staging) : NULL,
+                               .staging_card = k->core.staging ? kvt_staging_card(k->core.staging) : NULL,
                                .admit = kvt_progress_admit, .place = kvt_progress_place, .placed = kvt_progress_placed };
     if (st == OK) st = open_rows(k, o, err);
     if (st == OK) st = kvt_progress_start(k, err);
@@ -277,7 +278,7 @@ enum status kvt_connect(struct kvt *k, struct str answer, uint64_t *peer, struct
     TRY(kvt_answer_decode(answer, &a, err));
     if (memcmp(a.node, k->node, sizeof a.node) != 0)
         return err_set(err, ERR_PEER_MISMATCH, "that KV transfer answer was made for another node, or for this one before it restarted");
-    TRY(kvt_plan_check(&k->core.layout, &a.layout, true, a.lossy || k->core.lossy, k->core.leaving ? 0 : kvt_staging_piece_max(k->core.staging), err)); /* the processor converts, what it reads */
+    TRY(kvt_plan_check(&k->core.layout, &a.layout, true, a.lossy || k->core.lossy, kvt_staging_piece_max(k->core.staging), err));
     struct kvt_peer *p = MEM_NEW(struct kvt_peer);
     kvt_peer_init(p);
     p->layout = a.layout;

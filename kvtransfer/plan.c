@@ -38,9 +38,10 @@ enum status kvt_plan_check(const struct kv_layout *mine, const struct kv_layout 
     struct kvt_view slice = { to, 0, n };
     if (!kvt_plan_direct(from, to) && kvt_view_bytes(&slice, to->block_tokens) > staging_bytes)
         return err_field(err, ERR_UNSUPPORTED, "block_tokens",
-                         "a KV piece of the receiver has %" PRIu64 " bytes, more than the %" PRIu64 " in which the sender converts; start both "
-                         "with the same --block-size and element type",
-                         kvt_view_bytes(&slice, to->block_tokens), staging_bytes);
+                         "a KV piece of the receiver (%" PRIu32 " tokens, %s) has %" PRIu64 " bytes, more than the %" PRIu64 " in which the sender (%" PRIu32
+                         " tokens, %s) converts; start both with the same --block-size and element type",
+                         to->block_tokens, kv_dtype_name(to->dtype), kvt_view_bytes(&slice, to->block_tokens), staging_bytes, from->block_tokens,
+                         kv_dtype_name(from->dtype));
     return OK;
 }
 
@@ -218,12 +219,39 @@ int kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, ui
     return n;
 }
 
-struct kvt_strides kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid)
+uint32_t kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid, struct kvt_strides out[2])
 {
-    ASSERT(kv_layout_scale_bytes(v->layout) == 0);
-    struct run first = run_of(v, n_valid, 0);
-    return (struct kvt_strides){ .at = kv_layout_offset(v->layout, layer, (uint32_t)block) + first.at, .run_bytes = first.bytes,
-                                 .stride = kv_layout_run_stride(v->layout), .n_runs = n_runs(v, n_valid) };
+    const struct kv_layout *l = v->layout;
+    uint64_t pool = kv_layout_offset(l, layer, (uint32_t)block);
+    uint32_t per_kind = n_valid == l->block_tokens ? 1 : n_groups(v);
+    struct run values = run_of(v, n_valid, 0);
+    out[0] = (struct kvt_strides){ .at = pool + values.at, .run_bytes = values.bytes, .stride = kv_layout_run_stride(l), .n_runs = per_kind };
+    if (!kv_layout_scale_bytes(l)) return 1;
+    struct run scales = run_of(v, n_valid, per_kind);
+    if (per_kind == 1 && scales.at == values.at + values.bytes) { /* all heads of a full block */
+        out[0].run_bytes += scales.bytes;
+        return 1;
+    }
+    out[1] = (struct kvt_strides){ .at = pool + scales.at, .run_bytes = scales.bytes, .stride = kv_layout_scale_bytes(l) * l->block_tokens,
+                                   .n_runs = per_kind };
+    return 2;
+}
+
+struct kvt_rows kvt_plan_rows(const struct kvt_view *src, const int32_t *src_blocks, const struct kvt_view *dst, uint32_t n_tokens, uint32_t layer,
+                              uint32_t position, uint32_t done)
+{
+    const struct kv_layout *a = src->layout, *b = dst->layout;
+    uint32_t n_valid = kvt_plan_tokens(b, n_tokens, position);
+    ASSERT(src->n_heads == dst->n_heads);
+    ASSERT(done < n_valid);
+    uint32_t token = position * b->block_tokens + done, within = token % a->block_tokens, left = a->block_tokens - within;
+    uint64_t piece = kv_layout_offset(a, layer, (uint32_t)src_blocks[token / a->block_tokens]), row = first_group(src) * a->block_tokens + within;
+    uint64_t values = b->head_dim * kv_layout_element_bytes(b); /* of a row as it is sent */
+    return (struct kvt_rows){ .from = piece + row * a->head_dim * kv_layout_element_bytes(a),
+                              .from_scales = piece + kv_layout_scale_offset(a) + row * kv_layout_scale_bytes(a), .to = done * values,
+                              .to_scales = (uint64_t)n_groups(dst) * n_valid * values + done * kv_layout_scale_bytes(b),
+                              .n = n_valid - done < left ? n_valid - done : left, .n_groups = n_groups(dst), .from_stride = a->block_tokens,
+                              .to_stride = n_valid };
 }
 
 uint64_t kvt_plan_checksum(const struct kvt_view *v, const void *base, uint32_t layer, int32_t block, uint32_t n_valid, void *scratch)

@@ -6,7 +6,8 @@
  * each exactly once.
  *
  *   pools of equal element type and block size   copies go from pool to pool: a slice of heads is a sub-range of the piece on both sides
- *   any others                                   the sender makes the receiver's bytes in staging memory first (convert.h, staging.h)
+ *   any others                                   the sender makes the receiver's bytes in staging memory first (convert.h, staging.h; from a
+ *                                                pool in a card's memory the card does: works.h)
  *
  * Invariants
  *  1 The bytes of a span are the same on both sides, in the same order, whatever the block tables are: the receiver's runs, values first.
@@ -67,12 +68,22 @@ uint32_t kvt_plan_copies_from(uint64_t local, const struct kvt_view *dst, const 
 /* Where byte `offset` of a span and what follows it lies in the pool at `base`: up to `cap` scattered pieces; returns how many. */
 int      kvt_plan_iov(const struct kvt_view *v, void *base, const int32_t *blocks, uint32_t n_tokens, struct kvt_span s, uint64_t offset,
                       struct iovec *iov, int cap);
-/* The valid runs of one piece as equal ones: bytes from the pool's begin, how far apart, how long, how many. Types without scales. */
+/* The valid runs of one piece as equal ones: bytes from the pool's begin, how far apart, how long, how many. */
 struct kvt_strides {
     uint64_t at, stride, run_bytes;
     uint32_t n_runs;
 };
-struct kvt_strides kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid);
+/* Returns 1, or 2 where scales do not adjoin the values they are of: values, then scales. */
+uint32_t kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t block, uint32_t n_valid, struct kvt_strides out[2]);
+/* Tokens of one piece of `dst` that lie in one block of `src`, n of each of n_groups (head, part) pairs: where their rows and scales begin in the pool
+ * of src and in the piece as it is sent (its valid runs one after the other), and how many rows apart the pairs are. */
+struct kvt_rows {
+    uint64_t from, from_scales, to, to_scales;
+    uint32_t n, n_groups, from_stride, to_stride;
+};
+/* Those from token `done` of the piece on. Views of as many heads. What kvt_convert_piece does is one type to the other for all of them. */
+struct kvt_rows kvt_plan_rows(const struct kvt_view *src, const int32_t *src_blocks, const struct kvt_view *dst, uint32_t n_tokens, uint32_t layer,
+                              uint32_t position, uint32_t done);
 /* XXH3 over the valid runs of one piece in order. `scratch` has kv_layout_piece_bytes. */
 uint64_t kvt_plan_checksum(const struct kvt_view *v, const void *base, uint32_t layer, int32_t block, uint32_t n_valid, void *scratch);
 

@@ -3,7 +3,7 @@
  * A session keeps, per layer, how many tokens are ready and which position goes next; layers with something to go stand in a queue in
  * order of arrival. Each pump takes one batch, so that sessions and connections share the thread and the link. For a peer of another layout
  * a batch is made in staging memory first; it stays made until the row takes it, and its memory comes back with its PUT_DONE. From a pool in a
- * card's memory a batch is fetched into staging memory by the card, for rows that read the processor's, and its checksums are made there. */
+ * card's memory the card makes such a batch, fetches any into the processor's memory for rows that read that, and makes the checksums. */
 #include "kvtransfer/session.h"
 
 #include <stdio.h>
@@ -345,13 +345,15 @@ static bool must_fetch(const struct kvt_core *c, const struct kvt_send *s)
     return c->leaving && !(s->peer->ops->caps & KVT_CAP_DEVICE_MEM);
 }
 
-/* Let the card fetch a span into staging memory, make its checksums, or both. False: not yet, or (card_failed) not at all. */
+/* Is a batch put from a stage that the card has filled, whichever of its sides? */
+static bool must_stage(const struct kvt_core *c, const struct kvt_send *s) { return c->leaving && (!s->direct || must_fetch(c, s)); }
+
+/* Let the card make a span, fetch it into staging memory, make its checksums, or several of these. False: not yet, or (card_failed) not at all. */
 static bool begin_work(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 {
-    bool fetch = must_fetch(c, s);
     struct kvt_work *work = kvt_works_take(c->leaving);
     if (!work) return false;
-    if (fetch && !take_stage(c, s, &span)) {
+    if (must_stage(c, s) && !take_stage(c, s, &span)) {
         kvt_work_give(work);
         return false;
     }
@@ -359,18 +361,20 @@ static bool begin_work(struct kvt_core *c, struct kvt_send *s, struct kvt_span s
     s->made.work = work;
     work->stage = s->made.stage;
     struct kvt_task task = { .view = &s->src, .blocks = s->src_blocks, .n_tokens = s->n_tokens, .span = span, .mark = s->marks[span.layer],
-                             .sums = s->sums, .move = fetch ? KVT_TASK_FETCH : KVT_TASK_STAYS };
+                             .sums = s->sums, .move = must_fetch(c, s) ? KVT_TASK_FETCH : KVT_TASK_STAYS,
+                             .as = s->direct ? NULL : &s->dst };
     enum status st = kvt_work_begin(work, &task);
     work->stage.n = 0; /* the batch's, until it is dropped */
     s->card_failed = st != OK;
+    if (st == OK && !s->direct) kvt_stats_converted(c->stats, kvt_plan_span_bytes(&s->dst, s->n_tokens, span));
     return st == OK;
 }
 
-/* True when the batch in `made` may be put: what has to be fetched is there. */
+/* True when the batch in `made` may be put: what has to be made and fetched is there. */
 static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_span span)
 {
     if (!s->made.span.n && !begin_work(c, s, span)) return false;
-    if (!must_fetch(c, s)) return true; /* the row waits for the mark, the NOTE for the checksums */
+    if (!must_stage(c, s)) return true; /* the row waits for the mark, the NOTE for the checksums */
     if (s->made.work && !kvt_work_landed(s->made.work)) return false;
     if (!s->sums) {
         kvt_work_give(s->made.work);
@@ -382,7 +386,7 @@ static bool prepare(struct kvt_core *c, struct kvt_send *s, struct kvt_span span
 /* Each put costs a message and wakes both sides: where this CPU does not touch the bytes, they are as large as the row likes. */
 static uint64_t put_bytes(const struct kvt_core *c, const struct kvt_send *s)
 {
-    if (c->leaving) return must_fetch(c, s) ? KVT_PUT_BYTES : KVT_DEVICE_PUT_BYTES;
+    if (c->leaving) return must_stage(c, s) ? KVT_PUT_BYTES : KVT_DEVICE_PUT_BYTES;
     return s->peer->ops->put_bytes && s->direct && !s->sums ? s->peer->ops->put_bytes : KVT_PUT_BYTES;
 }
 
@@ -392,7 +396,7 @@ static bool next_batch(struct kvt_core *c, struct kvt_send *s, uint32_t ready, s
     uint32_t layer = s->queue[s->q_head];
     struct kvt_span span = { layer, s->cursor[layer], kvt_plan_batch(&s->dst, ready, put_bytes(c, s)) };
     *out = (struct kvt_batch){ .span = span };
-    bool by_card = c->leaving && (s->sums || must_fetch(c, s));
+    bool by_card = c->leaving && (s->sums || must_stage(c, s));
     if (s->direct && !by_card) return true;
     if (by_card ? !prepare(c, s, span) : !make(c, s, span)) return false;
     *out = s->made;
@@ -419,7 +423,7 @@ static bool put_batch(struct kvt_core *c, struct kvt_send *s)
     uint32_t ready = kvt_plan_complete(s->dst.layout, s->n_tokens, s->tokens[layer]) - s->cursor[layer];
     struct kvt_batch b;
     if (place >= KVT_SEND_PUTS || !next_batch(c, s, ready, &b)) return false;
-    struct kvt_put put = { .copies = c->copies, .tag = s->serial * KVT_SEND_PUTS + place, .mark = s->marks[layer],
+    struct kvt_put put = { .copies = c->copies, .tag = s->serial * KVT_SEND_PUTS + place, .mark = b.stage.n ? 0 : s->marks[layer],
                            .head = { .kind = KVT_MSG_DATA, .session = s->session, .generation = s->generation, .layer = layer,
                                      .first = b.span.first, .n = b.span.n, .bytes = kvt_plan_span_bytes(&s->dst, s->n_tokens, b.span) } };
     put.n_copies = !b.stage.n ? kvt_plan_copies(&s->src, s->src_blocks, &s->dst, s->dst_blocks, s->n_tokens, b.span, c->copies)

@@ -85,6 +85,7 @@ struct kvt_env {
     const struct dev_mem *mem;     /* the pool: read by puts, written by peers */
     struct device        *device;  /* whose memory the pool is, when that is not the processor's; else NULL */
     const struct dev_mem *staging; /* read by puts only, never exposed to a peer; NULL: none */
+    const struct dev_mem *staging_card; /* with KVT_CAP_DEVICE_MEM: the same offsets, in the device's memory, and what such rows put from */
     struct kvt_tuning     tuning;
     const char           *listen_host, *advertise_host;
     uint16_t              port;    /* tcp */

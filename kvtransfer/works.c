@@ -72,15 +72,70 @@ static void on_landed(void *arg)
     o->notice(o->arg);
 }
 
+static struct lane_piece piece_at(const char *pool, const struct kvt_strides *s, uint32_t n)
+{
+    struct lane_piece p = { .at = pool + s->at, .stride = s->stride, .run_bytes = (uint32_t)s->run_bytes, .n_runs = s->n_runs };
+    if (n > 1) p.tail = (struct lane_tail){ .at = pool + s[1].at, .stride = s[1].stride, .run_bytes = (uint32_t)s[1].run_bytes, .n_runs = s[1].n_runs };
+    return p;
+}
+
+/* Of the pool's pieces, or of those that were made. */
 static enum status begin_sums(struct kvt_work *k, const struct kvt_task *t)
 {
     const struct kvt_works *w = k->works;
+    const struct kvt_view *v = t->as ? t->as : t->view;
+    const char *made = t->as ? kvt_staging_card_at(w->o.staging, k->stage) : NULL;
     for (uint32_t i = 0; i < t->span.n; i++) {
-        uint32_t position = t->span.first + i;
-        struct kvt_strides s = kvt_plan_strides(t->view, t->span.layer, t->blocks[position], kvt_plan_tokens(t->view->layout, t->n_tokens, position));
-        k->pieces[i] = (struct lane_piece){ .at = w->o.pool + s.at, .stride = s.stride, .run_bytes = (uint32_t)s.run_bytes, .n_runs = s.n_runs };
+        uint32_t position = t->span.first + i, n_valid = kvt_plan_tokens(v->layout, t->n_tokens, position);
+        struct kvt_strides s[2] = { { .run_bytes = kvt_view_bytes(v, n_valid), .n_runs = 1 } };
+        uint32_t n = made ? 1 : kvt_plan_strides(v, t->span.layer, t->blocks[position], n_valid, s);
+        k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
+        if (made) made += s->run_bytes;
     }
     return lane_sums(w->lane, k->pieces, t->span.n, k->sums);
+}
+
+/* Rows on their way to a lane, so many at once. */
+struct made_rows {
+    struct lane_conversion c;
+    struct lane_rows       rows[64];
+};
+
+static enum status flush_rows(struct lane *lane, struct made_rows *m)
+{
+    enum status st = m->c.n ? lane_convert(lane, &m->c) : OK;
+    m->c.n = 0;
+    return st;
+}
+
+/* The pieces of the span as t->as holds them, one behind the other, on the card's side of the stage. */
+static enum status begin_making(struct kvt_work *k, const struct kvt_task *t)
+{
+    const struct kvt_works *w = k->works;
+    const struct kv_layout *from = t->view->layout, *to = t->as->layout;
+    char *out = kvt_staging_card_at(w->o.staging, k->stage);
+    struct made_rows m = { .c = { .from = (enum dtype)from->dtype, .to = (enum dtype)to->dtype, .width = from->head_dim, .rows = m.rows } };
+    for (uint32_t i = t->span.first; i < t->span.first + t->span.n; i++) {
+        uint32_t n_valid = kvt_plan_tokens(to, t->n_tokens, i);
+        for (uint32_t done = 0; done < n_valid;) {
+            struct kvt_rows r = kvt_plan_rows(t->view, t->blocks, t->as, t->n_tokens, t->span.layer, i, done);
+            if (m.c.n == COUNT_OF(m.rows)) TRY(flush_rows(w->lane, &m));
+            m.rows[m.c.n++] = (struct lane_rows){ .to = out + r.to, .to_scales = out + r.to_scales, .from = w->o.pool + r.from,
+                                                  .from_scales = w->o.pool + r.from_scales, .n = r.n, .n_groups = r.n_groups,
+                                                  .to_stride = r.to_stride, .from_stride = r.from_stride };
+            done += r.n;
+        }
+        out += kvt_view_bytes(t->as, n_valid);
+    }
+    return flush_rows(w->lane, &m);
+}
+
+/* What was made, to the processor's side. */
+static enum status begin_bringing(struct kvt_work *k, const struct kvt_task *t)
+{
+    const struct kvt_staging *s = k->works->o.staging;
+    return lane_copy(k->works->lane, &(struct lane_runs){ .to = kvt_staging_at(s, k->stage), .from = kvt_staging_card_at(s, k->stage),
+                                                          .bytes = kvt_plan_span_bytes(t->as, t->n_tokens, t->span), .n = 1 });
 }
 
 static enum status begin_copies(struct kvt_work *k, const struct kvt_task *t)
@@ -101,9 +156,11 @@ enum status kvt_work_begin(struct kvt_work *k, const struct kvt_task *t)
 {
     struct kvt_works *w = k->works;
     ASSERT(k->taken && !k->given && t->span.n <= KVT_BATCH_PIECES);
+    ASSERT(!t->as || (k->stage.n && t->move != KVT_TASK_STORE));
     list_push(&w->begun, &k->link);
     enum status st = lane_after(w->lane, t->mark);
-    if (st == OK && t->move != KVT_TASK_STAYS) st = begin_copies(k, t);
+    if (st == OK && t->as) st = begin_making(k, t);
+    if (st == OK && t->move != KVT_TASK_STAYS) st = t->as ? begin_bringing(k, t) : begin_copies(k, t);
     if (st == OK && t->sums) st = begin_sums(k, t);
     return st == OK ? lane_tell(w->lane, on_landed, k) : st;
 }

@@ -1,4 +1,4 @@
-/* works.h - what a card does for transfers of a pool in its memory: checksums of pieces, copies between pool and staging memory.
+/* works.h - what a card does for transfers of a pool in its memory: checksums of pieces, copies between pool and staging memory, pieces of another layout.
  *
  *   take ──▶ begin (behind a mark, on the one lane) ──▶ landed, seen by kvt_work_landed after `notice` ──▶ give
  *                                                   └─▶ given before it landed: kept, with its stage, until it has
@@ -38,15 +38,17 @@ struct kvt_work {
     struct kvt_message note;    /* a NOTE to be verified; kind DATA: a frame on its way into the pool */
 };
 
-/* What a work is to do: sums of the pieces of a span, copies of it, or both. */
+/* What a work is to do: sums of the pieces of a span, copies of it, or both. Read by kvt_work_begin alone. */
 struct kvt_task {
     const struct kvt_view *view;
-    const int32_t         *blocks;   /* by position */
+    const int32_t         *blocks;   /* by position in view's blocks */
     uint32_t               n_tokens;
-    struct kvt_span        span;
+    struct kvt_span        span;     /* in view's blocks, or in those of `as` */
     uint64_t               mark;
     bool                   sums;
     enum { KVT_TASK_STAYS, KVT_TASK_FETCH, KVT_TASK_STORE } move; /* pool to work->stage, or back */
+    const struct kvt_view *as; /* another pool's: its pieces of the span are made of view's, on the card's side of work->stage, and are what is summed
+                                * and fetched. NULL: as they are */
 };
 
 struct kvt_works_options {

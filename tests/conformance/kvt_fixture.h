@@ -54,6 +54,7 @@ struct node_options {
     bool             no_checksum, lossy;
     struct metrics  *metrics;
     const char      *fault; /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be run over a wrapped row */
+    const char      *device; /* where the pool is; NULL: as BATON_TEST_KV_DEVICES says */
 };
 
 /* Skip the case unless this build has the row and this host what it needs. Where there is an RDMA device, whatever keeps the row from using
@@ -128,7 +129,7 @@ static inline struct node *node_start(struct node_options o)
     struct err err = { 0 };
     pthread_mutex_init(&n->lock, NULL);
     n->layout = o.layout;
-    CHECK_OK(device_open(device_of_next_node(o.protocols), &n->device, &err));
+    CHECK_OK(device_open(o.device ? o.device : device_of_next_node(o.protocols), &n->device, &err));
     CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&o.layout), DEVICE_MEM_SHARED, &n->mem, &err));
     n->image = n->device->is_host ? n->mem.ptr : calloc(1, n->mem.bytes);
     struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .device = n->device, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
@@ -209,6 +210,27 @@ static inline uint64_t node_connect(struct node *from, struct node *to)
     buf_release(&answer);
     node_wait(from, KVT_CONNECTED, peer, 5000);
     return peer;
+}
+
+/* Byte strings between two processes of a test. */
+static inline void pipe_put(int fd, const struct buf *b)
+{
+    uint32_t n = (uint32_t)b->len;
+    CHECK(write(fd, &n, sizeof n) == sizeof n && write(fd, b->data, n) == (ssize_t)n);
+}
+
+static inline void pipe_take(int fd, struct buf *b)
+{
+    uint32_t n;
+    buf_clear(b);
+    CHECK(read(fd, &n, sizeof n) == sizeof n);
+    char *p = buf_reserve(b, n);
+    for (size_t have = 0; have < n;) {
+        ssize_t got = read(fd, p + have, n - have);
+        CHECK(got > 0);
+        have += (size_t)got;
+    }
+    b->len += n;
 }
 
 /* n different block numbers of the pool in random order. */

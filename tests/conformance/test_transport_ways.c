@@ -446,26 +446,6 @@ static struct node *gpu_node(int fill, bool checksum)
     return n;
 }
 
-static void pass(int fd, const struct buf *b)
-{
-    uint32_t n = (uint32_t)b->len;
-    CHECK(write(fd, &n, sizeof n) == sizeof n && write(fd, b->data, n) == (ssize_t)n);
-}
-
-static void take(int fd, struct buf *b)
-{
-    uint32_t n;
-    buf_clear(b);
-    CHECK(read(fd, &n, sizeof n) == sizeof n);
-    char *p = buf_reserve(b, n);
-    for (size_t have = 0; have < n;) {
-        ssize_t got = read(fd, p + have, n - have);
-        CHECK(got > 0);
-        have += (size_t)got;
-    }
-    b->len += n;
-}
-
 /* Transfers of ever fewer tokens, each behind a mark. Transfer i's bytes are those of seed i. */
 enum { GPU_TRANSFERS = 4 };
 static uint32_t gpu_tokens(uint64_t id) { return 6 * 64 - (uint32_t)(id - 1) * 77; }
@@ -480,12 +460,12 @@ static _Noreturn void gpu_sender(int in, int out, bool checksum)
     srand(9);
     random_table(24, 24, table);
     kvt_hello(n->kvt, &b);
-    pass(out, &b);
-    take(in, &b);
+    pipe_put(out, &b);
+    pipe_take(in, &b);
     CHECK_OK(kvt_connect(n->kvt, buf_str(&b), &peer, &err));
     node_wait(n, KVT_CONNECTED, peer, 5000);
     for (uint64_t id = 1; id <= GPU_TRANSFERS; id++) {
-        take(in, &b);
+        pipe_take(in, &b);
         CHECK_OK(kvt_send_open(n->kvt, id, peer, buf_str(&b), &err));
         random_bytes_of(n, id);
         for (uint32_t layer = 0; layer < n->layout.n_layers; layer++) {
@@ -496,7 +476,7 @@ static _Noreturn void gpu_sender(int in, int out, bool checksum)
         kvt_send_finish(n->kvt, id);
         node_wait(n, KVT_SENT, id, 30000);
     }
-    take(in, &b); /* one that is given up in the middle */
+    pipe_take(in, &b); /* one that is given up in the middle */
     CHECK_OK(kvt_send_open(n->kvt, 9, peer, buf_str(&b), &err));
     CHECK_OK(kvt_send_ready_after(n->kvt, 9, 0, 0, 24 * 64, table, device_mark(n->device)));
     kvt_send_cancel(n->kvt, 9);
@@ -528,14 +508,14 @@ static void gpu_pools(bool checksum)
     random_table(24, 24, table);
     from->layout = to->layout;
     from->image = from->mem.ptr = malloc(to->mem.bytes);
-    take(up[0], &b);
+    pipe_take(up[0], &b);
     CHECK_OK(kvt_answer(to->kvt, buf_str(&b), &answer, &err));
-    pass(down[1], &answer);
+    pipe_put(down[1], &answer);
     for (uint64_t id = 1; id <= GPU_TRANSFERS; id++) {
         uint32_t n_blocks = kvt_plan_n_blocks(&to->layout, gpu_tokens(id));
         buf_clear(&b);
         CHECK_OK(kvt_expect(to->kvt, id, table, n_blocks, 0, gpu_tokens(id), &b));
-        pass(down[1], &b);
+        pipe_put(down[1], &b);
         CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 30000).bytes, kvt_plan_total_bytes(&to->layout, gpu_tokens(id), 0));
         random_bytes_of(from, id);
         check_moved(from, to, src, table, gpu_tokens(id) / 64);
@@ -543,7 +523,7 @@ static void gpu_pools(bool checksum)
     }
     buf_clear(&b);
     CHECK_OK(kvt_expect(to->kvt, 9, table, 24, 0, 24 * 64, &b));
-    pass(down[1], &b);
+    pipe_put(down[1], &b);
     node_wait(to, KVT_RECEIVE_FAILED, 9, 5000);
     node_wait(to, KVT_FENCED, 9, 5000);
     CHECK(waitpid(child, &status, 0) == child && status == 0);

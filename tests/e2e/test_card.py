@@ -101,3 +101,21 @@ def test_split_equals_mixed():
             check_equal(want, run([mixed.port], bodies, 6), 'six at once')
         for protocol, args in ways:
             check_split(model, protocol, args, bodies, want)
+
+
+def test_split_between_block_sizes():
+    """The prefill node's card makes the decode node's blocks, smaller and larger ones."""
+    with_card()
+    bodies = mixed_requests(4, 5, 512, 200, (1, 6))
+    with closing(Node(QWEN, 'mixed', CUDA)) as mixed:
+        wait_ready(mixed, timeout=120)
+        want = run([mixed.port], bodies, 1)
+    for protocol, prefill, decode in (('ipc', '16', '64'), ('tcp', '64', '16')):
+        with pair(QWEN, protocol, CUDA, ['--block-size', prefill], ['--block-size', decode]) as nodes:
+            got = run([x.port for x in nodes], bodies, 3)
+            check_equal(want, got, f'split over blocks of {prefill} and {decode} by {protocol}')
+            for a in got:
+                t = a['baton']
+                assert t['transport'] == protocol and t['prefill_node'] != t['decode_node'] and t['recomputed_tokens'] == 0 and t['kv_bytes'] > 0, t
+            converted = sum(v for n in nodes for k, v in metrics(n.port).items() if k.startswith('baton_kv_transfer_converted_bytes_total'))
+            assert converted == sum(a['baton']['kv_bytes'] for a in got), converted

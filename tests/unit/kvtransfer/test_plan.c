@@ -2,8 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvtransfer/convert.h"
 #include "kvtransfer/plan.h"
 #include "shared/base/hash.h"
+#include "shared/base/mem.h"
 #include "tests/harness/test.h"
 
 static struct kv_layout layout(uint32_t n_blocks)
@@ -207,6 +209,54 @@ TEST(plan_checksum_ignores_what_is_not_valid)
     free(scratch);
 }
 
+/* The runs of a piece one behind the other are what it is summed over; and rows that are moved one by one make the bytes that converting whole pieces
+ * makes. For views of all heads and of one, full blocks and partly filled ones. */
+TEST(plan_strides_and_rows_cover_a_piece)
+{
+    const uint32_t types[] = { DTYPE_BF16, DTYPE_I8, DTYPE_F8_E4M3 };
+    for (size_t t = 0; t < COUNT_OF(types); t++)
+        for (uint32_t n_heads = 1; n_heads <= 2; n_heads++) {
+            struct kv_layout a = layout(9), b = layout(9);
+            a.dtype = b.dtype = types[t];
+            a.block_tokens = 5;
+            struct kvt_view src = { &a, 2 - n_heads, n_heads }, dst = { &b, 0, n_heads };
+            const int32_t table[] = { 7, 2, 4, 0, 5 };
+            char *pool = malloc(kv_layout_pool_bytes(&a)), *scratch = malloc(kv_layout_piece_bytes(&a));
+            char *made = malloc(kv_layout_piece_bytes(&b)), *want = malloc(kv_layout_piece_bytes(&b));
+            for (size_t i = 0; i < kv_layout_pool_bytes(&a); i++) pool[i] = (char)(i * 7 + i / 251);
+            for (uint32_t n_valid = 1; n_valid <= a.block_tokens; n_valid++) {
+                struct kvt_strides s[2];
+                uint32_t kinds = kvt_plan_strides(&src, 1, 4, n_valid, s);
+                size_t n = 0;
+                for (uint32_t k = 0; k < kinds; k++)
+                    for (uint32_t r = 0; r < s[k].n_runs; r++, n += s[k].run_bytes) memcpy(made + n, pool + s[k].at + r * s[k].stride, s[k].run_bytes);
+                CHECK_EQ_INT(n, kvt_view_bytes(&src, n_valid));
+                CHECK(hash_64(made, n, 0) == kvt_plan_checksum(&src, pool, 1, 4, n_valid, scratch));
+                CHECK_EQ_INT(kinds, kv_layout_scale_bytes(&a) && !(n_valid == a.block_tokens && n_heads == 2) ? 2 : 1);
+            }
+            uint32_t n_tokens = 21; /* positions 0, 1: full; 2: 5 tokens */
+            for (uint32_t position = 0; position < 3; position++) {
+                uint32_t n_valid = kvt_plan_tokens(&b, n_tokens, position);
+                size_t from_row = a.head_dim * kv_layout_element_bytes(&a), scale = kv_layout_scale_bytes(&a);
+                memset(made, 0, kv_layout_piece_bytes(&b));
+                for (uint32_t done = 0; done < n_valid;) {
+                    struct kvt_rows r = kvt_plan_rows(&src, table, &dst, n_tokens, 1, position, done);
+                    for (uint32_t g = 0; g < r.n_groups; g++) {
+                        memcpy(made + r.to + g * r.to_stride * from_row, pool + r.from + g * r.from_stride * from_row, r.n * from_row);
+                        if (scale) memcpy(made + r.to_scales + g * r.to_stride * scale, pool + r.from_scales + g * r.from_stride * scale, r.n * scale);
+                    }
+                    done += r.n;
+                }
+                kvt_convert_piece(&src, pool, table, &dst, n_tokens, 1, position, want);
+                CHECK(memcmp(made, want, kvt_view_bytes(&dst, n_valid)) == 0);
+            }
+            free(pool);
+            free(scratch);
+            free(made);
+            free(want);
+        }
+}
+
 TEST(plan_batches_by_bytes)
 {
     struct kv_layout l = layout(1000);
@@ -219,4 +269,4 @@ TEST(plan_batches_by_bytes)
 
 TEST_MAIN(CASE(plan_counts_blocks_and_valid_tokens), CASE(plan_sends_a_partly_filled_block_with_the_last_token), CASE(plan_joins_adjacent_pieces),
           CASE(plan_takes_only_valid_runs_of_the_last_block), CASE(plan_copies_and_iov_agree), CASE(plan_slices_heads), CASE(plan_check_says_what_does_not_fit), CASE(plan_checksum_ignores_what_is_not_valid),
-          CASE(plan_batches_by_bytes))
+          CASE(plan_strides_and_rows_cover_a_piece), CASE(plan_batches_by_bytes))

@@ -1,9 +1,12 @@
-/* test_works.c - what a card does for transfers: sums and copies of pieces are the processor's, works and stages come back, and not too early. */
+/* test_works.c - what a card does for transfers: sums and copies of pieces, and pieces of another layout, are the processor's; works and stages come
+ * back, and not too early. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "kvtransfer/convert.h"
 #include "kvtransfer/works.h"
+#include "shared/base/hash.h"
 #include "tests/harness/test.h"
 
 enum { BLOCKS = 12, TOKENS = 7 * 16 + 5 };
@@ -20,14 +23,17 @@ struct rig {
 
 static void notice(void *arg) { atomic_fetch_add(&((struct rig *)arg)->noticed, 1); }
 
-static void rig_open(struct rig *r, const char *name)
+static void rig_open_as(struct rig *r, const char *name, uint32_t dtype)
 {
     struct err err = { 0 };
     if (device_count(name) == 0) SKIP("no card: works of a card are NOT tested");
-    *r = (struct rig){ .layout = { .dtype = DTYPE_BF16, .block_tokens = 16, .n_layers = 2, .n_kv_heads = 3, .head_dim = 24, .tp_size = 1, .n_blocks = BLOCKS } };
+    *r = (struct rig){ .layout = { .dtype = dtype, .block_tokens = 16, .n_layers = 2, .n_kv_heads = 3, .head_dim = 24, .tp_size = 1, .n_blocks = BLOCKS } };
     CHECK_OK(device_open(name, &r->device, &err));
     CHECK_OK(device_mem_alloc(r->device, kv_layout_pool_bytes(&r->layout), DEVICE_MEM_SHARED, &r->pool, &err));
     CHECK_OK(kvt_staging_create(r->device, 8 * KVT_STAGING_CHUNK, &r->staging, &err));
+    CHECK(kvt_staging_card(r->staging) == NULL);
+    CHECK_OK(kvt_staging_add_card(r->staging, &err));
+    CHECK_EQ_INT(kvt_staging_card(r->staging)->bytes >= kvt_staging_mem(r->staging)->bytes, 1);
     r->image = malloc(kv_layout_pool_bytes(&r->layout));
     srand(4);
     for (size_t i = 0; i < kv_layout_pool_bytes(&r->layout); i++) r->image[i] = (char)rand();
@@ -36,6 +42,8 @@ static void rig_open(struct rig *r, const char *name)
                                    .notice = notice, .arg = r };
     CHECK_OK(kvt_works_create(&o, &r->works, &err));
 }
+
+static void rig_open(struct rig *r, const char *name) { rig_open_as(r, name, DTYPE_BF16); }
 
 static void rig_close(struct rig *r)
 {
@@ -49,10 +57,10 @@ static void rig_close(struct rig *r)
 static const int32_t TABLE[8] = { 3, 1, 11, 0, 7, 5, 2, 9 };
 
 /* Sums of all heads and of one in the middle, of whole blocks and of a part of the last. */
-static void sums_case(const char *name)
+static void sums_of(const char *name, uint32_t dtype)
 {
     struct rig r;
-    rig_open(&r, name);
+    rig_open_as(&r, name, dtype);
     struct kvt_view views[] = { kvt_view_all(&r.layout), { &r.layout, 1, 1 } };
     void *scratch = malloc(kv_layout_piece_bytes(&r.layout));
     for (int v = 0; v < 2; v++)
@@ -70,6 +78,59 @@ static void sums_case(const char *name)
     CHECK_EQ_INT(atomic_load(&r.noticed), 4);
     free(scratch);
     rig_close(&r);
+}
+
+static void sums_case(const char *name)
+{
+    sums_of(name, DTYPE_BF16);
+    sums_of(name, DTYPE_I8);
+}
+
+/* Made pieces are the processor's, on the card's side of the stage and, fetched, on the other; their sums are of those bytes. */
+static void making_of(const char *name, uint32_t from, uint32_t to, uint32_t block_tokens)
+{
+    struct rig r;
+    rig_open_as(&r, name, from);
+    struct kv_layout l = r.layout;
+    l.dtype = to;
+    l.block_tokens = block_tokens;
+    uint32_t n_last = kvt_plan_n_blocks(&l, TOKENS);
+    struct kvt_view src = { &r.layout, 1, 2 }, dst = { &l, 0, 2 };
+    struct kvt_span span = { 1, n_last / 3, n_last - n_last / 3 };
+    size_t bytes = kvt_plan_span_bytes(&dst, TOKENS, span), at = 0;
+    char *want = malloc(bytes), *got = malloc(bytes);
+    for (uint32_t i = 0; i < span.n; at += kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, span.first + i)), i++)
+        kvt_convert_piece(&src, r.image, TABLE, &dst, TOKENS, 1, span.first + i, want + at);
+    for (int fetch = 0; fetch < 2; fetch++) {
+        struct kvt_work *k = kvt_works_take(r.works);
+        CHECK(kvt_staging_take(r.staging, bytes, true, kvt_works_held(r.works), &k->stage));
+        struct kvt_task t = { .view = &src, .blocks = TABLE, .n_tokens = TOKENS, .span = span, .sums = true,
+                              .move = fetch ? KVT_TASK_FETCH : KVT_TASK_STAYS, .as = &dst };
+        CHECK_OK(kvt_work_begin(k, &t));
+        CHECK_OK(kvt_works_settle(r.works));
+        device_download(r.device, got, kvt_staging_card_at(r.staging, k->stage), bytes);
+        CHECK(memcmp(got, want, bytes) == 0);
+        CHECK((memcmp(kvt_staging_at(r.staging, k->stage), want, bytes) == 0) == (fetch == 1));
+        at = 0;
+        for (uint32_t i = 0; i < span.n; i++) {
+            size_t n = kvt_view_bytes(&dst, kvt_plan_tokens(&l, TOKENS, span.first + i));
+            CHECK(k->sums[i] == hash_64(want + at, n, 0));
+            at += n;
+        }
+        CHECK_EQ_INT(at, bytes);
+        kvt_work_give(k);
+    }
+    free(want);
+    free(got);
+    rig_close(&r);
+}
+
+static void making_case(const char *name)
+{
+    making_of(name, DTYPE_BF16, DTYPE_BF16, 7);
+    making_of(name, DTYPE_BF16, DTYPE_F32, 64);
+    making_of(name, DTYPE_BF16, DTYPE_BF16, 1); /* more places than are given to the lane at once */
+    making_of(name, DTYPE_I8, DTYPE_I8, 5);
 }
 
 /* Fetched bytes are the span's, one piece behind the other; stored again in other blocks they are there, and nothing else has changed. */
@@ -109,6 +170,8 @@ static void copies_case(const char *name)
 
 TEST(sums_on_the_processor) { sums_case("cpu"); }
 TEST(sums_on_the_card) { sums_case("cuda"); }
+TEST(making_on_the_processor) { making_case("cpu"); }
+TEST(making_on_the_card) { making_case("cuda"); }
 TEST(copies_on_the_processor) { copies_case("cpu"); }
 TEST(copies_on_the_card) { copies_case("cuda"); }
 
@@ -147,5 +210,6 @@ TEST(works_are_bounded)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(sums_on_the_processor), CASE(sums_on_the_card), CASE(copies_on_the_processor), CASE(copies_on_the_card),
+TEST_MAIN(CASE(sums_on_the_processor), CASE(sums_on_the_card), CASE(making_on_the_processor),
+          CASE(making_on_the_card), CASE(copies_on_the_processor), CASE(copies_on_the_card),
           CASE(a_work_given_early_keeps_its_stage), CASE(works_are_bounded))
