@@ -80,6 +80,13 @@ void kv_row_store(enum dtype t, const float *x, void *values, void *scale, size_
         }
 }
 
+/* Of two NaNs, an element's and the scale's, processors choose one or the other. */
+static void load_nan(float scale, float *x, size_t n)
+{
+    const float quiet = float_of_bits(bits_of_float(scale) | 0x400000);
+    for (size_t i = 0; i < n; i++) memcpy(&x[i], &quiet, sizeof quiet);
+}
+
 void kv_row_load(enum dtype t, const void *values, const void *scale, float *x, size_t n)
 {
     float s = 1;
@@ -87,7 +94,8 @@ void kv_row_load(enum dtype t, const void *values, const void *scale, float *x, 
     else if (!kv_rows_scaled(t)) dtype_to_f32(t, values, x, n);
     else {
         memcpy(&s, scale, sizeof s);
-        if (t == DTYPE_I8) loops()->from_i8(values, s, x, n);
+        if (isnan(s)) load_nan(s, x, n);
+        else if (t == DTYPE_I8) loops()->from_i8(values, s, x, n);
         else loops()->from_e4m3(values, s, x, n);
     }
 }

@@ -63,7 +63,7 @@ static inline float kv_e4m3(uint8_t b)
     int32_t  magnitude = b & 0x7f, is_small = -(magnitude < 8), is_nan = -(magnitude == 0x7f);
     uint32_t normal = (uint32_t)(magnitude + (120 << 3)) << 20, small = bits_of_float((float)magnitude * 0x1p-9f);
     uint32_t bits = (small & (uint32_t)is_small) | (normal & (uint32_t)~is_small);
-    return float_of_bits(bits | (0x7fc00000 & (uint32_t)is_nan) | (uint32_t)(b & 0x80) << 24);
+    return float_of_bits((bits & (uint32_t)~is_nan) | (0x7fc00000 & (uint32_t)is_nan) | (uint32_t)(b & 0x80) << 24);
 }
 
 static inline void kv_from_e4m3(const uint8_t *q, float s, float *x, size_t n)
