@@ -14,8 +14,8 @@ struct form {
 
 static struct kv_layout layout_of(struct form f, uint32_t n_heads, uint32_t head_dim)
 {
-    return (struct kv_layout){ .model_fingerprint = 3, .dtype = f.dtype, .block_tokens = f.block_tokens, .n_layers = LAYERS, .n_kv_heads = n_heads, .head_dim = head_dim,
-                               .tp_size = 1, .n_blocks = BLOCKS * 64 / f.block_tokens };
+    return (struct kv_layout){ .model_fingerprint = 3, .dtype = f.dtype, .block_tokens = f.block_tokens, .n_layers = LAYERS, .n_kv_heads = n_heads,
+                               .head_dim = head_dim, .tp_size = 1, .n_blocks = BLOCKS * 64 / f.block_tokens };
 }
 
 /* Every row of the pool as kv_row_store leaves one, the same for the same seed. */
@@ -162,8 +162,8 @@ static void by_ipc(bool checksum)
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-TEST(other_layouts_by_ipc) { by_ipc(true); }
-TEST(other_layouts_by_ipc_without_checksums) { by_ipc(false); }
+TEST(other_layouts_of_cards_by_ipc) { by_ipc(true); }
+TEST(other_layouts_of_cards_by_ipc_without_checksums) { by_ipc(false); }
 
 /* ---- by tcp: one process ---- */
 
@@ -176,8 +176,8 @@ static void need_card(void)
 static void by_tcp(struct form f, struct form t, bool checksum, const char *fault, enum kvt_event_kind end, struct metrics *sent)
 {
     struct kv_layout from = layout_of(f, 4, 128), to = layout_of(t, 4, 128);
-    struct node *a = node_start((struct node_options){ .layout = from, .protocols = "tcp", .lossy = true, .no_checksum = !checksum, .device = "cuda", .fault = fault,
-                                                       .metrics = sent });
+    struct node *a = node_start((struct node_options){ .layout = from, .protocols = "tcp", .lossy = true, .no_checksum = !checksum, .device = "cuda",
+                                                       .fault = fault, .metrics = sent });
     struct node *b = node_start((struct node_options){ .layout = to, .protocols = "tcp", .device = "cpu" });
     int32_t src[TOKENS], dst[TOKENS];
     struct buf grant = { 0 };
@@ -233,7 +233,7 @@ TEST(other_layouts_from_a_card_by_tcp)
         }
 }
 
-TEST(a_flip_on_the_way_is_noticed)
+TEST(a_flip_on_the_way_from_a_card_is_noticed)
 {
     need_card();
     by_tcp((struct form){ DTYPE_BF16, 64 }, (struct form){ DTYPE_F32, 16 }, true, "at=put:3:flip", KVT_RECEIVE_FAILED, NULL);
@@ -264,5 +264,5 @@ TEST(a_piece_beyond_the_stage_is_refused_with_both_sizes)
     node_stop(b);
 }
 
-TEST_MAIN(CASE_T(other_layouts_by_ipc, 60), CASE_T(other_layouts_by_ipc_without_checksums, 60), CASE_T(other_layouts_from_a_card_by_tcp, 60),
-          CASE(a_flip_on_the_way_is_noticed), CASE(a_piece_beyond_the_stage_is_refused_with_both_sizes))
+TEST_MAIN(CASE_T(other_layouts_of_cards_by_ipc, 60), CASE_T(other_layouts_of_cards_by_ipc_without_checksums, 60), CASE_T(other_layouts_from_a_card_by_tcp, 60),
+          CASE(a_flip_on_the_way_from_a_card_is_noticed), CASE(a_piece_beyond_the_stage_is_refused_with_both_sizes))
