@@ -306,11 +306,18 @@ static void wait(struct kvt *k, bool more)
     }
 }
 
+/* The driver's own functions and libraries (device_arrivals, UCX) want the card's context to be this thread's: the runtime makes it so with any call. */
+static void meet_card(struct kvt *k)
+{
+    if (k->core.arriving && kvt_works_settle(k->core.arriving) != OK) log_error("kv transfer has no card", "why=\"it has failed\"");
+}
+
 static void *run(void *arg)
 {
     struct kvt *k = arg;
     bool more = false;
     thread_become(THREAD_TRANSFER, "transfer");
+    meet_card(k);
     while (!atomic_load_explicit(&k->stopping, memory_order_acquire)) {
         wait(k, more);
         more = do_commands(k);

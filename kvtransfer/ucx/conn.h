@@ -17,6 +17,7 @@
  *            active messages over another device than puts, the acknowledged writes and UCX's promise above remain.
  *   ud, tcp  puts are written by the receiving worker itself, in ucp_worker_progress, on the thread that then hands out the message.
  * PCIe relaxed ordering is off (setup.c), so that nothing passes between NIC and memory either.
+ * A card's memory lies behind another path than the mark: before it is read the row asks the card to let it be seen (ucx.c, ucx_flush).
  *
  * Fence: a worker belongs to one connection. Destroying it destroys its queue pairs and sockets; a packet for a queue pair that does not
  * exist is dropped by the NIC (ibid. 10.2.4.4, 9.6), and software-placed puts need a worker that makes progress. The key of the pool is

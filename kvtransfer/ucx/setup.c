@@ -151,11 +151,15 @@ static void configure(ucp_config_t *config, const struct kvt_rdma_tuning *rdma, 
 
 /* ---- context and memory ---- */
 
+/* UCX is told whose memory it is: what it would find out by itself is the same, where it can. */
 static enum status map(ucp_context_h context, const struct dev_mem *m, ucp_mem_h *out, struct err *err)
 {
-    ucp_mem_map_params_t p = { .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH, .address = m->ptr, .length = m->bytes };
+    bool card = m->kind == DEV_MEM_CUDA;
+    ucp_mem_map_params_t p = { .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+                               .address = m->ptr, .length = m->bytes, .memory_type = card ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST };
     ucs_status_t st = ucp_mem_map(context, &p, out);
     if (st == UCS_OK) return OK;
+    if (card) return err_set(err, ERR_NODEV, "ucx: %zu bytes of KV in a card's memory cannot be registered: %s", m->bytes, ucs_status_string(st));
     return err_set(err, ERR_CONFIG, "ucx: %zu bytes of KV memory cannot be registered: %s (the locked-memory limit, ulimit -l, may be too low)", m->bytes, ucs_status_string(st));
 }
 
@@ -175,14 +179,71 @@ static enum status open_context(const struct kvt_env *env, const char *tls, cons
                    strstr(tls, "tcp") ? "" : "; without RDMA devices use the protocol tcp");
 }
 
+/* ---- a pool in a card's memory ---- */
+
+/* A context that knows the card's memory: cuda_copy moves nothing here, but brings that knowledge. Alone it would open on a host without any network
+ * device: so one without it has to open first. */
+static enum status open_card_context(const struct kvt_env *env, const char *tls, const char *device, ucp_context_h *out, struct err *err)
+{
+    ucp_context_attr_t attr = { .field_mask = UCP_ATTR_FIELD_MEMORY_TYPES };
+    struct buf with_card = { 0 };
+    TRY(open_context(env, tls, device, out, err));
+    ucp_cleanup(*out);
+    buf_printf(&with_card, "%s,cuda_copy", tls);
+    enum status st = open_context(env, with_card.data, device, out, err);
+    buf_release(&with_card);
+    TRY(st);
+    if (ucp_context_query(*out, &attr) == UCS_OK && (attr.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA))) return OK;
+    return err_set(err, ERR_NODEV, "ucx: this UCX (%s) was built without CUDA, or its module for it is not installed: it cannot register a card's memory; "
+                   "rdma does without, and ipc and tcp move KV of cards on any host", ucp_get_version_string());
+}
+
+/* What network cards write has to be made visible to the card, as for rdma: the driver that gives the pool's dma-buf is asked how, once. */
+static enum status check_card(const struct kvt_env *env, struct err *err)
+{
+    struct err why = { 0 };
+    int fd = -1;
+    if (device_mem_dmabuf(env->device, env->mem, &fd, &why) != OK) return err_set(err, ERR_NODEV, "ucx: %s", why.text);
+    close(fd);
+    return OK;
+}
+
+/* UCX registers memory with the devices that can and says nothing of the others, and puts without a device's key are made by software in the peer's worker.
+ * A key has the parts of all devices, of 8 bytes at least each, so that of the processor's memory shows how long the pool's has to be. */
+static enum status check_key(const struct ucx_rail *r, struct err *err)
+{
+    enum { DEVICE_KEY_BYTES = 8 };
+    void *host = NULL;
+    size_t n = 0;
+    ucs_status_t st = ucp_rkey_pack(r->context, r->staging, &host, &n);
+    if (st != UCS_OK) return err_set(err, ERR_CONFIG, "ucx: no key for staging memory: %s", ucs_status_string(st));
+    ucp_rkey_buffer_release(host);
+    if (n < r->key_bytes + DEVICE_KEY_BYTES) return OK;
+    return err_set(err, ERR_NODEV, "ucx: %s cannot register the card's memory: that needs the module nvidia_peermem, or a UCX and a driver with dma-buf",
+                   r->device[0] ? r->device : "the network device");
+}
+
 static enum status open_rail(const struct kvt_env *env, const char *tls, struct ucx_rail *r, struct err *err)
 {
-    TRY(open_context(env, tls, r->device, &r->context, err));
+    TRY(env->device ? open_card_context(env, tls, r->device, &r->context, err) : open_context(env, tls, r->device, &r->context, err));
+    if (env->device) TRY(check_card(env, err));
     TRY(map(r->context, env->mem, &r->pool, err));
     if (env->staging) TRY(map(r->context, env->staging, &r->staging, err));
     ucs_status_t packed = ucp_rkey_pack(r->context, r->pool, &r->key, &r->key_bytes);
-    if (packed == UCS_OK && r->key_bytes <= UCX_KEY_MAX) return OK;
+    if (packed == UCS_OK && r->key_bytes <= UCX_KEY_MAX) return env->device ? check_key(r, err) : OK;
     return err_set(err, ERR_CONFIG, "ucx: no key for the KV pool: %s", packed == UCS_OK ? "it is too long" : ucs_status_string(packed));
+}
+
+/* What is left has its name and number. */
+static void close_rail(struct ucx_rail *r)
+{
+    if (r->key) ucp_rkey_buffer_release(r->key);
+    if (r->pool) (void)ucp_mem_unmap(r->context, r->pool);
+    if (r->staging) (void)ucp_mem_unmap(r->context, r->staging);
+    if (r->context) ucp_cleanup(r->context);
+    r->key = NULL;
+    r->pool = r->staging = NULL;
+    r->context = NULL;
 }
 
 static enum status open_rails(const struct kvt_env *env, const char *tls, struct ucx_setup *s, struct err *err)
@@ -196,6 +257,7 @@ static enum status open_rails(const struct kvt_env *env, const char *tls, struct
         snprintf(s->rails[i].device, sizeof s->rails[i].device, "%s", devices.name[i]);
         st = open_rail(env, tls, &s->rails[i], err);
         some |= st == OK;
+        if (st == ERR_NODEV) close_rail(&s->rails[i]);
         if (st == ERR_NODEV && devices.n > 1) log_warn("ucx device not used", "device=%s why=\"%s\"", devices.name[i], err ? err->text : "");
     }
     return some && st == ERR_NODEV ? OK : st;
@@ -213,13 +275,7 @@ enum status ucx_setup(const struct kvt_env *env, struct ucx_setup *s, struct err
 
 void ucx_release(struct ucx_setup *s)
 {
-    for (uint32_t i = 0; i < s->n_rails; i++) {
-        struct ucx_rail *r = &s->rails[i];
-        if (r->key) ucp_rkey_buffer_release(r->key);
-        if (r->pool) (void)ucp_mem_unmap(r->context, r->pool);
-        if (r->staging) (void)ucp_mem_unmap(r->context, r->staging);
-        if (r->context) ucp_cleanup(r->context);
-    }
+    for (uint32_t i = 0; i < s->n_rails; i++) close_rail(&s->rails[i]);
     *s = (struct ucx_setup){ 0 };
 }
 

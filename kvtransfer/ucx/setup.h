@@ -6,6 +6,8 @@
  * fenced. UCX's tcp and ud are allowed only by name, for tests: their puts are active messages that the receiving worker places and answers.
  * Its tcp takes them for any address from whoever connects to its port (no key, no ticket), and UCX 1.13 ends the process (ucp_put_handler,
  * "unexpected error") when the sender vanishes before the answer is sent. So without an RDMA device the row is not available.
+ * A pool in a card's memory is registered as such (GPUDirect RDMA); puts come from staging memory, which is the processor's. UCX knows a card's memory
+ * where it was built with CUDA; cuda_copy, which brings that knowledge, is then allowed beside the others. Compiled, and run on an emulated card alone.
  * Thread: creator's (open), then transfer. */
 #ifndef BATON_KVTRANSFER_UCX_SETUP_H
 #define BATON_KVTRANSFER_UCX_SETUP_H
@@ -45,7 +47,7 @@ enum status ucx_check_tls(const char *tls, struct buf *out, struct err *err) MUS
 /* The GID to speak from; false: UCX chooses. UCX's wire-up over UD does not get through between IPv4 GIDs of Soft-RoCE; its first GID is IPv6
  * (link-local, RoCE v2) and works, so that is taken where all devices are Soft-RoCE. */
 bool        ucx_gid_index(const struct kvt_rdma_tuning *rdma, unsigned *out);
-/* Open every rail that can be. ERR_NODEV: none can with the allowed transports; ERR_CONFIG: tuning, or the pool cannot be registered. `s` is
+/* Open every rail that can be. ERR_NODEV: none can with the allowed transports, or none can register a card's memory; ERR_CONFIG: tuning, or the pool cannot be registered. `s` is
  * zeroed by the caller and released by ucx_release in any case. */
 enum status ucx_setup(const struct kvt_env *env, struct ucx_setup *s, struct err *err) MUST_CHECK;
 void        ucx_release(struct ucx_setup *s);

@@ -392,7 +392,14 @@ static enum status ucx_open(const struct kvt_env *env, struct kvt_transport **ou
 
 static int ucx_wait_fd(struct kvt_transport *t) { return ((struct ucx_transport *)t)->epoll_fd; }
 static uint16_t ucx_port(struct kvt_transport *t) { return control_port(((struct ucx_transport *)t)->hub); }
-static enum status ucx_flush(struct kvt_transport *t) { (void)t; return OK; }
+
+/* As rdma's: a mark is in the processor's memory when the data are a card's, which has to be asked to let them be seen. */
+static enum status ucx_flush(struct kvt_transport *t)
+{
+    struct device *card = ((struct ucx_transport *)t)->env->device;
+    return card ? device_arrivals(card) : OK;
+}
+
 /* UCX 1.13 does not tell which device an endpoint uses. */
 static uint64_t ucx_link_speed(const struct kvt_conn *c) { (void)c; return 0; }
 
@@ -409,7 +416,7 @@ static bool ucx_can_reach(struct kvt_transport *t, struct str address)
 
 const struct kvt_transport_ops kvt_ucx_ops = {
     .name = "ucx",
-    .caps = KVT_CAP_FENCE_TEARDOWN,
+    .caps = KVT_CAP_FENCE_TEARDOWN | KVT_CAP_DEVICE_LANDING,
     .put_bytes = 8 << 20, /* as rdma's: a message less per MiB is 3 % of a Soft-RoCE link */
     .open = ucx_open,
     .close = ucx_close,

@@ -55,6 +55,7 @@ struct node_options {
     struct metrics  *metrics;
     const char      *fault; /* a plan; NULL: that of BATON_KV_FAULT, so that every test here can be run over a wrapped row */
     const char      *device; /* where the pool is; NULL: as BATON_TEST_KV_DEVICES says */
+    void           (*opened)(struct device *d); /* called before anything is asked of it; NULL: nothing */
 };
 
 /* Skip the case unless this build has the row and this host what it needs. Where there is an RDMA device, whatever keeps the row from using
@@ -130,6 +131,7 @@ static inline struct node *node_start(struct node_options o)
     pthread_mutex_init(&n->lock, NULL);
     n->layout = o.layout;
     CHECK_OK(device_open(o.device ? o.device : device_of_next_node(o.protocols), &n->device, &err));
+    if (o.opened) o.opened(n->device);
     CHECK_OK(device_mem_alloc(n->device, kv_layout_pool_bytes(&o.layout), DEVICE_MEM_SHARED, &n->mem, &err));
     n->image = n->device->is_host ? n->mem.ptr : calloc(1, n->mem.bytes);
     struct kvt_options ko = { .layout = o.layout, .mem = &n->mem, .device = n->device, .protocols = o.protocols, .listen_host = "127.0.0.1", .port = o.port,
