@@ -340,15 +340,6 @@ static enum status read_directory(const struct config *c, struct node_options *o
     return OK;
 }
 
-/* What moves KV that lies in GPU memory so far: CUDA IPC inside a host, rdma where network cards can write into it, tcp by way of the processor's. */
-static enum status limit_to_gpu_pools(const struct node_options *o, struct err *err)
-{
-    if (o->protocols_named && !strstr(o->protocols, "ipc") && !strstr(o->protocols, "tcp") && !strstr(o->protocols, "rdma"))
-        return err_field(err, ERR_UNSUPPORTED, "cache-transfer-protocol",
-                         "--cache-transfer-protocol %s: KV in GPU memory moves by ipc, rdma and tcp so far; name one of them with --device cuda", o->protocols);
-    return OK;
-}
-
 static enum status read_cluster(const struct config *c, struct node_options *o, struct err *err)
 {
     TRY(read_role(c, o, err));
@@ -362,7 +353,7 @@ static enum status read_cluster(const struct config *c, struct node_options *o, 
     TRY(read_directory(c, o, err));
     TRY(read_addresses(c, o, err));
     o->kv_checksum = config_bool(c, "kv-checksum");
-    return strcmp(o->device, "cuda") == 0 ? limit_to_gpu_pools(o, err) : OK;
+    return OK;
 }
 
 /* ---- HTTP ---- */
