@@ -4,7 +4,7 @@
 
 bool attention_answers_fit(const struct attention *a)
 {
-    return attention_tiles_fit(a) && a->n_heads / a->kv.n_heads >= ANSWER_HEADS_LEAST;
+    return attention_tiles_fit(a) && a->kv.dtype == DTYPE_BF16 && a->n_heads / a->kv.n_heads >= ANSWER_HEADS_LEAST;
 }
 
 template <int DIM> static cudaError_t launch_answers(cudaStream_t stream, struct rows_call c, int max_blocks)

@@ -82,7 +82,39 @@ template <enum dtype T, bool WHOLE> static __device__ __forceinline__ void load_
     }
 }
 
-/* Scales need not be aligned. */
+/* ---- to tensor cores ---- */
+
+/* Bytes A and B of four, as two bf16. */
+template <enum dtype T, int A, int B> static __device__ __forceinline__ unsigned pair_of_bytes(unsigned v)
+{
+    if constexpr (T == DTYPE_I8) return int8_pair<A, B>(v);
+    else return e4m3_pair<A, B>(v);
+}
+
+template <enum dtype T> static __device__ __forceinline__ unsigned pack_query(float low, float high)
+{
+    if constexpr (T == DTYPE_F16) return pack_f16(low, high);
+    else return pack_bf16(low, high);
+}
+
+/* Weights are 2^x for x up to 0. As f16 has nothing below 2^-24 they are all 2^15 times as large there, and so are their sums, which come out of
+ * the result: x is to be that much more. */
+template <enum dtype T> static constexpr __device__ float weight_lift() { return T == DTYPE_F16 ? 15.0f : 0.0f; }
+template <enum dtype T> static __device__ __forceinline__ unsigned pack_weight(float low, float high)
+{
+    if constexpr (T == DTYPE_F16) return round_f16x2(low, high);
+    else return pack_bf16(low, high);
+}
+
+template <enum dtype T> static __device__ __forceinline__ void mma_held(float d[4], const unsigned a[4], const unsigned b[2])
+{
+    if constexpr (T == DTYPE_F16) mma_f16(d, a, b);
+    else mma_bf16(d, a, b);
+}
+
+/* ---- scales ---- */
+
+/* They need not be aligned. */
 static __device__ __forceinline__ float load_scale(const char *from)
 {
     const unsigned char *b = (const unsigned char *)from;

@@ -1,15 +1,23 @@
 /* attention_tiles.cu - which of attention_tiles.cuh's kernels a model's shape takes, if any. Thread: engine. */
 #include "kernels/cuda/attention_calls.cuh"
 
+/* Types that tensor cores take, or that become such; bytes only where 16 of them can be copied at a time in every block. */
+static bool is_for_products(const struct kv_layer *kv)
+{
+    if (kv->dtype == DTYPE_I8) return block_bytes<DTYPE_I8>(*kv) % 16 == 0;
+    if (kv->dtype == DTYPE_F8_E4M3) return block_bytes<DTYPE_F8_E4M3>(*kv) % 16 == 0;
+    return kv->dtype == DTYPE_BF16 || kv->dtype == DTYPE_F16;
+}
+
 bool attention_tiles_fit(const struct attention *a)
 {
-    if (a->exact || a->kv.latent || a->kv.dtype != DTYPE_BF16 || a->v_dim != a->kv.head_dim || a->n_heads / a->kv.n_heads > TILE_PAIRS) return false;
+    if (a->exact || a->kv.latent || !is_for_products(&a->kv) || a->v_dim != a->kv.head_dim || a->n_heads / a->kv.n_heads > TILE_PAIRS) return false;
     return a->kv.head_dim == 64 || a->kv.head_dim == 128;
 }
 
 template <int DIM> static cudaError_t room_for_sets(int device, bool *is_room)
 {
-    const int want = (int)tile_shared_bytes<DIM, TILE_SETS_MAX>();
+    const int want = (int)tile_shared_bytes<DTYPE_I8, DIM, TILE_SETS_MAX>(); /* a little more than without scales */
     int       of_block = 0, of_processor = 0, reserved = 0;
     cudaError_t e = cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&of_processor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
@@ -33,15 +41,29 @@ cudaError_t attention_tiles_sets(const struct attention *a, int32_t n_rows, int3
     return e;
 }
 
-cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call *c, int32_t n_windows, int max_blocks)
+template <enum dtype T, int DIM> static cudaError_t launch_sets(cudaStream_t stream, const struct tiles_call *c, dim3 grid)
 {
     const dim3 block(TILE_THREADS);
-    dim3       grid;
+    if (c->n_sets == 1) return launch(stream, attend_tiles<T, DIM, 1>, grid, block, tile_shared_bytes<T, DIM, 1>(), *c);
+    return launch(stream, attend_tiles<T, DIM, TILE_SETS_MAX>, grid, block, tile_shared_bytes<T, DIM, TILE_SETS_MAX>(), *c);
+}
+
+template <enum dtype T> static cudaError_t launch_tiles(cudaStream_t stream, const struct tiles_call *c, dim3 grid)
+{
+    return c->kv.head_dim == 64 ? launch_sets<T, 64>(stream, c, grid) : launch_sets<T, 128>(stream, c, grid);
+}
+
+cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call *c, int32_t n_windows, int max_blocks)
+{
+    dim3        grid;
     cudaError_t e = attention_grid((size_t)n_windows * (size_t)c->kv.n_heads * (size_t)(c->n_at_once > 0 ? c->n_at_once : 1),
                                    c->n_at_once > 0 ? TILES_SPREAD : TILES_WHOLE, max_blocks, &grid);
     if (e != cudaSuccess) return e;
-    if (c->kv.head_dim == 64 && c->n_sets == 1) return launch(stream, attend_tiles<64, 1>, grid, block, tile_shared_bytes<64, 1>(), *c);
-    if (c->kv.head_dim == 64) return launch(stream, attend_tiles<64, 2>, grid, block, tile_shared_bytes<64, 2>(), *c);
-    if (c->n_sets == 1) return launch(stream, attend_tiles<128, 1>, grid, block, tile_shared_bytes<128, 1>(), *c);
-    return launch(stream, attend_tiles<128, 2>, grid, block, tile_shared_bytes<128, 2>(), *c);
+    switch (c->kv.dtype) {
+    case DTYPE_BF16: return launch_tiles<DTYPE_BF16>(stream, c, grid);
+    case DTYPE_F16: return launch_tiles<DTYPE_F16>(stream, c, grid);
+    case DTYPE_I8: return launch_tiles<DTYPE_I8>(stream, c, grid);
+    case DTYPE_F8_E4M3: return launch_tiles<DTYPE_F8_E4M3>(stream, c, grid);
+    default: return cudaErrorInvalidValue;
+    }
 }
