@@ -18,7 +18,7 @@
 enum { MAX_THREADS = 1024, GROUP_WARPS = 4, GROUP_ROWS = 64, WARP_ROWS = 16, N_MAX = 256, K_BYTES = 32, ROW_BYTES = 128, ATOM_ROWS = 8 };
 static const unsigned POISON = 0x7fbadbadu, WHOLE_WARP = 0xffffffffu;
 
-enum wgmma_kind { WGMMA_BF16, WGMMA_E4M3 };
+enum wgmma_kind { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 struct order { /* one wgmma.mma_async, as far as a warpgroup's threads must agree */
     wgmma_kind kind;
     int        n, scale_d;
@@ -115,7 +115,10 @@ static int read_elements(double to[K_BYTES], wgmma_kind kind, const operand &o, 
         for (int i = 0; i < K_BYTES; i++) to[i] = (double)simt_e4m3_to_float(bytes[i]);
         return K_BYTES;
     }
-    for (int i = 0; i < K_BYTES / 2; i++) to[i] = (double)simt_bf16_to_float((uint16_t)(bytes[2 * i] | bytes[2 * i + 1] << 8));
+    for (int i = 0; i < K_BYTES / 2; i++) {
+        const uint16_t bits = (uint16_t)(bytes[2 * i] | bytes[2 * i + 1] << 8);
+        to[i] = (double)(kind == WGMMA_F16 ? simt_f16_to_float(bits) : simt_bf16_to_float(bits));
+    }
     return K_BYTES / 2;
 }
 
@@ -239,6 +242,7 @@ static void enqueue(wgmma_kind kind, float *d, int n, uint64_t a, uint64_t b, in
 
 void simt_wgmma_fence(void) { current().fenced = true; }
 void simt_wgmma_bf16(float *d, int n, uint64_t a, uint64_t b, int scale_d) { enqueue(WGMMA_BF16, d, n, a, b, scale_d); }
+void simt_wgmma_f16(float *d, int n, uint64_t a, uint64_t b, int scale_d) { enqueue(WGMMA_F16, d, n, a, b, scale_d); }
 void simt_wgmma_e4m3(float *d, int n, uint64_t a, uint64_t b, int scale_d) { enqueue(WGMMA_E4M3, d, n, a, b, scale_d); }
 
 void simt_wgmma_commit(void)

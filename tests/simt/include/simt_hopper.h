@@ -23,7 +23,7 @@ unsigned simt_shared_address(const void *shared);
 /* fence.proxy.async: what this thread's cp.async wrote, and it has waited for, can be read by wgmma from here on. */
 void simt_fence_proxy_async(void);
 
-/* wgmma.mma_async m64nNk16 (bf16) and m64nNk32 (e4m3), D (f32) = A B + (scale_d ? D : 0), both operands in shared memory, k contiguous.
+/* wgmma.mma_async m64nNk16 (bf16, f16) and m64nNk32 (e4m3), D (f32) = A B + (scale_d ? D : 0), both operands in shared memory, k contiguous.
  * Called by the four warps of an aligned warpgroup; warp w of it has rows 16w .. 16w + 15. With g = lane / 4 and t = lane % 4 a lane has of D
  *   d[4j] (g, 8j + 2t)   d[4j + 1] (g, 8j + 2t + 1)   d[4j + 2], d[4j + 3] the same of row g + 8
  * A descriptor: bits 0-13 address / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51 base offset, 62-63 swizzle; the 128-byte
@@ -32,6 +32,7 @@ void simt_fence_proxy_async(void);
  * The product takes place when its group is waited for, no earlier; d holds NaNs until then. */
 void simt_wgmma_fence(void);
 void simt_wgmma_bf16(float *d, int n, uint64_t a, uint64_t b, int scale_d);
+void simt_wgmma_f16(float *d, int n, uint64_t a, uint64_t b, int scale_d);
 void simt_wgmma_e4m3(float *d, int n, uint64_t a, uint64_t b, int scale_d);
 void simt_wgmma_commit(void);
 void simt_wgmma_wait(int n_groups_left);

@@ -62,6 +62,7 @@ TEST(simt_ends_an_arrival_where_no_barrier_is)
 
 /* ---- products ---- */
 
+enum kind { BF16, F16, E4M3 };
 enum mistake {
     NONE, NO_PROXY_FENCE, NO_COPY_WAIT, NO_FENCE, NO_WAIT, TOUCHED, OTHER_STRIDE, OTHER_SWIZZLE, LATE_K, WARP_MISSING, LEFT, OVERWRITTEN
 };
@@ -79,7 +80,7 @@ static __device__ void bring(char *to, const char *from, int n_rows)
 }
 
 /* y [64][n] = 2 A B: a stage twice over, as two groups; then + y of the first. */
-template<int N, bool E4M3> __global__ void product(const char *a, const char *b, float *y, mistake m)
+template<int N, kind K> __global__ void product(const char *a, const char *b, float *y, mistake m)
 {
     char *s = (char *)simt_dynamic_shared();
     bring(s, a, 64);
@@ -96,7 +97,7 @@ template<int N, bool E4M3> __global__ void product(const char *a, const char *b,
         for (int k = 0; k < 4; k++) {
             if (m == WARP_MISSING && threadIdx.x / 32 == 2 && twice && k == 3) continue;
             const uint64_t on = (uint64_t)(2 * k + (m == LATE_K ? 1 : 0));
-            (E4M3 ? simt_wgmma_e4m3 : simt_wgmma_bf16)(d, N, of_a + on, of_b + on, twice || k);
+            (K == E4M3 ? simt_wgmma_e4m3 : K == F16 ? simt_wgmma_f16 : simt_wgmma_bf16)(d, N, of_a + on, of_b + on, twice || k);
         }
         if (m == TOUCHED && threadIdx.x == 77) d[3] = 0;
         simt_wgmma_commit();
@@ -113,39 +114,40 @@ template<int N, bool E4M3> __global__ void product(const char *a, const char *b,
 static unsigned char a_bytes[A_BYTES], b_bytes[256 * K_BYTES];
 static float         y_got[64 * 256];
 
-template<int N, bool E4M3> static void run_product(mistake m)
+template<int N, kind K> static void run_product(mistake m)
 {
     unsigned state = 7;
     for (size_t i = 0; i < sizeof a_bytes + sizeof b_bytes; i++) {
         state = state * 1664525 + 1013904223;
         unsigned char v = (unsigned char)(state >> 24);
-        if (E4M3 && (v & 127) == 127) v ^= 1;
-        if (!E4M3 && i % 2) v = (unsigned char)((v & 0x80) | 0x3f); /* about 1 */
+        if (K == E4M3 && (v & 127) == 127) v ^= 1;
+        if (K != E4M3 && i % 2) v = (unsigned char)((v & 0x80) | 0x3f); /* about 1 */
         (i < sizeof a_bytes ? a_bytes[i] : b_bytes[i - sizeof a_bytes]) = v;
     }
     char  *a = on_device((const char *)a_bytes, sizeof a_bytes), *b = on_device((const char *)b_bytes, (size_t)N * K_BYTES);
     float *y = on_device<float>((size_t)64 * N);
-    GOOD(simt_launch(nullptr, product<N, E4M3>, dim3(1), dim3(WARPGROUP), (size_t)(A_BYTES + N * K_BYTES), a, b, y, m));
+    GOOD(simt_launch(nullptr, product<N, K>, dim3(1), dim3(WARPGROUP), (size_t)(A_BYTES + N * K_BYTES), a, b, y, m));
     to_host(y_got, y, (size_t)64 * N);
     GOOD(cudaFree(a));
     GOOD(cudaFree(b));
     GOOD(cudaFree(y));
 }
 
-template<bool E4M3> static double element(const unsigned char *row, int k)
+template<kind K> static double element(const unsigned char *row, int k)
 {
-    if (E4M3) return (double)simt_e4m3_to_float(row[k]);
-    return (double)simt_bf16_to_float((uint16_t)(row[2 * k] | row[2 * k + 1] << 8));
+    if (K == E4M3) return (double)simt_e4m3_to_float(row[k]);
+    const uint16_t bits = (uint16_t)(row[2 * k] | row[2 * k + 1] << 8);
+    return (double)(K == F16 ? simt_f16_to_float(bits) : simt_bf16_to_float(bits));
 }
 
-template<int N, bool E4M3> static void check_product(void)
+template<int N, kind K> static void check_product(void)
 {
-    run_product<N, E4M3>(NONE);
+    run_product<N, K>(NONE);
     for (int row = 0; row < 64; row++)
         for (int column = 0; column < N; column++) {
             double sum = 0, size = 0;
-            for (int k = 0; k < (E4M3 ? 128 : 64); k++) {
-                const double term = element<E4M3>(a_bytes + row * K_BYTES, k) * element<E4M3>(b_bytes + column * K_BYTES, k);
+            for (int k = 0; k < (K == E4M3 ? 128 : 64); k++) {
+                const double term = element<K>(a_bytes + row * K_BYTES, k) * element<K>(b_bytes + column * K_BYTES, k);
                 sum += 2 * term, size += fabs(term);
             }
             CHECK_NEAR((double)y_got[row * N + column], sum, 1e-6 * size);
@@ -154,28 +156,30 @@ template<int N, bool E4M3> static void check_product(void)
 
 TEST(simt_multiplies_by_a_warpgroup)
 {
-    check_product<256, false>();
-    check_product<128, false>();
-    check_product<8, false>();
-    check_product<128, true>();
+    check_product<256, BF16>();
+    check_product<128, BF16>();
+    check_product<8, BF16>();
+    check_product<256, F16>();
+    check_product<128, F16>();
+    check_product<128, E4M3>();
 }
 
 /* What was not waited for is NaN; so is what a cp.async took away too early. */
 TEST(simt_multiplies_no_earlier_than_waited_for)
 {
-    run_product<128, false>(NO_WAIT);
+    run_product<128, BF16>(NO_WAIT);
     for (float v : { y_got[0], y_got[5], y_got[64 * 128 - 1] }) CHECK(isnan(v));
 }
-TEST(simt_ends_products_of_what_is_being_overwritten) { must_die([] { run_product<128, false>(OVERWRITTEN); }, "has not waited"); }
-TEST(simt_ends_products_of_unfenced_copies) { must_die([] { run_product<128, false>(NO_PROXY_FENCE); }, "with no fence.proxy.async after it"); }
-TEST(simt_ends_products_of_copies_under_way) { must_die([] { run_product<128, false>(NO_COPY_WAIT); }, "has not waited"); }
-TEST(simt_ends_products_without_a_fence) { must_die([] { run_product<128, false>(NO_FENCE); }, "without a wgmma.fence"); }
-TEST(simt_ends_products_whose_sums_were_touched) { must_die([] { run_product<128, false>(TOUCHED); }, "accumulator 3 was touched"); }
-TEST(simt_ends_products_of_a_swizzle_that_is_not_built) { must_die([] { run_product<128, false>(OTHER_SWIZZLE); }, "swizzle 2"); }
-TEST(simt_ends_products_beyond_shared_memory) { must_die([] { run_product<128, false>(OTHER_STRIDE); }, "bytes at shared address"); }
-TEST(simt_ends_products_beyond_a_row) { must_die([] { run_product<128, false>(LATE_K); }, "goes on behind its 128 bytes"); }
-TEST(simt_ends_products_that_a_warp_leaves_out) { must_die([] { run_product<128, false>(WARP_MISSING); }, "did 7 wgmma and another of its warpgroup 8"); }
-TEST(simt_ends_a_thread_that_leaves_products) { must_die([] { run_product<128, false>(LEFT); }, "had not waited for 4 of its wgmma"); }
+TEST(simt_ends_products_of_what_is_being_overwritten) { must_die([] { run_product<128, BF16>(OVERWRITTEN); }, "has not waited"); }
+TEST(simt_ends_products_of_unfenced_copies) { must_die([] { run_product<128, BF16>(NO_PROXY_FENCE); }, "with no fence.proxy.async after it"); }
+TEST(simt_ends_products_of_copies_under_way) { must_die([] { run_product<128, BF16>(NO_COPY_WAIT); }, "has not waited"); }
+TEST(simt_ends_products_without_a_fence) { must_die([] { run_product<128, BF16>(NO_FENCE); }, "without a wgmma.fence"); }
+TEST(simt_ends_products_whose_sums_were_touched) { must_die([] { run_product<128, BF16>(TOUCHED); }, "accumulator 3 was touched"); }
+TEST(simt_ends_products_of_a_swizzle_that_is_not_built) { must_die([] { run_product<128, BF16>(OTHER_SWIZZLE); }, "swizzle 2"); }
+TEST(simt_ends_products_beyond_shared_memory) { must_die([] { run_product<128, BF16>(OTHER_STRIDE); }, "bytes at shared address"); }
+TEST(simt_ends_products_beyond_a_row) { must_die([] { run_product<128, BF16>(LATE_K); }, "goes on behind its 128 bytes"); }
+TEST(simt_ends_products_that_a_warp_leaves_out) { must_die([] { run_product<128, BF16>(WARP_MISSING); }, "did 7 wgmma and another of its warpgroup 8"); }
+TEST(simt_ends_a_thread_that_leaves_products) { must_die([] { run_product<128, BF16>(LEFT); }, "had not waited for 4 of its wgmma"); }
 
 TEST_MAIN(CASE(simt_hands_over_at_barriers_in_memory), CASE(simt_ends_a_wait_for_too_many), CASE(simt_ends_an_arrival_where_no_barrier_is),
           CASE(simt_multiplies_by_a_warpgroup), CASE(simt_multiplies_no_earlier_than_waited_for), CASE(simt_ends_products_of_what_is_being_overwritten),
