@@ -1,7 +1,7 @@
 /* cuda_pack.c - checkpoint matrices to the forms of gemm.h: made on the host by the pool, in pieces of some rows, which travel while the next are
  * made (cuda_send.h). weight_pack comes back before the last of them has arrived.
  *
- * FAST: bf16 and f16 become BF16, as do GGUF's block types, f8 stays F8, f32 stays F32 (routers), and what --quantization asks for W8, W4 or F8
+ * FAST: bf16 stays BF16, f16 stays F16, GGUF's block types become BF16, f8 stays F8, f32 stays F32 (routers), and what --quantization asks for W8, W4 or F8
  * by the rules of quantize.h. F32 arithmetic: every element the f32 that its format means. Weights that are made up are made on the card (fill.h).
  * Life cycle: struct weight. Thread: loading thread, pool. */
 #include <string.h>
@@ -24,6 +24,7 @@ static enum gemm_form form_of(enum dtype t, enum quantize q, enum activations ac
     if (plain && q == QUANTIZE_WINT8) return GEMM_W8;
     if (plain && q == QUANTIZE_WINT4) return GEMM_W4;
     if (plain && q == QUANTIZE_BLOCK_FP8) return GEMM_F8;
+    if (t == DTYPE_F16) return GEMM_F16;
     return t == DTYPE_F32 ? GEMM_F32 : GEMM_BF16;
 }
 
@@ -94,6 +95,14 @@ static void write_bf16(const struct pack *p, const struct block *b)
     }
 }
 
+static void write_f16(const struct pack *p, const struct block *b)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        uint16_t *to = (uint16_t *)(void *)at(p, b, i);
+        for (size_t k = 0; k < p->w->n_in; k++) to[k] = dtype_f32_to_f16(b->wide[i * p->w->n_in + k]);
+    }
+}
+
 static void write_w8(const struct pack *p, const struct block *b)
 {
     for (size_t i = 0; i < b->n; i++)
@@ -125,8 +134,8 @@ static void write_f8(const struct pack *p, const struct block *b)
     }
 }
 
-/* bf16 as it is, where its rows lie as the card wants them. */
-static void copy_bf16(const struct pack *p, const struct block *b)
+/* 16 bits as they are, where rows lie as the card wants them. */
+static void copy_16(const struct pack *p, const struct block *b)
 {
     const size_t n_in = p->w->n_in, stride = b->src->row_bytes ? b->src->row_bytes : n_in * sizeof(uint16_t);
     for (size_t i = 0; i < b->n; i++) memcpy(at(p, b, i), (const char *)b->src->data + (b->row0 + i) * stride, n_in * sizeof(uint16_t));
@@ -170,7 +179,7 @@ static void round_to_quantised(const struct pack *p, const struct block *b)
 }
 
 static void (*const WRITE[GEMM_FORMS])(const struct pack *, const struct block *) = {
-    [GEMM_F32] = write_f32, [GEMM_BF16] = write_bf16, [GEMM_W8] = write_w8, [GEMM_W4] = write_w4, [GEMM_F8] = write_f8,
+    [GEMM_F32] = write_f32, [GEMM_BF16] = write_bf16, [GEMM_F16] = write_f16, [GEMM_W8] = write_w8, [GEMM_W4] = write_w4, [GEMM_F8] = write_f8,
 };
 
 static size_t blocks_of(const struct weight_src *s) { return (s->n_out + WEIGHT_BLOCK_ROWS - 1) / WEIGHT_BLOCK_ROWS; }
@@ -178,7 +187,7 @@ static size_t blocks_of(const struct weight_src *s) { return (s->n_out + WEIGHT_
 /* What rows are filled up with, where elements have whole bytes. */
 static void fill_up(const struct pack *p, const struct block *b)
 {
-    static const unsigned char bytes[GEMM_FORMS] = { [GEMM_F32] = 4, [GEMM_BF16] = 2, [GEMM_W8] = 1, [GEMM_F8] = 1 };
+    static const unsigned char bytes[GEMM_FORMS] = { [GEMM_F32] = 4, [GEMM_BF16] = 2, [GEMM_F16] = 2, [GEMM_W8] = 1, [GEMM_F8] = 1 };
     const size_t used = p->w->n_in * bytes[p->w->form];
     for (size_t i = 0; used > 0 && used < p->row_bytes && i < b->n; i++) memset(at(p, b, i) + used, 0, p->row_bytes - used);
 }
@@ -191,8 +200,9 @@ static void write_block(const struct pack *p, const struct block *b)
         copy_f8(p, b);
         return;
     }
-    if (p->w->form == GEMM_BF16 && t == DTYPE_BF16 && !b->src->transposed && !weight_is_made_up(b->src)) {
-        copy_bf16(p, b);
+    const bool as_stored = (p->w->form == GEMM_BF16 && t == DTYPE_BF16) || (p->w->form == GEMM_F16 && t == DTYPE_F16);
+    if (as_stored && !b->src->transposed && !weight_is_made_up(b->src)) {
+        copy_16(p, b);
         return;
     }
     weight_rows_f32(b->src, b->row0, b->n, b->wide);

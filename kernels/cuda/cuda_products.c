@@ -1,8 +1,8 @@
 /* cuda_products.c - the slots matmul and experts: inputs made ready as a product's kernel takes them, then the product, in the stream's order.
  *
- * Inputs are f32 as they are, f32 or bf16 made ready in the context's room (gathered, normalised, rounded), bf16 that the product before left ready,
- * or e4m3 with scales where gemm.h says that a card multiplies those. Neighbouring jobs that differ in nothing but columns - the heads of latent
- * attention - become one product of groups. Thread: engine. */
+ * Inputs are f32 as they are, f32, bf16 or f16 made ready in the context's room (gathered, normalised, rounded), rows that the product before left
+ * ready for this one, or e4m3 with scales where gemm.h says that a card multiplies those. Neighbouring jobs that differ in nothing but columns -
+ * the heads of latent attention - become one product of groups. Thread: engine. */
 #include "kernels/cpu/sizes.h"
 #include "kernels/cuda/cuda_row.h"
 #include "kernels/cuda/gemm_library.h"
@@ -11,9 +11,19 @@
 #include "kernels/cuda/rows.h"
 
 static enum gemm_form form_of(const struct weight *w) { return (enum gemm_form)w->form; }
+static enum dtype x_type_of(const struct weight *w) { return gemm_x_type(form_of(w)); }
 
-/* Elements between ready rows of n; both kinds fit in the room that kernels.h promises. */
-static size_t ready_stride(enum gemm_form reader, size_t n) { return reader == GEMM_F32 ? round_up(n, MATMUL_READY_STEP) : round_up(n, GEMM_STEP); }
+/* Elements between rows that are ready for a matrix; of 32 and of 16 bits they fit in the room that kernels.h promises. */
+static size_t ready_stride(const struct weight *reader)
+{
+    return round_up(reader->n_in, x_type_of(reader) == DTYPE_F32 ? (size_t)MATMUL_READY_STEP : (size_t)GEMM_STEP);
+}
+
+/* SwiGLU's results, ready for a matrix. */
+static enum gemm_then silu_for(const struct weight *reader)
+{
+    return x_type_of(reader) == DTYPE_F32 ? GEMM_SILU : x_type_of(reader) == DTYPE_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16;
+}
 
 /* The library may have to load kernels for a shape, which is no good while launches are recorded. */
 static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
@@ -25,13 +35,13 @@ static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
-enum inputs_as { AS_THEY_ARE, AS_F32, AS_BF16, AS_F8 };
+enum inputs_as { AS_THEY_ARE, AS_F32, AS_BF16, AS_F16, AS_F8 };
 
 /* Rows of inputs: what is to be made of them, and what was made last. */
 struct inputs_want {
     enum inputs_as     as;
     const void        *x;
-    bool               bf16;    /* x is: a product left it ready */
+    bool               bf16;    /* x is: a product left it ready for one that takes it in bf16, or in e4m3 */
     size_t             x_stride, n_rows, n;
     const int32_t     *x_rows;
     const float       *norm;
@@ -53,7 +63,7 @@ static enum inputs_as inputs_for(const struct cuda_ctx *c, const struct gemm *g,
 {
     if (gemm_wants_f8_x(g) && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return AS_F8;
     if (ready || (g->form == GEMM_F32 && !in->norm)) return AS_THEY_ARE;
-    return g->form == GEMM_F32 ? AS_F32 : AS_BF16;
+    return g->form == GEMM_F32 ? AS_F32 : g->form == GEMM_F16 ? AS_F16 : AS_BF16;
 }
 
 static float *f8_scales(const struct cuda_ctx *c, const struct inputs_want *in)
@@ -64,8 +74,9 @@ static float *f8_scales(const struct cuda_ctx *c, const struct inputs_want *in)
 /* Into c->inputs; the stream's order keeps a call's products from overwriting each other's. */
 static void make_inputs(struct cuda_ctx *c, const struct inputs_want *in)
 {
+    const enum dtype    type = in->as == AS_F32 ? DTYPE_F32 : in->as == AS_F16 ? DTYPE_F16 : DTYPE_BF16;
     const struct inputs plain = { .x = in->x, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps, .n_rows = in->n_rows,
-                                  .n = in->n, .y = c->inputs.ptr, .f32 = in->as == AS_F32 };
+                                  .n = in->n, .y = c->inputs.ptr, .type = type };
     const struct inputs_f8 f8 = { .x = in->x, .bf16 = in->bf16, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps,
                                   .n_rows = in->n_rows, .n = in->n, .y = c->inputs.ptr, .scales = f8_scales(c, in) };
     (void)cuda_check(c->device, in->as == AS_F8 ? inputs_f8_run(c->device->stream, &f8) : inputs_run(c->device->stream, &plain), "rounding inputs");
@@ -89,8 +100,8 @@ static void take_outputs(const struct matmul_args *a, struct gemm *g)
     g->y_stride = a->y_stride;
     g->then = a->then == MATMUL_ADD ? GEMM_ADD : a->then == MATMUL_SILU_MUL ? GEMM_SILU : GEMM_STORE;
     if (!a->y_for) return;
-    g->y_stride = ready_stride(form_of(a->y_for), a->y_for->n_in);
-    if (form_of(a->y_for) != GEMM_F32) g->then = GEMM_SILU_BF16;
+    g->y_stride = ready_stride(a->y_for);
+    g->then = silu_for(a->y_for);
 }
 
 static ptrdiff_t between(const void *a, const void *b) { return (const char *)b - (const char *)a; }
@@ -142,7 +153,7 @@ void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t
         n = n_groups_of(a, n_jobs - i);
         if (a->n_rows == 0) continue;
         g.n_rows = a->n_rows;
-        if (a->x_ready) in.bf16 = g.form != GEMM_F32, in.x_stride = ready_stride(g.form, a->w->n_in);
+        if (a->x_ready) in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = ready_stride(a->w);
         join_groups(a, n, &g, &in);
         take_outputs(a, &g);
         in.as = inputs_for(c, &g, &in, a->x_ready);
@@ -157,13 +168,26 @@ void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t
 
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
+/* Experts that share inputs: neighbours whose matrices have the same forms, which but in odd checkpoints are all. */
+struct alike {
+    int32_t first, n;
+};
+
+static struct alike alike_from(const struct experts_args *a, int32_t first)
+{
+    struct alike         s = { first, 1 };
+    const struct weight *gate_up = a->gate_up + first, *down = a->down + first;
+    while (first + s.n < a->n_experts && gate_up[s.n].form == gate_up->form && down[s.n].form == down->form) s.n++;
+    return s;
+}
+
 /* g of all n groups: one call where the matrices lie at equal distances, as they do when they are packed one after the other; otherwise one each. */
 static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, struct gemm g, const char *what)
 {
     const char *first = w[0].data;
     g.w_stride = n > 1 ? (size_t)((const char *)w[1].data - first) : 0;
     bool even = true;
-    for (int32_t i = 1; i < n; i++) even = even && (const char *)w[i].data == first + (size_t)i * g.w_stride && w[i].form == w[0].form;
+    for (int32_t i = 1; i < n; i++) even = even && (const char *)w[i].data == first + (size_t)i * g.w_stride;
     if (even) {
         (void)cuda_check(c->device, gemm_run(c->device->stream, &g), what);
         return;
@@ -171,7 +195,6 @@ static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, str
     const int32_t *begin = g.begin;
     g.n_groups = 1;
     for (int32_t i = 0; i < n; i++) {
-        g.form = form_of(&w[i]);
         g.w = w[i].data;
         g.begin = begin + i;
         (void)cuda_check(c->device, gemm_run(c->device->stream, &g), what);
@@ -190,41 +213,40 @@ static void run_shared(struct kernel_ctx *base, const struct experts_args *a)
     cuda_matmul(base, &down, 1);
 }
 
-static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, size_t n_slots)
+static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots)
 {
-    const struct weight *w = &a->gate_up[0], *down = &a->down[0];
+    const struct weight *w = &a->gate_up[of->first], *down = &a->down[of->first];
     struct inputs_want   in = { .x = a->h, .x_stride = w->n_in, .n_rows = a->n_rows, .n = w->n_in };
     struct gemm          g = gemm_of(c, w);
-    g.begin = a->begin;
-    g.n_groups = a->n_experts;
+    g.begin = a->begin + of->first;
+    g.n_groups = of->n;
     g.n_rows = n_slots;
     g.y = a->act;
-    g.y_stride = ready_stride(form_of(down), down->n_in);
-    g.then = form_of(down) == GEMM_F32 ? GEMM_SILU : GEMM_SILU_BF16;
+    g.y_stride = ready_stride(down);
+    g.then = silu_for(down);
     in.as = inputs_for(c, &g, &in, false);
     if (in.as != AS_THEY_ARE) make_inputs(c, &in);
     take_inputs(c, &in, &g);
     g.x_rows = a->rows;
-    run_group(c, a->gate_up, a->n_experts, g, "gate and up of experts"); /* [rows used, I] */
+    run_group(c, w, of->n, g, "gate and up of experts"); /* [rows used, I] */
 }
 
-static void run_down(struct cuda_ctx *c, const struct experts_args *a, size_t n_slots)
+static void run_down(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots)
 {
-    const struct weight *w = &a->down[0];
-    struct inputs_want   in = { .x = a->act, .bf16 = form_of(w) != GEMM_F32, .x_stride = ready_stride(form_of(w), w->n_in), .n_rows = n_slots, .n = w->n_in };
+    const struct weight *w = &a->down[of->first];
+    struct inputs_want   in = { .x = a->act, .bf16 = x_type_of(w) == DTYPE_BF16, .x_stride = ready_stride(w), .n_rows = n_slots, .n = w->n_in };
     struct gemm          g = gemm_of(c, w);
-    g.begin = a->begin;
-    g.n_groups = a->n_experts;
+    g.begin = a->begin + of->first;
+    g.n_groups = of->n;
     g.n_rows = n_slots;
     g.y = a->out;
     g.y_stride = w->n_out;
     in.as = inputs_for(c, &g, &in, true);
     if (in.as != AS_THEY_ARE) make_inputs(c, &in);
     take_inputs(c, &in, &g);
-    run_group(c, a->down, a->n_experts, g, "down of experts"); /* [rows used, H] */
+    run_group(c, w, of->n, g, "down of experts"); /* [rows used, H] */
 }
 
-/* LIMIT: experts of different forms would need inputs of both kinds; a checkpoint has none. */
 void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
@@ -232,8 +254,11 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
     if (a->n_rows == 0) return;
     if (a->shared.gate_up) run_shared(base, a);
     if (!a->sorted) (void)cuda_check(c->device, rows_sort(c->device->stream, a, cuda_live_rows(c)), "sorting rows by expert");
-    run_gate_up(c, a, n_slots);
-    run_down(c, a, n_slots);
+    for (struct alike of = { 0, 0 }; of.first < a->n_experts; of.first += of.n) {
+        of = alike_from(a, of.first);
+        run_gate_up(c, a, &of, n_slots);
+        run_down(c, a, &of, n_slots);
+    }
     const struct combine_args all = { .y = a->x, .rows = a->out, .index = a->index, .weights = a->weights, .n_rows = a->n_rows,
                                       .n_used = (size_t)a->n_used, .n = a->down[0].n_out, .add = true };
     cuda_combine(base, &all); /* [rows, H] */

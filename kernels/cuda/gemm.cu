@@ -8,7 +8,7 @@ static size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * s
 
 size_t gemm_row_bytes(enum gemm_form form, size_t n_in)
 {
-    static const unsigned char bits[GEMM_FORMS] = { 32, 16, 8, 4, 8 };
+    static const unsigned char bits[GEMM_FORMS] = { 32, 16, 16, 8, 4, 8 };
     return round_up(n_in, GEMM_STEP) * bits[form] / 8;
 }
 
@@ -40,7 +40,7 @@ static gemm_call call_of(const struct gemm *g)
     c.n_rows = (int32_t)g->n_rows, c.rows_above = 0, c.rows_at_most = INT32_MAX;
     c.n_out = (int32_t)g->n_out, c.n_in = (int32_t)g->n_in;
     c.n_in_filled = (int32_t)round_up(g->n_in, GEMM_STEP);
-    c.n_columns = g->then == GEMM_SILU_BF16 ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP)) : c.n_out;
+    c.n_columns = gemm_is_ready(g->then) ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP)) : c.n_out;
     c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows, c.x_scales = g->x_scales;
     c.bias = g->bias;
     c.y = g->y, c.y_stride = g->y_stride;
@@ -67,8 +67,7 @@ static cudaError_t run_both(cudaStream_t stream, enum gemm_form form, gemm_call 
 
 static bool is_good(const struct gemm *g)
 {
-    const bool silu = g->then == GEMM_SILU || g->then == GEMM_SILU_BF16;
-    if (silu && !g->paired) return false;
+    if (gemm_is_silu(g->then) && !g->paired) return false;
     return (unsigned)g->form < GEMM_FORMS && g->n_rows <= INT32_MAX && g->n_out <= INT32_MAX && g->n_in <= INT32_MAX && g->n_groups >= 1;
 }
 

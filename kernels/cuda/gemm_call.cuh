@@ -175,15 +175,15 @@ static __device__ __forceinline__ void put_silu(const gemm_call &c, size_t at, i
 {
     float y = 0;
     if (column < c.n_out) y = __fmul_rn(silu(__fadd_rn(gate, bias_of(c, column))), __fadd_rn(up, bias_of(c, column + 1)));
-    if (c.then == GEMM_SILU_BF16) ((uint16_t *)c.y)[at + column / 2] = float_to_bf16(y);
-    else ((float *)c.y)[at + column / 2] = y;
+    if (c.then == GEMM_SILU) ((float *)c.y)[at + column / 2] = y;
+    else ((uint16_t *)c.y)[at + column / 2] = c.then == GEMM_SILU_F16 ? float_to_f16(y) : float_to_bf16(y);
 }
 
 /* The sums of columns `column`, which is even, and the next, of row i of the rows. The column is below n_columns. */
 static __device__ __forceinline__ void put_pair(const gemm_call &c, const gemm_rows &rows, int32_t i, int32_t column, float first, float second)
 {
     const size_t at = (size_t)(rows.begin + i) * c.y_stride + (size_t)rows.group * c.y_group;
-    if (c.then == GEMM_SILU || c.then == GEMM_SILU_BF16) {
+    if (c.then != GEMM_STORE && c.then != GEMM_ADD) {
         put_silu(c, at, column, first, second);
         return;
     }

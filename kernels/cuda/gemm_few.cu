@@ -99,8 +99,8 @@ static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], unsi
             if (WHOLE || k < p.n_in) x = __ldg((const uint4 *)(p.x[n] + k + 8 * e));
             const unsigned first[4] = { a[0][0], a[1][0], a[0][1], a[1][1] }, second[4] = { a[0][2], a[1][2], a[0][3], a[1][3] };
             const unsigned b_first[2] = { x.x, x.y }, b_second[2] = { x.z, x.w };
-            mma_bf16(sums[n], first, b_first);
-            mma_bf16(sums[n], second, b_second);
+            mma_of<F>(sums[n], first, b_first);
+            mma_of<F>(sums[n], second, b_second);
         }
     }
 }
@@ -225,8 +225,8 @@ template <enum gemm_form F, bool WHOLE> static __global__ void __launch_bounds__
 
 template <bool WHOLE> static void (*kernel_of(enum gemm_form form))(const gemm_call)
 {
-    static void (*const kernels[GEMM_FORMS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16, WHOLE>, few_kernel<GEMM_W8, WHOLE>,
-                                                                  few_kernel<GEMM_W4, WHOLE>, few_kernel<GEMM_F8, WHOLE> };
+    static void (*const kernels[GEMM_FORMS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16, WHOLE>, few_kernel<GEMM_F16, WHOLE>,
+                                                                  few_kernel<GEMM_W8, WHOLE>, few_kernel<GEMM_W4, WHOLE>, few_kernel<GEMM_F8, WHOLE> };
     return kernels[form];
 }
 

@@ -4,7 +4,7 @@
  * shared memory as they are stored, TILE_K elements a stage, by cp.async several stages ahead; stored numbers become bf16 in registers.
  * A thread reads 16 bytes of consecutive elements of a row, not ldmatrix: that gives the same number of fragments per instruction, and what
  * the hardware takes for k's 2t, 2t + 1, 2t + 8, 2t + 9 of two steps are then the same 8 consecutive elements in both operands, also where W
- * has 8 or 4 bits an element. Rows of x (and of W in bf16) take up all 32 banks, and 8 lanes read from two rows at a time: the 16-byte pieces
+ * has 8 or 4 bits an element. Rows of x (and of W in 16 bits) take up all 32 banks, and 8 lanes read from two rows at a time: the 16-byte pieces
  * of odd rows are exchanged so that they fall into the other banks.
  * Per 64 elements of k a block of the largest tile moves 32 KiB and multiplies for some 800 cycles of an H100's mma.sync (1,024 of an A100's):
  * that keeps within what the second cache gives, which a tile of half the size would not. It takes 140 to 160 registers (F8, which has two sets
@@ -38,8 +38,8 @@ template <enum gemm_form F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES
     static_assert(THREADS / 8 % 2 == 0, "all rows of x that a thread copies are odd or none is");
 };
 
-/* Where piece i (16 bytes) of a row lies. bf16: a thread has pieces t and t + 4 of both operands; otherwise 2t and 2t + 1 of x. */
-template <enum gemm_form F> static __device__ __forceinline__ int piece_at(int row, int i) { return F == GEMM_BF16 ? i ^ (row & 1) << 2 : i ^ (row & 1); }
+/* Where piece i (16 bytes) of a row lies. Of 16 bits: a thread has pieces t and t + 4 of both operands; otherwise 2t and 2t + 1 of x. */
+template <enum gemm_form F> static __device__ __forceinline__ int piece_at(int row, int i) { return stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1); }
 
 /* What a thread copies: piece `tid % 8` of rows tid / 8, ... of x; of W's pieces those with its number. Pointers stand at the next stage. */
 template <class T> struct tile_source {
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm
     s->w = c.w + (size_t)rows.group * c.w_stride + (size_t)(first_column + w_row_0) * c.row_bytes + w_piece * 16;
     s->w_rows = w_row_0 < T::COLUMNS ? c.n_out - first_column - w_row_0 : 0;
     s->x_to = x_row_0 * X_ROW_BYTES + piece_at<F>(x_row_0, tid % 8) * 16;
-    s->w_to = T::X_BYTES + w_row_0 * T::W_ROW_BYTES + (F == GEMM_BF16 ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
+    s->w_to = T::X_BYTES + w_row_0 * T::W_ROW_BYTES + (stored<F>::PLAIN ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
 }
 
 template <class T> static __device__ __forceinline__ void skip_stages(tile_source<T> *s, int32_t n)
@@ -101,10 +101,10 @@ static __device__ __forceinline__ void read_16(unsigned to[4], const unsigned ch
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-/* A thread's words of its row of W: of 8 and 4 bits all of the stage, in one load; of bf16 those of half `half`. */
+/* A thread's words of its row of W: of 8 and 4 bits all of the stage, in one load; of 16 those of half `half`. */
 template <enum gemm_form F> static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char *row, int row_number, int t, int half)
 {
-    if (F == GEMM_BF16) {
+    if (stored<F>::PLAIN) {
         read_16(to, row + piece_at<F>(row_number, 4 * half + t) * 16);
     } else if (F == GEMM_W4) {
         const uint2 v = *(const uint2 *)(row + 8 * t);
@@ -115,7 +115,7 @@ template <enum gemm_form F> static __device__ __forceinline__ void read_w(unsign
 }
 
 template <enum gemm_form F, class T> struct tile_fragments {
-    unsigned w[T::N_TILES][F == GEMM_BF16 ? 4 : (int)T::W_WORDS];
+    unsigned w[T::N_TILES][stored<F>::PLAIN ? 4 : (int)T::W_WORDS];
 };
 
 /* Half a stage: 32 elements of k, two steps of mma. */
@@ -125,18 +125,18 @@ static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N
 {
     unsigned b[T::N_TILES][4];
 #pragma unroll
-    for (int n = 0; n < T::N_TILES; n++) widen_8<F>(b[n], f.w[n] + (F == GEMM_BF16 ? 0 : half * T::PER_HALF));
+    for (int n = 0; n < T::N_TILES; n++) widen_8<F>(b[n], f.w[n] + (stored<F>::PLAIN ? 0 : half * T::PER_HALF));
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
-        const int piece = piece_at<F>(g, F == GEMM_BF16 ? 4 * half + t : 2 * t + half); /* rows 8 and 16 on are as odd as g */
+        const int piece = piece_at<F>(g, stored<F>::PLAIN ? 4 * half + t : 2 * t + half); /* rows 8 and 16 on are as odd as g */
         unsigned low[4], high[4];
         read_16(low, x + (16 * m + g) * X_ROW_BYTES + piece * 16);
         read_16(high, x + (16 * m + 8 + g) * X_ROW_BYTES + piece * 16);
         const unsigned first[4] = { low[0], high[0], low[1], high[1] }, second[4] = { low[2], high[2], low[3], high[3] };
 #pragma unroll
-        for (int n = 0; n < T::N_TILES; n++) mma_bf16(sums[m][n], first, b[n]);
+        for (int n = 0; n < T::N_TILES; n++) mma_of<F>(sums[m][n], first, b[n]);
 #pragma unroll
-        for (int n = 0; n < T::N_TILES; n++) mma_bf16(sums[m][n], second, b[n] + 2);
+        for (int n = 0; n < T::N_TILES; n++) mma_of<F>(sums[m][n], second, b[n] + 2);
     }
 }
 
@@ -148,7 +148,7 @@ template <enum gemm_form F, class T> static __device__ __forceinline__ void mult
     tile_fragments<F, T> f;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (half == 0 || F == GEMM_BF16) {
+        if (half == 0 || stored<F>::PLAIN) {
 #pragma unroll
             for (int n = 0; n < T::N_TILES; n++) read_w<F>(f.w[n], w + (8 * n + g) * T::W_ROW_BYTES, g, t, half);
         }
@@ -292,17 +292,18 @@ template <enum gemm_form F, class T> static tile_row row_of() { return { tiles_k
 enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N_SHAPES };
 template <enum gemm_form F> static tile_row shape_of(int i)
 {
-    enum { BATCH_STAGES = F == GEMM_BF16 ? 4 : F == GEMM_W4 ? 8 : 6, BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2 };
-    if (i == SHAPE_PROMPT) return row_of<F, tile<F, 128, 128, 2, 4, F == GEMM_BF16 ? 3 : 4, 1>>();
+    enum { BATCH_STAGES = stored<F>::PLAIN ? 4 : F == GEMM_W4 ? 8 : 6, BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2 };
+    if (i == SHAPE_PROMPT) return row_of<F, tile<F, 128, 128, 2, 4, stored<F>::PLAIN ? 3 : 4, 1>>();
     if (i == SHAPE_64_ROWS) return row_of<F, tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
     if (i == SHAPE_EXPERTS) return row_of<F, tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
     if (i == SHAPE_32_ROWS) return row_of<F, tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
-    return row_of<F, tile<F, 32, 32, 2, 2, F == GEMM_BF16 ? 6 : 8, 4>>();
+    return row_of<F, tile<F, 32, 32, 2, 2, stored<F>::PLAIN ? 6 : 8, 4>>();
 }
 
 static tile_row shape_in_form(enum gemm_form form, int i)
 {
-    static tile_row (*const of[GEMM_FORMS])(int) = { nullptr, shape_of<GEMM_BF16>, shape_of<GEMM_W8>, shape_of<GEMM_W4>, shape_of<GEMM_F8> };
+    static tile_row (*const of[GEMM_FORMS])(int) = { nullptr, shape_of<GEMM_BF16>, shape_of<GEMM_F16>, shape_of<GEMM_W8>, shape_of<GEMM_W4>,
+                                                    shape_of<GEMM_F8> };
     return of[form](i);
 }
 

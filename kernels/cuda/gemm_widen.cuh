@@ -1,4 +1,5 @@
-/* gemm_widen.cuh - weights as they are stored, to pairs of bf16 in registers. Every stored number has an exact bf16.
+/* gemm_widen.cuh - weights as they are stored, to pairs of bf16 in registers (of F16 they are f16), and their products. Every
+ * stored number is exact there.
  *
  * The tricks put a number's bits where bf16 has its last ones: 0x43uu is 128 + u for u < 128, and 256 for u = 128. One fma takes the 128 away.
  * Elements keep their order: the lower one of k is in the low half. Thread: device. */
@@ -7,9 +8,12 @@
 
 #include "kernels/cuda/gemm_call.cuh"
 
-/* Elements in 16 bytes of a row. */
+/* PLAIN: of 16 bits, which are multiplied as they are. Elements in 16 bytes of a row. */
 template <enum gemm_form F> struct stored {
-    enum { PER_16_BYTES = F == GEMM_BF16 ? 8 : F == GEMM_W4 ? 32 : 16, WORDS_PER_8 = F == GEMM_BF16 ? 4 : F == GEMM_W4 ? 1 : 2 };
+    enum {
+        PLAIN = F == GEMM_BF16 || F == GEMM_F16, /* gemm_is_16 */
+        PER_16_BYTES = PLAIN ? 8 : F == GEMM_W4 ? 32 : 16, WORDS_PER_8 = PLAIN ? 4 : F == GEMM_W4 ? 1 : 2
+    };
 };
 
 enum : unsigned { BF16_ONES = 0x3f803f80u, BF16_MINUS_ONES = 0xbf80bf80u };
@@ -66,7 +70,7 @@ static __device__ __forceinline__ void widen_e4m3(unsigned out[4], const unsigne
 /* Eight elements from stored<F>::WORDS_PER_8 words. */
 template <enum gemm_form F> static __device__ __forceinline__ void widen_8(unsigned out[4], const unsigned *in)
 {
-    if (F == GEMM_BF16) {
+    if (stored<F>::PLAIN) {
         for (int i = 0; i < 4; i++) out[i] = in[i];
     } else if (F == GEMM_W8) {
         widen_int8(out, in);
@@ -75,6 +79,13 @@ template <enum gemm_form F> static __device__ __forceinline__ void widen_8(unsig
     } else {
         widen_e4m3(out, in);
     }
+}
+
+/* d += a b of what widen_8 makes and x in the form's type, m16n8k16. */
+template <enum gemm_form F> static __device__ __forceinline__ void mma_of(float d[4], const unsigned a[4], const unsigned b[2])
+{
+    if (F == GEMM_F16) mma_f16(d, a, b);
+    else mma_bf16(d, a, b);
 }
 
 #endif

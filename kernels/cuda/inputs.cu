@@ -16,7 +16,8 @@ static __global__ void __launch_bounds__(INPUTS_THREADS) inputs_kernel(const str
         float4 v = read_quad(x, k, n, aligned);
         if (in.norm) v = norm_quad(v, read_quad(in.norm, k, n, norm_aligned), factor, k, n);
         const size_t at = row * n_filled + k;
-        if (in.f32) *(float4 *)((float *)in.y + at) = v;
+        if (in.type == DTYPE_F32) *(float4 *)((float *)in.y + at) = v;
+        else if (in.type == DTYPE_F16) *(uint2 *)((uint16_t *)in.y + at) = make_uint2(pack_f16(v.x, v.y), pack_f16(v.z, v.w));
         else *(uint2 *)((uint16_t *)in.y + at) = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
     }
 }
@@ -24,5 +25,6 @@ static __global__ void __launch_bounds__(INPUTS_THREADS) inputs_kernel(const str
 cudaError_t inputs_run(cudaStream_t stream, const struct inputs *in)
 {
     if (in->n_rows == 0 || in->n == 0) return cudaSuccess;
+    if (in->type != DTYPE_F32 && in->type != DTYPE_F16 && in->type != DTYPE_BF16) return cudaErrorInvalidValue;
     return launch(stream, inputs_kernel, dim3((unsigned)in->n_rows), dim3(INPUTS_THREADS), 0, *in);
 }

@@ -131,6 +131,7 @@ static __device__ float element(const embed_rows &e, const unsigned char *row, c
     switch (e.form) {
     case GEMM_F32: return ((const float *)(const void *)row)[k];
     case GEMM_BF16: return bf16_to_float(((const uint16_t *)(const void *)row)[k]);
+    case GEMM_F16: return f16_to_float(((const uint16_t *)(const void *)row)[k]);
     case GEMM_W8: return (float)(int8_t)row[k] * scales[i_row];
     case GEMM_W4: return (float)((row[k / 2] >> (k % 2 * 4) & 15) - 8) * scales[i_row];
     case GEMM_F8: return e4m3_to_float(row[k]) * scales[i_row / 128 * f8_blocks + k / 128];

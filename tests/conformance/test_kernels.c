@@ -1,6 +1,6 @@
-/* test_kernels.c - the slots of the kernel table that work row by row, and the context.
+/* test_kernels.c - the slots of the kernel table that work row by row, products of plain types in FAST, and the context.
  *
- * The bound is zero: each row gives the bits of ref, for any number of rows and threads. ref itself is held to formulas
+ * The bound of the former is zero: each row gives the bits of ref, for any number of rows and threads. ref itself is held to formulas
  * written out here, in f64 where rounding is not part of the definition. Buffers have exactly the size a call may touch,
  * so that a sanitizer build sees every stray access. A row that this CPU cannot run is skipped by name. */
 #include "tests/conformance/kernel_on.h"
@@ -250,13 +250,122 @@ TEST(context_names_what_this_machine_has)
         if (!(*row)->available()) CHECK_STATUS(kernel_ctx_create((*row)->name, ACTIVATIONS_FAST, 1, &c, &err), ERR_UNSUPPORTED);
 }
 
+/* ---- products of plain types ---- */
+
+enum { PRODUCT_ROWS = 70 };
+static const enum dtype PRODUCT_TYPES[] = { DTYPE_F32, DTYPE_F16, DTYPE_BF16 };
+
+static struct weight pack_parts(struct kernel_ctx *c, const struct weight_src *parts, size_t n, enum weight_join join)
+{
+    const struct weight_pack_args a = { .parts = parts, .n_parts = n, .join = join };
+    struct weight w;
+    CHECK_OK(c->ops->weight_pack(c, &a, &w, NULL));
+    return w;
+}
+
+/* How far one product of a type may be off the exact one in FAST: inputs are rounded to its bits at most, sums are chains in f32. */
+static void check_product(const struct matrix *m, const float *x, const float *y, size_t n_rows)
+{
+    const size_t n_out = m->src.n_out, n_in = m->src.n_in;
+    const double rounding = m->src.dtype == DTYPE_BF16 ? 0x1p-8 : m->src.dtype == DTYPE_F16 ? 0x1p-11 : 0;
+    for (size_t i = 0; i < n_rows * n_out; i++) {
+        double exact = 0, magnitude = 0, weights = 0;
+        for (size_t k = 0; k < n_in; k++) {
+            const double w = (double)m->wide[i % n_out * n_in + k], term = w * (double)x[i / n_out * n_in + k];
+            exact += term, magnitude += fabs(term), weights += fabs(w);
+        }
+        const double bound = magnitude * (rounding + (double)(n_in + 8) * 0x1p-24) + (m->src.dtype == DTYPE_F16 ? weights * 0x1p-25 : 0);
+        if (!(fabs((double)y[i] - exact) <= bound))
+            test_fail(__FILE__, __LINE__, "%s, %zu rows of %zu x %zu: element %zu is %g off, the bound is %g", dtype_name(m->src.dtype), n_rows, n_out, n_in,
+                      i, fabs((double)y[i] - exact), bound);
+    }
+}
+
+/* Stored elements as they are; and products of the same rows by matrices of all types in one call, each as it is alone. */
+static void product_cases(const char *isa)
+{
+    enum { N_OUT = 50, N_IN = 150, JOBS = 6 };
+    static const enum dtype TYPES[JOBS] = { DTYPE_F16, DTYPE_F16, DTYPE_BF16, DTYPE_F16, DTYPE_F32, DTYPE_BF16 };
+    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
+    struct matrix      m[JOBS];
+    struct weight      w[JOBS];
+    struct matmul_args jobs[JOBS];
+    float             *x = random_floats(PRODUCT_ROWS * N_IN, 2), *alone = MEM_ARRAY(float, PRODUCT_ROWS * N_OUT);
+    CHECK_OK(kernel_ctx_reserve(c, JOBS * PRODUCT_ROWS, N_IN));
+    for (size_t j = 0; j < JOBS; j++) {
+        float wide[N_IN];
+        m[j] = make_matrix(TYPES[j], N_OUT, N_IN);
+        w[j] = pack_parts(c, &m[j].src, 1, JOIN_STACKED);
+        for (int32_t i = 0; i < N_OUT; i++) {
+            on_embed(c, wide, &w[j], &i, 1);
+            check_bits(wide, m[j].wide + (size_t)i * N_IN, N_IN, dtype_name(m[j].src.dtype), j, (size_t)i);
+        }
+    }
+    for (size_t n = 1; n <= PRODUCT_ROWS; n += 23) {
+        for (size_t j = 0; j < JOBS; j++)
+            jobs[j] = (struct matmul_args){ .w = &w[j], .x = x, .x_stride = N_IN, .n_rows = n, .y = MEM_ARRAY(float, n * N_OUT), .y_stride = N_OUT };
+        on_matmul(c, jobs, JOBS);
+        for (size_t j = 0; j < JOBS; j++) {
+            struct matmul_args one = jobs[j];
+            check_product(&m[j], x, jobs[j].y, n);
+            one.y = alone;
+            on_matmul(c, &one, 1);
+            check_bits(jobs[j].y, alone, n * N_OUT, dtype_name(m[j].src.dtype), j, n);
+            mem_free(jobs[j].y);
+        }
+    }
+    for (size_t j = 0; j < JOBS; j++) {
+        weight_release(c, &w[j]);
+        free_matrix(&m[j]);
+    }
+    mem_free(x), mem_free(alone);
+    kernel_ctx_free(c);
+}
+
+/* SwiGLU's rows left ready have the values of the way over f32, whatever types follow each other. */
+static void check_ready(struct kernel_ctx *c, enum dtype first, enum dtype then, size_t n)
+{
+    enum { HIDDEN = 70, INNER = 90, OUT = 30 };
+    struct matrix gate = make_matrix(first, INNER, HIDDEN), up = make_matrix(first, INNER, HIDDEN), down = make_matrix(then, OUT, INNER);
+    const struct weight_src parts[] = { gate.src, up.src };
+    struct weight pair = pack_parts(c, parts, 2, JOIN_PAIRED), last = pack_parts(c, &down.src, 1, JOIN_STACKED);
+    float        *x = random_floats(n * HIDDEN, 30), *act = MEM_ARRAY(float, ready_floats(n, INNER)), *wide = MEM_ARRAY(float, n * INNER);
+    float        *y = MEM_ARRAY(float, n * OUT), *want = MEM_ARRAY(float, n * OUT);
+    struct matmul_args a = { .w = &pair, .x = x, .x_stride = HIDDEN, .n_rows = n, .y = act, .y_for = &last, .then = MATMUL_SILU_MUL };
+    struct matmul_args b = { .w = &last, .x = act, .x_ready = true, .n_rows = n, .y = y, .y_stride = OUT };
+    on_matmul(c, &a, 1);
+    on_matmul(c, &b, 1);
+    a.y = wide, a.y_stride = INNER, a.y_for = NULL;
+    b.x = wide, b.x_stride = INNER, b.x_ready = false, b.y = want;
+    on_matmul(c, &a, 1);
+    on_matmul(c, &b, 1);
+    check_bits(y, want, n * OUT, dtype_name(first), n, (size_t)then);
+    check_product(&down, wide, y, n);
+    weight_release(c, &pair), weight_release(c, &last);
+    free_matrix(&gate), free_matrix(&up), free_matrix(&down);
+    mem_free(x), mem_free(act), mem_free(wide), mem_free(y), mem_free(want);
+}
+
+static void ready_cases(const char *isa)
+{
+    struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 2);
+    CHECK_OK(kernel_ctx_reserve(c, PRODUCT_ROWS, 100));
+    for (size_t i = 0; i < COUNT_OF(PRODUCT_TYPES); i++)
+        for (size_t j = 0; j < COUNT_OF(PRODUCT_TYPES); j++)
+            for (size_t n = 1; n <= PRODUCT_ROWS; n += 23) check_ready(c, PRODUCT_TYPES[i], PRODUCT_TYPES[j], n);
+    kernel_ctx_free(c);
+}
+
 #define ROW_TESTS(name, isa)                       \
+    TEST(name##_products) { product_cases(isa); }  \
+    TEST(name##_ready_rows) { ready_cases(isa); }  \
     TEST(name##_rms_norm) { norm_cases(isa); }     \
     TEST(name##_add) { add_cases(isa); }           \
     TEST(name##_copy_rows) { copy_cases(isa); }    \
     TEST(name##_rope) { rope_cases(isa); }         \
     TEST(name##_combine) { combine_cases(isa); }
-#define ROW_CASES(name) CASE(name##_rms_norm), CASE(name##_add), CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
+#define ROW_CASES(name) \
+    CASE(name##_products), CASE(name##_ready_rows), CASE(name##_rms_norm), CASE(name##_add), CASE(name##_copy_rows), CASE(name##_rope), CASE(name##_combine)
 
 /* What sampling takes from the processor. */
 #define HOST_ROW_TESTS(name, isa)                      \

@@ -33,6 +33,27 @@ float float_of_e4m3(uint8_t bits)
     return bits & 128 ? -size : size;
 }
 
+uint16_t f16_of(float x)
+{
+    const double size = fabs((double)x);
+    const int    sign = signbit(x) ? 0x8000 : 0, e = size < 0x1p-14 ? -14 : ilogb(size);
+    if (isnan(x)) return 0x7fff;
+    if (isinf(x)) return (uint16_t)(sign | 0x7c00);
+    if (size > 65504) return (uint16_t)(sign | 0x7bff);
+    return (uint16_t)(sign | ((e + 14) * 1024 + (int)nearbyint(ldexp(size, 10 - e)))); /* 1,024 and more steps, of subnormal ones fewer */
+}
+
+float float_of_f16(uint16_t bits)
+{
+    const int   exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    const float size = exponent ? ldexpf((float)(1024 + mantissa), exponent - 25) : ldexpf((float)mantissa, -24);
+    if (exponent == 31) return mantissa ? NAN : bits & 0x8000 ? -INFINITY : INFINITY;
+    return bits & 0x8000 ? -size : size;
+}
+
+uint16_t bits_of(enum dtype type, float x) { return type == DTYPE_F16 ? f16_of(x) : bf16_of(x); }
+float    float_of(enum dtype type, uint16_t bits) { return type == DTYPE_F16 ? float_of_f16(bits) : float_of_bf16(bits); }
+
 /* Writes element k of a row and says what it is without its scale. */
 static double put(enum gemm_form form, unsigned char *row, size_t k, double number)
 {
@@ -41,10 +62,10 @@ static double put(enum gemm_form form, unsigned char *row, size_t k, double numb
         memcpy(row + 4 * k, &v, sizeof v);
         return v;
     }
-    if (form == GEMM_BF16) {
-        const uint16_t bits = bf16_of((float)number);
+    if (gemm_is_16(form)) {
+        const uint16_t bits = bits_of(gemm_x_type(form), (float)number);
         memcpy(row + 2 * k, &bits, sizeof bits);
-        return float_of_bf16(bits);
+        return float_of(gemm_x_type(form), bits);
     }
     if (form == GEMM_W4) {
         const int nibble = (int)floor((number + 1) * 7.9999);

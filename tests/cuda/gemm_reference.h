@@ -24,6 +24,12 @@ struct numbers {
 uint16_t bf16_of(float x);
 float    float_of_bf16(uint16_t bits);
 float    float_of_e4m3(uint8_t bits);
+/* Of numbers beyond 65504 that one, as inputs.h says. */
+uint16_t f16_of(float x);
+float    float_of_f16(uint16_t bits);
+/* A number of a 16-bit type, F16 or BF16. */
+uint16_t bits_of(enum dtype type, float x);
+float    float_of(enum dtype type, uint16_t bits);
 
 /* One group's matrix, of random elements over the form's whole range. */
 reference_matrix reference_pack(enum gemm_form form, bool paired, size_t n_out, size_t n_in, numbers *from);

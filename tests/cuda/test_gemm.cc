@@ -7,7 +7,10 @@
 #include "tests/cuda/device_case.h"
 #include "tests/cuda/gemm_reference.h"
 
-static const enum gemm_then THENS[] = { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16 };
+static const enum gemm_then THENS[] = { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 };
+
+/* Of two matrices of a form in turn. */
+static enum gemm_then ready_for(enum gemm_form form) { return form == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
 
 static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
 
@@ -20,7 +23,10 @@ struct product {
     size_t               n_rows = 1, n_out = 1, n_in = 1;
     size_t               each = 1; /* groups that have all rows; without `begin` */
     std::vector<int32_t> groups;   /* rows of each; empty: without `begin` */
-    bool is_silu() const { return then == GEMM_SILU || then == GEMM_SILU_BF16; }
+    bool       is_silu() const { return gemm_is_silu(then); }
+    bool       is_ready() const { return gemm_is_ready(then); }
+    enum dtype x_type() const { return gemm_x_type(form); }
+    enum dtype y_type() const { return then == GEMM_SILU_F16 ? DTYPE_F16 : is_ready() ? DTYPE_BF16 : DTYPE_F32; }
 };
 
 /* A product's numbers and what came of it. */
@@ -48,21 +54,21 @@ static void make_x(trial *t, numbers *from)
     for (size_t i = 0; i < t->n_x_rows * p.each; i++)
         for (size_t k = 0; k < (f32 ? p.n_in : filled(p.n_in)); k++) {
             const float    v = k < p.n_in ? (float)from->next() : 0;
-            const uint16_t bits = bf16_of(v);
+            const uint16_t bits = bits_of(p.x_type(), v);
             const size_t   at = i / p.each * t->x_stride + i % p.each * t->x_group + k;
             if (f32) memcpy(&t->x_bytes[at * 4], &v, 4);
             else memcpy(&t->x_bytes[at * 2], &bits, 2);
-            if (k < p.n_in) t->x[i * p.n_in + k] = f32 ? v : float_of_bf16(bits);
+            if (k < p.n_in) t->x[i * p.n_in + k] = f32 ? v : float_of(p.x_type(), bits);
         }
 }
 
 static void make_y(trial *t, numbers *from)
 {
     const product &p = t->p;
-    t->n_y = p.then == GEMM_SILU_BF16 ? filled(p.n_out / 2) : p.is_silu() ? p.n_out / 2 : p.n_out;
-    t->y_bytes = p.then == GEMM_SILU_BF16 ? 2 : 4;
+    t->n_y = p.is_ready() ? filled(p.n_out / 2) : p.is_silu() ? p.n_out / 2 : p.n_out;
+    t->y_bytes = p.is_ready() ? 2 : 4;
     t->y_group = t->n_y + 3;
-    t->y_stride = (p.each - 1) * t->y_group + t->n_y + (p.then == GEMM_SILU_BF16 ? 8 : 5);
+    t->y_stride = (p.each - 1) * t->y_group + t->n_y + (p.is_ready() ? 8 : 5);
     t->y_before.assign((p.n_rows + FIRST_ROW + GUARD_ROWS) * t->y_stride * t->y_bytes, GUARD);
     if (p.then != GEMM_ADD) return;
     for (size_t i = 0; i < t->y_before.size() / 4; i++) {
@@ -145,12 +151,13 @@ static expected expected_sum(const trial &t, size_t group, size_t row, size_t co
     return { s.value + bias, roundings * s.magnitude + 0x1p-22 * fabs(bias) };
 }
 
-/* silu' is at most 1.1, |silu(x)| at most |x|. */
-static expected expected_silu(const expected &gate, const expected &up, bool bf16)
+/* silu' is at most 1.1, |silu(x)| at most |x|. f16 has steps of 2^-24 at least, and ends at 65504. */
+static expected expected_silu(const expected &gate, const expected &up, enum dtype type)
 {
     const double silu = gate.value / (1 + exp(-gate.value)), value = silu * up.value;
-    const double may_err = 1.1 * gate.may_err * (fabs(up.value) + up.may_err) + fabs(silu) * up.may_err + fabs(value) * (bf16 ? 0x1p-8 : 0x1p-20);
-    return { value, may_err + 1e-30 };
+    const double rounding = type == DTYPE_BF16 ? 0x1p-8 : type == DTYPE_F16 ? 0x1p-11 : 0x1p-20, least = type == DTYPE_F16 ? 0x1p-25 : 1e-30;
+    const double may_err = 1.1 * gate.may_err * (fabs(up.value) + up.may_err) + fabs(silu) * up.may_err + fabs(value) * rounding + least;
+    return { type == DTYPE_F16 ? fmin(fmax(value, -65504), 65504) : value, may_err };
 }
 
 static double read_y(const trial &t, const std::vector<unsigned char> &from, size_t row, size_t i)
@@ -159,7 +166,7 @@ static double read_y(const trial &t, const std::vector<unsigned char> &from, siz
     uint16_t bits;
     if (t.y_bytes == 2) {
         memcpy(&bits, &from[(row * t.y_stride + i) * 2], 2);
-        return float_of_bf16(bits);
+        return float_of(t.p.y_type(), bits);
     }
     memcpy(&v, &from[(row * t.y_stride + i) * 4], 4);
     return v;
@@ -183,7 +190,7 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i)
     const product &p = t.p;
     if (p.is_silu()) {
         if (i >= p.n_out / 2) return { 0, 0 };
-        return expected_silu(expected_sum(t, group, row, 2 * i), expected_sum(t, group, row, 2 * i + 1), p.then == GEMM_SILU_BF16);
+        return expected_silu(expected_sum(t, group, row, 2 * i), expected_sum(t, group, row, 2 * i + 1), p.y_type());
     }
     expected e = expected_sum(t, group, row, i);
     if (p.then == GEMM_ADD) e.value += read_y(t, t.y_before, row, column_in_y(t, group, i)), e.may_err += 0x1p-22 * (fabs(e.value) + 1);
@@ -255,6 +262,7 @@ static void try_form(enum gemm_form form)
 
 TEST(gemm_f32_equals_a_plain_loop) { need_card(), try_form(GEMM_F32); }
 TEST(gemm_bf16_equals_a_plain_loop) { need_card(), try_form(GEMM_BF16); }
+TEST(gemm_f16_equals_a_plain_loop) { need_card(), try_form(GEMM_F16); }
 TEST(gemm_w8_equals_a_plain_loop) { need_card(), try_form(GEMM_W8); }
 TEST(gemm_w4_equals_a_plain_loop) { need_card(), try_form(GEMM_W4); }
 TEST(gemm_f8_equals_a_plain_loop) { need_card(), try_form(GEMM_F8); }
@@ -263,7 +271,7 @@ TEST(gemm_f8_equals_a_plain_loop) { need_card(), try_form(GEMM_F8); }
 TEST(gemm_many_rows)
 {
     need_card();
-    for (enum gemm_form form : { GEMM_F32, GEMM_BF16, GEMM_W4 }) {
+    for (enum gemm_form form : { GEMM_F32, GEMM_BF16, GEMM_F16, GEMM_W4 }) {
         product p;
         p.form = form, p.n_rows = 600, p.n_out = 75, p.n_in = 70, p.then = GEMM_ADD;
         try_product(p);
@@ -282,7 +290,7 @@ TEST(gemm_long_rows_and_many_columns)
             try_product(p);
             p.n_out = 530, p.n_in = 330;
             try_product(p);
-            p.paired = true, p.then = GEMM_SILU_BF16;
+            p.paired = true, p.then = ready_for(p.form);
             try_product(p);
         }
 }
@@ -297,7 +305,7 @@ TEST(gemm_wide_matrices)
             if (TEST_IS_SANITIZED && shape[1] > 8200) continue;
             product p;
             p.form = (enum gemm_form)form, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 150, p.paired = true, p.bias = true;
-            p.then = form % 2 ? GEMM_SILU_BF16 : GEMM_ADD;
+            p.then = form == GEMM_F16 || form % 2 ? ready_for(p.form) : GEMM_ADD;
             try_product(p);
         }
 }
@@ -315,7 +323,7 @@ TEST(gemm_groups)
                 p.form = (enum gemm_form)form, p.groups = list, p.fixed = fixed, p.gathered = form % 2 == fixed, p.n_out = 42, p.n_in = 140;
                 p.n_rows = 4;
                 for (int32_t n : list) p.n_rows += (size_t)n;
-                p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : GEMM_SILU_BF16;
+                p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : ready_for(p.form);
                 try_product(p);
             }
 }
@@ -339,7 +347,7 @@ TEST(gemm_groups_of_all_rows)
                 p.form = (enum gemm_form)form, p.n_rows = n_rows, p.each = 3, p.n_out = 70, p.n_in = 136, p.fixed = fixed;
                 p.gathered = n_rows % 2, p.then = fixed ? GEMM_ADD : GEMM_STORE;
                 try_product(p);
-                p.paired = true, p.bias = true, p.then = fixed ? GEMM_SILU_BF16 : GEMM_SILU;
+                p.paired = true, p.bias = true, p.then = fixed ? ready_for(p.form) : GEMM_SILU;
                 try_product(p);
             }
 }
@@ -380,10 +388,10 @@ TEST(gemm_slices)
     for (int form = GEMM_BF16; form < GEMM_FORMS; form++)
         for (const auto &shape : shapes)
             for (size_t n_rows : { 1, 11, 16, 17, 33, 65 }) {
-                if (n_rows > 33 && (shape[0] > 18 || form != GEMM_BF16)) continue;
+                if (n_rows > 33 && (shape[0] > 18 || !gemm_is_16((enum gemm_form)form))) continue;
                 product p;
                 p.form = (enum gemm_form)form, p.n_rows = n_rows, p.n_out = shape[0], p.n_in = shape[1], p.scratch = true, p.bias = true;
-                p.paired = n_rows % 2, p.then = n_rows % 2 ? GEMM_SILU_BF16 : GEMM_ADD, p.gathered = n_rows == 11;
+                p.paired = n_rows % 2, p.then = n_rows % 2 ? ready_for(p.form) : GEMM_ADD, p.gathered = n_rows == 11;
                 const trial t = try_product(p);
                 if (n_rows == 16 || n_rows == 33) check_again(t);
             }
@@ -439,21 +447,29 @@ TEST(gemm_fixed_groups_have_the_bits_of_single_products)
     }
 }
 
-/* A row of x that is not a number stays in its row of y. */
+/* Element k of row `row` of x, whatever its type. */
+static void set_x(trial *t, size_t row, size_t k, float v)
+{
+    const uint16_t bits = isnan(v) ? 0xffff : bits_of(t->p.x_type(), v);
+    if (t->p.form == GEMM_F32) memcpy(&t->x_bytes[(row * t->x_stride + k) * 4], &v, 4);
+    else memcpy(&t->x_bytes[(row * t->x_stride + k) * 2], &bits, 2);
+}
+
+/* A row of x that is not a number stays in its row of y, as does an infinite one. */
 TEST(gemm_nan_stays_in_its_row)
 {
     need_card();
     for (int form = 0; form < GEMM_FORMS; form++)
-        for (int fixed = 0; fixed < 2; fixed++) {
+        for (int how = 0; how < 4; how++) {
             product p;
-            p.form = (enum gemm_form)form, p.n_rows = 5, p.n_out = 21, p.n_in = 100, p.fixed = fixed;
+            p.form = (enum gemm_form)form, p.n_rows = 5, p.n_out = 21, p.n_in = 100, p.fixed = how & 1;
             trial t = make_trial(p, 9);
-            memset(&t.x_bytes[2 * t.x_stride * (form == GEMM_F32 ? 4 : 2)], 0xff, 8);
+            set_x(&t, 2, 1, how & 2 ? -INFINITY : NAN);
             run_trial(&t);
             std::vector<bool> marks(t.y.size());
             check_rows(t, 0, 0, 2, &marks);
             check_rows(t, 0, 3, 2, &marks);
-            for (size_t i = 0; i < p.n_out; i++) CHECK(isnan(read_y(t, t.y, 2, i)));
+            for (size_t i = 0; i < p.n_out; i++) CHECK(how & 2 ? !isfinite(read_y(t, t.y, 2, i)) : isnan(read_y(t, t.y, 2, i)));
         }
 }
 
@@ -498,6 +514,55 @@ TEST(gemm_every_stored_number)
         }
 }
 
+/* Every f16 as a weight, subnormal ones, infinities and NaNs among them: x is 1 in one place. */
+TEST(gemm_every_f16)
+{
+    need_card();
+    enum { ALL = 1 << 16, K = 5 };
+    for (int fixed = 0; fixed < 2; fixed++) {
+        product p;
+        p.form = GEMM_F16, p.n_rows = 1, p.n_out = ALL, p.n_in = 8, p.fixed = fixed;
+        trial        t = make_trial(p, 12);
+        const size_t row_bytes = gemm_row_bytes(GEMM_F16, p.n_in);
+        for (size_t k = 0; k < p.n_in; k++) set_x(&t, 0, k, k == K ? 1.0f : 0.0f);
+        for (size_t i = 0; i < ALL; i++) {
+            const uint16_t bits = (uint16_t)i;
+            memcpy(&t.w[0].bytes[i * row_bytes + 2 * K], &bits, 2);
+        }
+        run_trial(&t);
+        for (size_t i = 0; i < ALL; i++) {
+            const float  want = float_of_f16((uint16_t)i);
+            const double got = read_y(t, t.y, 0, i);
+            if (isnan(want) ? !isnan(got) : got != (double)want) fail_at(t, 0, i, got, { (double)want, 0 });
+        }
+    }
+}
+
+/* SwiGLU's numbers that f16 does not hold end at its largest; infinities and NaNs stay what they are. */
+TEST(gemm_silu_stays_finite_in_f16)
+{
+    need_card();
+    static const float WEIGHTS[][2] = { { 400, 400 }, { 400, -400 }, { 60000, 60000 }, { 255.875f, 256 }, { INFINITY, 1 }, { INFINITY, -1 }, { NAN, 1 } };
+    static const float WANT[] = { 65504, -65504, 65504, 65504, INFINITY, -INFINITY, NAN };
+    for (int fixed = 0; fixed < 2; fixed++) {
+        product p;
+        p.form = GEMM_F16, p.then = GEMM_SILU_F16, p.paired = true, p.n_rows = 3, p.n_out = 14, p.n_in = 8, p.fixed = fixed;
+        trial t = make_trial(p, 13);
+        for (size_t row = 0; row < p.n_rows; row++)
+            for (size_t k = 0; k < p.n_in; k++) set_x(&t, row, k, k == 0 ? 1.0f : 0.0f);
+        for (size_t i = 0; i < p.n_out; i++) {
+            const uint16_t bits = f16_of(WEIGHTS[i / 2][i % 2]);
+            memcpy(&t.w[0].bytes[i * gemm_row_bytes(GEMM_F16, p.n_in)], &bits, 2);
+        }
+        run_trial(&t);
+        for (size_t row = 0; row < p.n_rows; row++)
+            for (size_t i = 0; i < 7; i++) {
+                const double got = read_y(t, t.y, row, i);
+                CHECK(isnan(WANT[i]) ? isnan(got) : got == (double)WANT[i]);
+            }
+    }
+}
+
 TEST(gemm_refuses_what_it_cannot_do)
 {
     need_card();
@@ -510,9 +575,11 @@ TEST(gemm_refuses_what_it_cannot_do)
     GOOD(gemm_run(nullptr, &g));
 }
 
-TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
+TEST_MAIN(CASE_T(gemm_f32_equals_a_plain_loop, 250), CASE_T(gemm_bf16_equals_a_plain_loop, 250),
+          CASE_T(gemm_f16_equals_a_plain_loop, 250), CASE_T(gemm_w8_equals_a_plain_loop, 250),
           CASE_T(gemm_w4_equals_a_plain_loop, 250), CASE_T(gemm_f8_equals_a_plain_loop, 250), CASE_T(gemm_long_rows_and_many_columns, 250),
           CASE_T(gemm_wide_matrices, 250), CASE_T(gemm_groups, 250), CASE_T(gemm_groups_of_all_rows, 250), CASE_T(gemm_slices, 250),
           CASE_T(gemm_batches_have_the_same_bits, 250), CASE_T(gemm_rows_have_the_same_bits_alone, 250),
           CASE_T(gemm_f32_rows_have_the_same_bits_alone, 250), CASE(gemm_many_rows), CASE(gemm_fixed_groups_have_the_bits_of_single_products),
-          CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan), CASE(gemm_every_stored_number), CASE(gemm_refuses_what_it_cannot_do))
+          CASE(gemm_nan_stays_in_its_row), CASE(gemm_f8_keeps_nan), CASE(gemm_every_stored_number), CASE_T(gemm_every_f16, 250),
+          CASE(gemm_silu_stays_finite_in_f16), CASE(gemm_refuses_what_it_cannot_do))

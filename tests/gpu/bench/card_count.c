@@ -9,7 +9,7 @@
 
 static const char *form_name(const struct weight *w)
 {
-    static const char *const names[GEMM_FORMS] = { "f32", "bf16", "w8", "w4", "f8" };
+    static const char *const names[GEMM_FORMS] = { "f32", "bf16", "f16", "w8", "w4", "f8" };
     return w->form >= 0 && w->form < GEMM_FORMS ? names[w->form] : "?";
 }
 
