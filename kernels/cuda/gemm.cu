@@ -95,10 +95,10 @@ bool gemm_wants_f8_x(const struct gemm *g)
 cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int columns)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    const bool is_bf16 = g->form == GEMM_BF16 && !g->x_scales && !g->fixed && gemm_has_hopper() && (columns == 128 || columns == 256);
-    if (!is_good(g) || (!is_bf16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
+    const bool is_16 = gemm_is_16(g->form) && !g->x_scales && !g->fixed && gemm_has_hopper() && (columns == 128 || columns == 256);
+    if (!is_good(g) || (!is_16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
-    return is_bf16 ? gemm_hopper_bf16(stream, &c, columns == 256) : gemm_hopper_f8(stream, &c);
+    return is_16 ? gemm_hopper_16(stream, g->form, &c, columns == 256) : gemm_hopper_f8(stream, &c);
 }
 
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)

@@ -21,7 +21,7 @@
  * Groups are of two kinds: with `begin` each has rows of its own (experts), without it all rows go by every matrix, each group's from and to
  * columns of its own (the heads of MLA: x + g * x_group, y + g * y_group). Rows of x in 16 bits are read up to a multiple of GEMM_STEP: where a
  * group's elements end before that, zeros have to follow, or a NaN of the next group's would be this one's too.
- * A card of compute capability 9.0 has kernels of its own for many rows, which `fixed` calls do not take either: one for BF16, and one for F8 that
+ * A card of compute capability 9.0 has kernels of its own for many rows, which `fixed` calls do not take either: for BF16 and F16, and one for F8 that
  * takes x in e4m3 as well (x_scales; inputs_f8.h makes it). There a sum is taken over the 128 k that share scales in the tensor cores' own way, and
  * added in f32 times both scales.
  * Calls put work on the stream and return; they do not wait and do not allocate. Thread: engine. */

@@ -40,12 +40,13 @@ struct gemm_call {
 cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
-/* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `fixed` ones. BF16, and F8
- * with x in e4m3. */
+/* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `fixed` ones. BF16, F16, and
+ * F8 with x in e4m3. */
 bool        gemm_hopper_fits(enum gemm_form form, const struct gemm_call *c);
 cudaError_t gemm_hopper(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
 bool        gemm_has_hopper(void);
-cudaError_t gemm_hopper_bf16(cudaStream_t stream, const struct gemm_call *c, bool wide);
+/* Of BF16 and F16. */
+cudaError_t gemm_hopper_16(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c, bool wide);
 cudaError_t gemm_hopper_f8(cudaStream_t stream, const struct gemm_call *c);
 
 /* ---- rows ---- */

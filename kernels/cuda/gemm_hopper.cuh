@@ -1,4 +1,4 @@
-/* gemm_hopper.cuh - tiles of y on the tensor cores of compute capability 9.0, what its two kernels share: bf16 by bf16, e4m3 by e4m3.
+/* gemm_hopper.cuh - tiles of y on the tensor cores of compute capability 9.0, what its kernels share: bf16 by bf16, f16 by f16, e4m3 by e4m3.
  *
  * A block has three warpgroups. The first brings stages - 128 bytes of k of 128 rows of x and of T::COLUMNS rows of W - by cp.async into a ring in
  * shared memory; the other two multiply, 64 rows of x each, by wgmma, whose operands lie in shared memory as wgmma_descriptor says. Rows of x may

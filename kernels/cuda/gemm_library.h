@@ -1,4 +1,4 @@
-/* gemm_library.h - large dense products of bf16 by NVIDIA's cublasLt, where a machine has it.
+/* gemm_library.h - large dense products of bf16 and of f16 by NVIDIA's cublasLt, where a machine has it.
  *
  * The library is loaded on demand, never linked: BATON_CUBLASLT names its file, a folder with it (a Python package's lib), or is `off`; otherwise
  * libcublasLt.so.13 and .12 as the dynamic loader finds them (LD_LIBRARY_PATH), then those of /usr/local/cuda. Which algorithm a shape takes is

@@ -107,18 +107,21 @@ static __device__ __forceinline__ int not_before(int v)
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
 
 /* add: D += A B, otherwise D = A B. What stands behind the predicate: A and B as they are, not negated; k contiguous in both. */
-static __device__ __forceinline__ void wgmma_bf16(float (&d)[64], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " WGMMA_64_NAMES "%64, %65, p, 1, 1, 0, 0;\n}"
-                 : WGMMA_32(0), WGMMA_32(32) : "l"(a), "l"(b), "r"((int)add));
-}
-static __device__ __forceinline__ void wgmma_bf16(float (&d)[128], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " WGMMA_128_NAMES "%128, %129, p, 1, 1, 0, 0;\n}"
-                 : WGMMA_32(0), WGMMA_32(32), WGMMA_32(64), WGMMA_32(96) : "l"(a), "l"(b), "r"((int)add));
-}
+#define WGMMA_16_BITS(type) \
+    static __device__ __forceinline__ void wgmma_##type(float (&d)[64], uint64_t a, uint64_t b, bool add) \
+    { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type " " WGMMA_64_NAMES "%64, %65, p, 1, 1, 0, 0;\n}" \
+                     : WGMMA_32(0), WGMMA_32(32) : "l"(a), "l"(b), "r"((int)add)); \
+    } \
+    static __device__ __forceinline__ void wgmma_##type(float (&d)[128], uint64_t a, uint64_t b, bool add) \
+    { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n256k16.f32." #type "." #type " " WGMMA_128_NAMES "%128, %129, p, 1, 1, 0, 0;\n}" \
+                     : WGMMA_32(0), WGMMA_32(32), WGMMA_32(64), WGMMA_32(96) : "l"(a), "l"(b), "r"((int)add)); \
+    }
+WGMMA_16_BITS(bf16)
+WGMMA_16_BITS(f16)
 static __device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
@@ -141,6 +144,7 @@ template <int N> static inline void wgmma_wait() { simt_wgmma_wait(N); }
 template <int N> static inline void wgmma_hold(float (&)[N]) {}
 static inline int not_before(int v) { return v; }
 template <int N> static inline void wgmma_bf16(float (&d)[N], uint64_t a, uint64_t b, bool add) { simt_wgmma_bf16(d, 2 * N, a, b, add); }
+template <int N> static inline void wgmma_f16(float (&d)[N], uint64_t a, uint64_t b, bool add) { simt_wgmma_f16(d, 2 * N, a, b, add); }
 template <int N> static inline void wgmma_e4m3(float (&d)[N], uint64_t a, uint64_t b, bool add) { simt_wgmma_e4m3(d, 2 * N, a, b, add); }
 #endif
 

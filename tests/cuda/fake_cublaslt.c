@@ -1,4 +1,4 @@
-/* fake_cublaslt.c - a cublasLt for tests: computes products of bf16 in plain loops in host memory, from what its objects say.
+/* fake_cublaslt.c - a cublasLt for tests: computes products of bf16 and of f16 in plain loops in host memory, from what its objects say.
  *
  * Where cublasLt.h is missing its functions exist and do nothing, which is enough for finding them. FAKE_LACKS_MATMUL: a library without the
  * one that matters. Thread: the test's. */
@@ -6,6 +6,8 @@
 #include <cublasLt.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "kernels/float_bits.h"
 
 int fake_n_asked, fake_n_run, fake_refuse; /* heuristics, products; 1: no algorithm, 2: no product */
 
@@ -76,7 +78,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
 static int agree(cublasLtMatmulDesc_t desc, const struct layout *a, const struct layout *b, const struct layout *d)
 {
     return *(const cublasOperation_t *)desc == CUBLAS_OP_T && a->rows == b->rows && d->rows == a->cols && d->cols == b->cols &&
-           a->type == CUDA_R_16BF && b->type == CUDA_R_16BF && d->type == CUDA_R_32F;
+           (a->type == CUDA_R_16BF || a->type == CUDA_R_16F) && b->type == a->type && d->type == CUDA_R_32F;
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
@@ -94,12 +96,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static float wide(uint16_t bits)
+static float wide(cudaDataType type, uint16_t bits)
 {
-    const uint32_t all = (uint32_t)bits << 16;
-    float          x;
-    memcpy(&x, &all, sizeof x);
-    return x;
+    return type == CUDA_R_16F ? float_from_f16(bits) : float_from_bf16(bits);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A, cublasLtMatrixLayout_t a,
@@ -115,7 +114,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         for (uint64_t i = 0; i < ld->rows; i++) {
             float *y = (float *)D + j * (uint64_t)ld->ld + i, sum = 0;
             for (uint64_t k = 0; k < la->rows; k++)
-                sum += wide(((const uint16_t *)A)[i * (uint64_t)la->ld + k]) * wide(((const uint16_t *)B)[j * (uint64_t)lb->ld + k]);
+                sum += wide(la->type, ((const uint16_t *)A)[i * (uint64_t)la->ld + k]) * wide(lb->type, ((const uint16_t *)B)[j * (uint64_t)lb->ld + k]);
             *y = *(const float *)alpha * sum + (*(const float *)beta == 0 ? 0 : *(const float *)beta * *y);
         }
     return CUBLAS_STATUS_SUCCESS;

@@ -13,19 +13,27 @@ enum { EMULATED = 0 };
 #endif
 
 enum { FIRST_ROW = 3, BY_RUN = 0 /* instead of columns: gemm_run chooses */ };
-static const size_t F8_STEP = 128, BF16_STEP = GEMM_STEP;
+static const size_t F8_STEP = 128, STEP_16 = GEMM_STEP;
+static const enum gemm_form FORMS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
+
+/* Of two matrices of a form in turn. */
+static enum gemm_then ready_for(enum gemm_form form) { return form == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
 
 static size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
 struct product {
-    bool                 f8 = false, paired = false, bias = false, gathered = false;
+    enum gemm_form       form = GEMM_BF16;
+    bool                 paired = false, bias = false, gathered = false;
     enum gemm_then       then = GEMM_STORE;
     size_t               n_rows = 1, n_out = 1, n_in = 1, y_more = 2; /* elements behind a row of y */
     std::vector<int32_t> groups;                                     /* rows of each; empty: one, without `begin` */
     int                  columns = 128;
-    bool   is_silu() const { return then == GEMM_SILU || then == GEMM_SILU_BF16; }
-    size_t n_y() const { return then == GEMM_SILU_BF16 ? round_up(n_out / 2, GEMM_STEP) : is_silu() ? n_out / 2 : n_out; }
-    size_t y_bytes() const { return then == GEMM_SILU_BF16 ? 2 : 4; }
+    bool       f8() const { return form == GEMM_F8; } /* with x in e4m3 */
+    enum dtype x_type() const { return gemm_x_type(form); }
+    enum dtype y_type() const { return then == GEMM_SILU_F16 ? DTYPE_F16 : gemm_is_ready(then) ? DTYPE_BF16 : DTYPE_F32; }
+    bool       is_silu() const { return gemm_is_silu(then); }
+    size_t     n_y() const { return gemm_is_ready(then) ? round_up(n_out / 2, GEMM_STEP) : is_silu() ? n_out / 2 : n_out; }
+    size_t     y_bytes() const { return gemm_is_ready(then) ? 2 : 4; }
 };
 
 struct trial {
@@ -41,27 +49,27 @@ struct trial {
 /* Element k of a row of x is written, and what it means. */
 static double put_x(trial *t, size_t row, size_t k, double number)
 {
-    if (t->p.f8) {
+    if (t->p.f8()) {
         unsigned char bits = (unsigned char)(int)floor((number + 1) * 127.9999);
         if ((bits & 127) == 127) bits--;
         t->x_bytes[row * t->x_stride + k] = bits;
         return (double)float_of_e4m3(bits) * (double)t->x_scales[row * round_up(t->p.n_in, F8_STEP) / F8_STEP + k / F8_STEP];
     }
-    const uint16_t bits = bf16_of((float)number);
+    const uint16_t bits = bits_of(t->p.x_type(), (float)number);
     memcpy(&t->x_bytes[(row * t->x_stride + k) * 2], &bits, 2);
-    return float_of_bf16(bits);
+    return float_of(t->p.x_type(), bits);
 }
 
 static void make_x(trial *t, numbers *from)
 {
     const product &p = t->p;
-    const size_t   n_x_rows = p.n_rows + FIRST_ROW + 5, filled = round_up(p.n_in, p.f8 ? F8_STEP : BF16_STEP);
-    t->x_stride = filled + (p.f8 ? F8_STEP : BF16_STEP);
-    t->x_bytes.assign(n_x_rows * t->x_stride * (p.f8 ? 1 : 2), 0xff); /* NaN behind the rows */
+    const size_t   n_x_rows = p.n_rows + FIRST_ROW + 5, filled = round_up(p.n_in, p.f8() ? F8_STEP : STEP_16);
+    t->x_stride = filled + (p.f8() ? F8_STEP : STEP_16);
+    t->x_bytes.assign(n_x_rows * t->x_stride * (p.f8() ? 1 : 2), 0xff); /* NaN behind the rows */
     t->x.resize(n_x_rows * p.n_in);
-    for (size_t i = 0; p.f8 && i < n_x_rows * filled / F8_STEP; i++) t->x_scales.push_back((float)((1.5 + from->next()) / 64));
+    for (size_t i = 0; p.f8() && i < n_x_rows * filled / F8_STEP; i++) t->x_scales.push_back((float)((1.5 + from->next()) / 64));
     for (size_t row = 0; row < n_x_rows; row++) {
-        memset(&t->x_bytes[row * t->x_stride * (p.f8 ? 1 : 2)], 0, filled * (p.f8 ? 1 : 2));
+        memset(&t->x_bytes[row * t->x_stride * (p.f8() ? 1 : 2)], 0, filled * (p.f8() ? 1 : 2));
         for (size_t k = 0; k < p.n_in; k++) t->x[row * p.n_in + k] = put_x(t, row, k, from->next());
     }
     for (size_t i = 0; p.gathered && i < p.n_rows + FIRST_ROW; i++) t->x_rows.push_back((int32_t)((i * 7 + 2) % n_x_rows));
@@ -73,7 +81,7 @@ static trial make_trial(const product &p, uint64_t seed)
     numbers from = { seed };
     t.p = p;
     for (size_t g = 0; g < (p.groups.empty() ? 1 : p.groups.size()); g++)
-        t.w.push_back(reference_pack(p.f8 ? GEMM_F8 : GEMM_BF16, p.paired, p.n_out, p.n_in, &from));
+        t.w.push_back(reference_pack(p.form, p.paired, p.n_out, p.n_in, &from));
     make_x(&t, &from);
     for (size_t i = 0; p.bias && i < p.n_out; i++) t.bias.push_back((float)from.next());
     int32_t at = FIRST_ROW;
@@ -95,15 +103,15 @@ static void run_trial(trial *t)
     for (const reference_matrix &w : t->w) all.insert(all.end(), w.bytes.begin(), w.bytes.end());
     device_bytes w(all), x(t->x_bytes), x_scales(t->x_scales), x_rows(t->x_rows), begin(t->begin), bias(t->bias), y(t->y_before);
     struct gemm  g = {};
-    g.form = p.f8 ? GEMM_F8 : GEMM_BF16, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then;
+    g.form = p.form, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then;
     g.w = w.p, g.w_stride = t->w[0].bytes.size(), g.n_groups = (int32_t)t->w.size();
     g.begin = p.groups.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows, g.x = x.p, g.x_stride = t->x_stride;
-    g.x_scales = p.f8 ? (const float *)x_scales.p : nullptr;
+    g.x_scales = p.f8() ? (const float *)x_scales.p : nullptr;
     g.x_rows = p.gathered ? (const int32_t *)x_rows.p : nullptr;
     g.bias = p.bias ? (const float *)bias.p : nullptr;
     g.y = y.p, g.y_stride = t->y_stride;
-    if (p.columns == BY_RUN) CHECK(gemm_is_hopper(&g) || p.f8);
+    if (p.columns == BY_RUN) CHECK(gemm_is_hopper(&g) || p.f8());
     GOOD(p.columns == BY_RUN ? gemm_run(nullptr, &g) : gemm_run_hopper(nullptr, &g, p.columns));
     GOOD(cudaDeviceSynchronize());
     t->y.resize(t->y_before.size());
@@ -122,7 +130,7 @@ static expected expected_sum(const trial &t, size_t group, size_t row, size_t co
     const product      &p = t.p;
     const reference_sum s = reference_dot(t.w[group], p.n_in, column, &t.x[(size_t)(p.gathered ? t.x_rows[row] : (int32_t)row) * p.n_in]);
     const double        bias = p.bias ? t.bias[p.paired ? column / 2 + column % 2 * (p.n_out / 2) : column] : 0;
-    const double        roundings = EMULATED ? ((double)p.n_in + 8) * 0x1p-24 : p.f8 ? 0x1p-7 : ((double)p.n_in + 8) * 0x1p-22;
+    const double        roundings = EMULATED ? ((double)p.n_in + 8) * 0x1p-24 : p.f8() ? 0x1p-7 : ((double)p.n_in + 8) * 0x1p-22;
     return { s.value + bias, roundings * s.magnitude + 0x1p-22 * fabs(bias) };
 }
 
@@ -138,8 +146,10 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i, c
     if (i >= p.n_out / 2) return { 0, 0 };
     const expected gate = expected_sum(t, group, row, 2 * i), up = expected_sum(t, group, row, 2 * i + 1);
     const double   silu = gate.value / (1 + exp(-gate.value)), value = silu * up.value; /* silu' is at most 1.1 */
-    const double   rounding = fabs(value) * (p.y_bytes() == 2 ? 0x1p-8 : 0x1p-20) + 1e-30;
-    return { value, 1.1 * gate.may_err * (fabs(up.value) + up.may_err) + fabs(silu) * up.may_err + rounding };
+    const double   of_value = p.y_type() == DTYPE_BF16 ? 0x1p-8 : p.y_type() == DTYPE_F16 ? 0x1p-11 : 0x1p-20;
+    const double   rounding = fabs(value) * of_value + (p.y_type() == DTYPE_F16 ? 0x1p-25 : 1e-30); /* f16 has steps of 2^-24, and ends at 65504 */
+    const double   stored = p.y_type() == DTYPE_F16 ? fmin(fmax(value, -65504), 65504) : value;
+    return { stored, 1.1 * gate.may_err * (fabs(up.value) + up.may_err) + fabs(silu) * up.may_err + rounding };
 }
 
 static double read_y(const trial &t, size_t row, size_t i)
@@ -148,7 +158,7 @@ static double read_y(const trial &t, size_t row, size_t i)
     uint16_t bits;
     if (t.p.y_bytes() == 2) {
         memcpy(&bits, &t.y[(row * t.y_stride + i) * 2], 2);
-        return float_of_bf16(bits);
+        return float_of(t.p.y_type(), bits);
     }
     memcpy(&v, &t.y[(row * t.y_stride + i) * 4], 4);
     return v;
@@ -158,8 +168,8 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, double wan
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "f8 %d then %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
-              p.f8, p.then, p.paired, p.bias, p.gathered, p.groups.size(), p.columns, p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
+              "form %d then %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
+              p.form, p.then, p.paired, p.bias, p.gathered, p.groups.size(), p.columns, p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
 }
 
 static void check_rows(trial *t, size_t group, size_t begin, size_t n)
@@ -201,27 +211,28 @@ static void need_hopper()
 static void try_thens(product p)
 {
     for (int columns : { 128, 256 })
-        for (enum gemm_then then : { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16 })
+        for (enum gemm_then then : { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
             for (int how = 0; how < 4; how++) {
                 p.columns = columns, p.then = then, p.paired = how & 1, p.bias = how & 2;
-                if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2) || (p.f8 && columns != 128)) continue;
+                if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2) || (p.f8() && columns != 128)) continue;
                 try_product(p, p.n_rows + 100 * p.n_in);
             }
 }
 
 /* Sizes on both sides of a step of k, a stage, the ring, a tile, a warpgroup; y in pairs and not. */
-static void try_sizes(bool f8)
+static void try_sizes(enum gemm_form form)
 {
     static const size_t sizes[][3] = { { 1, 1, 1 },       { 65, 2, 63 },   { 128, 37, 65 },  { 64, 130, 127 },
                                        { 131, 300, 200 }, { 7, 129, 1100 }, { 200, 258, 129 } };
     for (const auto &size : sizes) {
         product p;
-        p.f8 = f8, p.n_rows = size[0], p.n_out = size[1], p.n_in = size[2], p.gathered = size[0] % 2, p.y_more = size[2] % 2 ? 3 : 2 + size[1] % 2;
+        p.form = form, p.n_rows = size[0], p.n_out = size[1], p.n_in = size[2], p.gathered = size[0] % 2, p.y_more = size[2] % 2 ? 3 : 2 + size[1] % 2;
         try_thens(p);
     }
 }
-TEST(hopper_bf16_equals_a_plain_loop) { need_hopper(), try_sizes(false); }
-TEST(hopper_f8_equals_a_plain_loop) { need_hopper(), try_sizes(true); }
+TEST(hopper_bf16_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_BF16); }
+TEST(hopper_f16_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_F16); }
+TEST(hopper_f8_equals_a_plain_loop) { need_hopper(), try_sizes(GEMM_F8); }
 
 /* Groups of no rows, of few and of many, beginning in the middle of y; n_rows says more than there are. */
 TEST(hopper_groups)
@@ -230,11 +241,11 @@ TEST(hopper_groups)
     std::vector<std::vector<int32_t>> lists = { { 0, 5, 0, 0, 133, 1, 300, 0 }, { 0, 0 }, { 64 }, { 40, 3 }, {} };
     for (int i = 0; i < 140; i++) lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 135 : i % 7 == 0);
     for (const auto &list : lists)
-        for (int how = 0; how < 4; how++) {
+        for (int how = 0; how < 6; how++) {
             product p;
-            p.f8 = how & 1, p.columns = how == 0 ? 256 : 128, p.groups = list, p.gathered = how & 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
+            p.form = FORMS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128, p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
-            p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : GEMM_SILU_BF16;
+            p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : ready_for(p.form);
             try_product(p);
         }
 }
@@ -245,16 +256,16 @@ TEST(hopper_is_what_gemm_run_takes)
     need_hopper();
     static const size_t shapes[][2] = { { 1100, 2100 }, { 1200, 1030 } };
     for (const auto &shape : shapes)
-        for (int f8 = 0; f8 < 2; f8++) {
+        for (enum gemm_form form : FORMS) {
             product p;
-            p.f8 = f8, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 130, p.then = GEMM_ADD, p.bias = true;
+            p.form = form, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 130, p.then = GEMM_ADD, p.bias = true;
             if (TEST_IS_SANITIZED) p.n_rows /= 4, p.n_out /= 4;
             try_product(p);
         }
-    for (int f8 = 0; f8 < 2; f8++) {
+    for (enum gemm_form form : FORMS) {
         product p;
-        p.f8 = f8, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 }, p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
-        p.paired = p.gathered = true, p.then = GEMM_SILU_BF16;
+        p.form = form, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 }, p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
+        p.paired = p.gathered = true, p.then = ready_for(form);
         try_product(p);
     }
 }
@@ -263,14 +274,14 @@ TEST(hopper_is_what_gemm_run_takes)
 TEST(hopper_rows_have_the_same_bits_among_others)
 {
     need_hopper();
-    for (int f8 = 0; f8 < 2; f8++) {
+    for (enum gemm_form form : FORMS) {
         product p;
-        p.f8 = f8, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
+        p.form = form, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
         const trial all = try_product(p);
         for (size_t row : { 0, 70, 199 })
             for (int columns : { 128, 256 }) {
                 trial one = all;
-                if (f8 && columns == 256) continue;
+                if (p.f8() && columns == 256) continue;
                 one.p.columns = columns, one.p.n_rows = 1, one.p.gathered = true, one.x_rows = { (int32_t)row };
                 run_trial(&one);
                 CHECK(memcmp(one.y.data(), &all.y[row * all.y_stride * 4], p.n_out * 4) == 0);
@@ -282,15 +293,39 @@ TEST(hopper_rows_have_the_same_bits_among_others)
 TEST(hopper_nan_stays_in_its_row)
 {
     need_hopper();
-    for (int f8 = 0; f8 < 2; f8++) {
+    for (enum gemm_form form : FORMS) {
         product p;
-        p.f8 = f8, p.n_rows = 5, p.n_out = 21, p.n_in = 100;
+        p.form = form, p.n_rows = 5, p.n_out = 21, p.n_in = 100;
         trial t = make_trial(p, 9);
-        memset(&t.x_bytes[2 * t.x_stride * (f8 ? 1 : 2)], 0xff, 8);
+        memset(&t.x_bytes[2 * t.x_stride * (p.f8() ? 1 : 2)], 0xff, 8);
         run_trial(&t);
         check_rows(&t, 0, 0, 2);
         check_rows(&t, 0, 3, 2);
         for (size_t i = 0; i < p.n_out; i++) CHECK(isnan(read_y(t, 2, i)));
+    }
+}
+
+/* Every f16 as a weight: x is 1 in one place. */
+TEST(hopper_every_f16)
+{
+    need_hopper();
+    enum { ALL = 1 << 16, K = 5 };
+    for (int columns : { 128, 256 }) {
+        product p;
+        p.form = GEMM_F16, p.columns = columns, p.n_rows = 1, p.n_out = ALL, p.n_in = 8;
+        trial        t = make_trial(p, 3);
+        const size_t row_bytes = gemm_row_bytes(GEMM_F16, p.n_in);
+        for (size_t k = 0; k < p.n_in; k++) put_x(&t, 0, k, k == K);
+        for (size_t i = 0; i < ALL; i++) {
+            const uint16_t bits = (uint16_t)i;
+            memcpy(&t.w[0].bytes[i * row_bytes + 2 * K], &bits, 2);
+        }
+        run_trial(&t);
+        for (size_t i = 0; i < ALL; i++) {
+            const float  want = float_of_f16((uint16_t)i);
+            const double got = read_y(t, 0, i);
+            if (isnan(want) ? !isnan(got) : got != (double)want) fail_at(t, 0, i, got, (double)want, 0);
+        }
     }
 }
 
@@ -313,8 +348,13 @@ TEST(hopper_refuses_what_it_cannot_do)
     CHECK(!gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 256) == cudaErrorInvalidValue);
     g.fixed = false;
     CHECK(gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 64) == cudaErrorInvalidValue);
+    g.form = GEMM_F16;
+    CHECK(gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 64) == cudaErrorInvalidValue);
+    g.x_scales = &scale;
+    CHECK(!gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 128) == cudaErrorInvalidValue);
 }
 
-TEST_MAIN(CASE_T(hopper_bf16_equals_a_plain_loop, 250), CASE_T(hopper_f8_equals_a_plain_loop, 250), CASE_T(hopper_groups, 250),
+TEST_MAIN(CASE_T(hopper_bf16_equals_a_plain_loop, 250), CASE_T(hopper_f16_equals_a_plain_loop, 250), CASE_T(hopper_f8_equals_a_plain_loop, 250),
+          CASE_T(hopper_groups, 250), CASE_T(hopper_every_f16, 250),
           CASE_T(hopper_is_what_gemm_run_takes, 250), CASE_T(hopper_rows_have_the_same_bits_among_others, 250), CASE(hopper_nan_stays_in_its_row),
           CASE(hopper_refuses_what_it_cannot_do))

@@ -73,6 +73,9 @@ TEST(gemm_library_takes_large_dense_products)
 {
     const struct gemm plain = a_product();
     CHECK(gemm_library_fits(&plain));
+    struct gemm f16 = plain;
+    f16.form = GEMM_F16;
+    CHECK(gemm_library_fits(&f16));
     for (int i = 0; i < 15; i++) {
         struct gemm g = plain;
         switch (i) {
@@ -120,23 +123,23 @@ static struct gemm_library *open_fake(void)
 }
 
 /* One product in host memory: W of n_out by n_in, rows of x and y with room between them. */
-static void check_product(struct gemm_library *l, size_t n_rows, size_t n_out, size_t n_in, bool add)
+static void check_product(struct gemm_library *l, enum gemm_form form, size_t n_rows, size_t n_out, size_t n_in, bool add)
 {
     numbers               from = { n_rows + n_out };
     const size_t          filled = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
-    reference_matrix      w = reference_pack(GEMM_BF16, false, n_out, n_in, &from);
-    std::vector<uint16_t> x(n_rows * (filled + GEMM_STEP), 0x7fc0); /* NaN behind the rows */
+    reference_matrix      w = reference_pack(form, false, n_out, n_in, &from);
+    std::vector<uint16_t> x(n_rows * (filled + GEMM_STEP), 0x7fc0); /* NaN of either type behind the rows */
     std::vector<float>    y(n_rows * (n_out + 6), 3);
     std::vector<double>   wide(n_rows * n_in);
     char                  workspace[16];
     for (size_t row = 0; row < n_rows; row++)
         for (size_t k = 0; k < filled; k++) {
-            const uint16_t bits = k < n_in ? bf16_of((float)from.next()) : 0;
+            const uint16_t bits = k < n_in ? bits_of(gemm_x_type(form), (float)from.next()) : 0;
             x[row * (filled + GEMM_STEP) + k] = bits;
-            if (k < n_in) wide[row * n_in + k] = float_of_bf16(bits);
+            if (k < n_in) wide[row * n_in + k] = float_of(gemm_x_type(form), bits);
         }
     struct gemm g = {};
-    g.form = GEMM_BF16, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows, g.then = add ? GEMM_ADD : GEMM_STORE;
+    g.form = form, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows, g.then = add ? GEMM_ADD : GEMM_STORE;
     g.w = w.bytes.data(), g.x = x.data(), g.x_stride = filled + GEMM_STEP, g.y = y.data(), g.y_stride = n_out + 6;
     g.library = l, g.workspace = workspace;
     CHECK(gemm_library_run(nullptr, &g));
@@ -156,14 +159,15 @@ TEST(gemm_library_computes_and_remembers)
     fake                 f;
     struct gemm_library *l = open_fake();
     for (int round = 0; round < 2; round++) {
-        check_product(l, 5, 22, 100, false);
-        check_product(l, 5, 22, 100, true);
-        check_product(l, 130, 10, 64, false);
+        check_product(l, GEMM_BF16, 5, 22, 100, false);
+        check_product(l, GEMM_BF16, 5, 22, 100, true);
+        check_product(l, GEMM_F16, 5, 22, 100, true); /* another shape, though all sizes are the same */
+        check_product(l, GEMM_BF16, 130, 10, 64, false);
     }
-    CHECK_EQ_INT(f.n_asked, 3);
-    CHECK_EQ_INT(f.n_run, 6);
-    for (size_t n_rows = 1; n_rows < 1500; n_rows++) check_product(l, n_rows, 2, 1, false); /* more shapes than are kept */
-    check_product(l, 5, 22, 100, true);
+    CHECK_EQ_INT(f.n_asked, 4);
+    CHECK_EQ_INT(f.n_run, 8);
+    for (size_t n_rows = 1; n_rows < 1500; n_rows++) check_product(l, n_rows % 2 ? GEMM_BF16 : GEMM_F16, n_rows, 2, 1, false); /* more shapes than are kept */
+    check_product(l, GEMM_BF16, 5, 22, 100, true);
     gemm_library_free(l);
     gemm_library_free(nullptr);
 }
