@@ -1,7 +1,7 @@
 /* test_layouts.c - the same weights in every layout that folders have give the same bits as in the plainest one.
  *
  * The golden folders (one tensor per matrix, [out, in], bf16) are rewritten: in PaddlePaddle's layout, with the experts of a layer in one
- * tensor, with other prefixes, in several types at once, and as f8 with block scales beside the f32 numbers that those mean. And a folder
+ * tensor, with other prefixes, in several types at once, in f16, and as f8 with block scales beside the f32 numbers that those mean. And a folder
  * quantised while it is loaded equals one that holds what the quantised numbers mean. */
 #include "kernels/quantize.h"
 #include "tests/fixtures/model_rig.h"
@@ -144,15 +144,20 @@ static void mix_types(struct sheet *s)
 enum { N_IDS = TEST_IS_SANITIZED ? 12 : 40, N_ANSWER = TEST_IS_SANITIZED ? 2 : 5 }; /* the emulated card is slow */
 
 /* Logits of a prompt and of some tokens after it. */
-static float *answers(const char *path, const char *isa, enum quantize quantize, struct rig *r)
+static float *answers_as(const char *path, const char *isa, enum activations activations, enum quantize quantize, struct rig *r)
 {
     int32_t ids[N_IDS + N_ANSWER];
-    rig_open_as(r, path, isa, ACTIVATIONS_F32, quantize);
+    rig_open_as(r, path, isa, activations, quantize);
     float *out = MEM_ARRAY(float, (N_IDS + N_ANSWER) * (size_t)r->n_vocab);
     for (int32_t i = 0; i < N_IDS + N_ANSWER; i++) ids[i] = (7 + 31 * i) % (int32_t)r->n_vocab;
     feed_all(r, &(struct feed){ .table = 1, .ids = ids, .n = N_IDS }, 1, out);
     feed_all(r, &(struct feed){ .table = 1, .ids = ids + N_IDS, .n = N_ANSWER, .pos = N_IDS, .generated = true }, 1, out + N_IDS * (size_t)r->n_vocab);
     return out;
+}
+
+static float *answers(const char *path, const char *isa, enum quantize quantize, struct rig *r)
+{
+    return answers_as(path, isa, ACTIVATIONS_F32, quantize, r);
 }
 
 static void check_same(const char *want_path, const char *path, enum quantize quantize, const char *what)
@@ -232,6 +237,62 @@ TEST(several_types_in_one_model)
         struct sheet *s = sheet_read(golden(NAMES[i], "model").text);
         mix_types(s);
         check_rewritten(NAMES[i], s, "mixed");
+    }
+}
+
+/* ---- f16 --------------------------------------------------------------------------------------------------------- */
+
+/* Every tensor in f16; `meant` gets the numbers that they then hold. */
+static void to_f16(struct sheet_tensor *t, struct sheet_tensor *meant)
+{
+    const size_t n = t->bytes / dtype_block_bytes(t->dtype);
+    float       *v = sheet_values(t);
+    uint16_t    *half = MEM_ARRAY(uint16_t, n);
+    for (size_t i = 0; i < n; i++) v[i] = dtype_f16_to_f32(half[i] = dtype_f32_to_f16(v[i]));
+    sheet_make_f32(meant, v);
+    mem_free(t->data);
+    t->data = (uint8_t *)half;
+    t->bytes = n * sizeof *half;
+    t->dtype = DTYPE_F16;
+    sheet_print(t->type, sizeof t->type, "F16");
+}
+
+/* Root of the mean square of what FAST arithmetic on a card changes about the logits. */
+static double card_error(const char *path)
+{
+    struct rig exact, fast;
+    float  *want = answers_as(path, "cuda", ACTIVATIONS_F32, QUANTIZE_NONE, &exact);
+    float  *have = answers_as(path, "cuda", ACTIVATIONS_FAST, QUANTIZE_NONE, &fast);
+    double  squares = 0;
+    const size_t n = (N_IDS + N_ANSWER) * (size_t)exact.n_vocab;
+    for (size_t i = 0; i < n; i++) squares += ((double)have[i] - (double)want[i]) * ((double)have[i] - (double)want[i]);
+    mem_free(want);
+    mem_free(have);
+    rig_close(&exact);
+    rig_close(&fast);
+    return sqrt(squares / (double)n);
+}
+
+/* Dense layers, experts, and the products of latent attention's heads. On a card matrices of f16 stay f16, and what they multiply is rounded to it:
+ * the answers are nearer to the exact ones than in bf16. What attention rounds is the same in both. */
+TEST(f16_folders)
+{
+    static const char *const NAMES[] = { "llama_bias", "qwen3_moe", "deepseek_v2_lite" };
+    for (size_t i = 0; i < COUNT_OF(NAMES); i++) {
+        struct buf    b = { 0 };
+        struct path   f16 = other(NAMES[i], "f16"), meant = other(NAMES[i], "f16-meant");
+        struct sheet *s = sheet_read(golden(NAMES[i], "model").text), *m = sheet_read(golden(NAMES[i], "model").text);
+        for (size_t t = 0; t < s->n; t++) to_f16(&s->t[t], &m->t[t]);
+        sheet_write_folder(s, f16.text, config_of(NAMES[i], &b));
+        sheet_write_folder(m, meant.text, config_of(NAMES[i], &b));
+        check_same(meant.text, f16.text, QUANTIZE_NONE, f16.text);
+        if (has_card()) {
+            const double of_f16 = card_error(f16.text), of_bf16 = card_error(golden(NAMES[i], "model").text);
+            if (!(of_f16 < 0.75 * of_bf16)) test_fail(__FILE__, __LINE__, "%s: f16 is %g off, bf16 %g", NAMES[i], of_f16, of_bf16);
+        }
+        sheet_release(s);
+        sheet_release(m);
+        buf_release(&b);
     }
 }
 
@@ -354,5 +415,5 @@ TEST(what_is_quantised_while_loading)
         }
 }
 
-TEST_MAIN(CASE_T(paddle_layout, 120), CASE_T(fused_experts, 120), CASE(prefixes), CASE_T(several_types_in_one_model, 120),
+TEST_MAIN(CASE_T(paddle_layout, 120), CASE_T(fused_experts, 120), CASE(prefixes), CASE_T(several_types_in_one_model, 120), CASE_T(f16_folders, 240),
           CASE_T(f8_with_block_scales, 120), CASE_T(what_is_quantised_while_loading, 240))
