@@ -46,7 +46,7 @@ enum { KERNEL_EXPERTS_MAX = 1024, KERNEL_EXPERTS_USED_MAX = 64 };
 enum { F8_BLOCK = 128 }; /* rows and columns that share a scale of F8_E4M3 weights */
 
 /* Raised with every change of the values that some row computes: peers of other revisions would not agree bit for bit, and are refused. */
-enum { KERNEL_REVISION = 3 };
+enum { KERNEL_REVISION = 4 };
 
 enum activations { ACTIVATIONS_F32, ACTIVATIONS_FAST };
 
