@@ -142,10 +142,32 @@ static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g
     in->n += (n - 1) * g->x_group; /* rows with the columns of all groups */
 }
 
+/* Products that are put in the queue by one call. */
+struct beside {
+    struct gemm g[GEMM_BESIDE_MAX];
+    int         n;
+};
+
+static void run_beside(struct cuda_ctx *c, struct beside *b)
+{
+    if (b->n > 0) (void)cuda_check(c->device, gemm_run_beside(c->device->stream, b->g, b->n), "a product");
+    b->n = 0;
+}
+
+static void put_beside(struct cuda_ctx *c, struct beside *b, const struct gemm *g)
+{
+    const struct gemm *first = &b->g[0];
+    const bool         same = b->n > 0 && g->form == first->form && g->x == first->x && g->x_stride == first->x_stride && g->x_rows == first->x_rows &&
+                      g->x_scales == first->x_scales && g->n_rows == first->n_rows && g->n_in == first->n_in && g->n_groups == 1 && first->n_groups == 1;
+    if (!same || b->n == GEMM_BESIDE_MAX) run_beside(c, b);
+    b->g[b->n++] = *g;
+}
+
 void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)
 {
     struct cuda_ctx   *c = cuda_ctx_of(base);
     struct inputs_want made = { 0 };
+    struct beside      products = { .n = 0 };
     for (size_t i = 0, n; i < n_jobs; i += n) {
         const struct matmul_args *a = &jobs[i];
         struct inputs_want in = { .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_rows, .n = a->w->n_in, .x_rows = a->x_rows, .norm = a->norm, .eps = a->norm_eps };
@@ -158,12 +180,14 @@ void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t
         take_outputs(a, &g);
         in.as = inputs_for(c, &g, &in, a->x_ready);
         if (in.as != AS_THEY_ARE && !same_inputs(&in, &made)) {
+            run_beside(c, &products);
             make_inputs(c, &in);
             made = in;
         }
         take_inputs(c, &in, &g);
-        (void)cuda_check(c->device, gemm_run(c->device->stream, &g), "a product");
+        put_beside(c, &products, &g);
     }
+    run_beside(c, &products);
 }
 
 /* ---- experts ----------------------------------------------------------------------------------------------------- */

@@ -101,6 +101,26 @@ cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int colum
     return is_16 ? gemm_hopper_16(stream, g->form, &c, columns == 256) : gemm_hopper_f8(stream, &c);
 }
 
+static bool can_be_beside(const struct gemm *g, const struct gemm *first)
+{
+    return is_good(g) && g->form == first->form && g->form != GEMM_F32 && !g->fixed && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
+           g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows && g->n_rows <= GEMM_FEW_ROWS &&
+           round_up(g->n_in, GEMM_STEP) % GEMM_FEW_WHOLE == 0 && !gemm_library_fits(g);
+}
+
+cudaError_t gemm_run_beside(cudaStream_t stream, const struct gemm *g, int n)
+{
+    gemm_call   calls[GEMM_BESIDE_MAX];
+    bool        together = n > 1 && n <= GEMM_BESIDE_MAX && g->n_rows > 0;
+    cudaError_t e = cudaSuccess;
+    for (int i = 0; together && i < n; i++) together = can_be_beside(&g[i], g);
+    for (int i = 0; i < n && e == cudaSuccess; i++) {
+        if (together) calls[i] = call_of(&g[i]), calls[i].beside = i;
+        else e = gemm_run(stream, &g[i]);
+    }
+    return together ? gemm_few_beside(stream, g->form, calls, n) : e;
+}
+
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;

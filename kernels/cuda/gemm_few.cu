@@ -15,7 +15,7 @@
 #include "kernels/cuda/gemm_widen.cuh"
 
 enum { FEW_W_ROWS = 16, FEW_PART = FEW_W_ROWS * GEMM_FEW_ROWS };
-enum { FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = 128, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
+enum { FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = GEMM_FEW_WHOLE, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
 static_assert((int)FEW_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
 
 /* Per form: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
@@ -164,7 +164,7 @@ static __device__ __forceinline__ void few_keep_nan(few_sums<N_TILES> *sums, con
 
 /* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on. */
 template <enum gemm_form F, int N_TILES>
-static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &kept, const few_sums<N_TILES> &sums)
+static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &kept, int32_t tile, const few_sums<N_TILES> &sums)
 {
     __shared__ float part[FEW_WARPS][FEW_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
@@ -173,7 +173,7 @@ static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm
     __syncthreads();
     const gemm_rows rows = kept;
     const int     pair = (int)threadIdx.x % (FEW_W_ROWS / 2), row = (int)threadIdx.x / (FEW_W_ROWS / 2);
-    const int32_t tile = (int32_t)blockIdx.x, column = tile * FEW_W_ROWS + 2 * pair, at = row * FEW_W_ROWS + 2 * pair;
+    const int32_t column = tile * FEW_W_ROWS + 2 * pair, at = row * FEW_W_ROWS + 2 * pair;
     const bool    has = row < rows.n && column < c.n_columns;
     float2        sum = make_float2(0, 0);
     for (int i = 0; has && i < FEW_WARPS; i++)
@@ -189,11 +189,11 @@ static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm
 }
 
 template <enum gemm_form F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows)
+static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows, int32_t tile)
 {
     __shared__ gemm_rows kept; /* for the end: registers are short */
     if (threadIdx.x == 0) kept = rows;
-    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = (int32_t)blockIdx.x * FEW_W_ROWS;
+    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = tile * FEW_W_ROWS;
     const int32_t n_spans = (c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, per_slice = (n_spans + c.n_slices - 1) / c.n_slices;
     const int32_t first_span = (int32_t)blockIdx.z * per_slice;
     few_place<N_TILES> p;
@@ -211,7 +211,7 @@ static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_r
     few_sums<N_TILES> sums = {};
     few_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
     if (F == GEMM_F8) few_keep_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
-    few_finish<F, N_TILES>(c, kept, sums);
+    few_finish<F, N_TILES>(c, kept, tile, sums);
 }
 
 /* WHOLE: rows of W are of whole spans. */
@@ -219,8 +219,29 @@ template <enum gemm_form F, bool WHOLE> static __global__ void __launch_bounds__
 {
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
     if (rows.n == 0) return;
-    if (rows.n <= 8) few_rows<F, 1, WHOLE>(c, rows);
-    else few_rows<F, 2, WHOLE>(c, rows);
+    if (rows.n <= 8) few_rows<F, 1, WHOLE>(c, rows, (int32_t)blockIdx.x);
+    else few_rows<F, 2, WHOLE>(c, rows, (int32_t)blockIdx.x);
+}
+
+/* Several products' tiles, one product after the other. */
+struct few_calls {
+    gemm_call of[GEMM_BESIDE_MAX];
+    int32_t   first_tile[GEMM_BESIDE_MAX]; /* of those that there are not: behind the last */
+};
+
+template <enum gemm_form F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_beside_kernel(const __grid_constant__ few_calls all)
+{
+    __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a copy for each thread */
+    __shared__ int32_t   tile;
+    int i = 0;
+    while (i + 1 < GEMM_BESIDE_MAX && (int32_t)blockIdx.x >= all.first_tile[i + 1]) i++;
+    for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += FEW_THREADS) ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
+    if (threadIdx.x == 0) tile = (int32_t)blockIdx.x - all.first_tile[i];
+    __syncthreads();
+    if ((int32_t)blockIdx.z >= c.n_slices) return;
+    const gemm_rows rows = { 0, 0, c.n_rows };
+    if (c.n_rows <= 8) few_rows<F, 1, true>(c, rows, tile);
+    else few_rows<F, 2, true>(c, rows, tile);
 }
 
 template <bool WHOLE> static void (*kernel_of(enum gemm_form form))(const gemm_call)
@@ -232,7 +253,8 @@ template <bool WHOLE> static void (*kernel_of(enum gemm_form form))(const gemm_c
 
 /* Two blocks on every SM; a slice gives each of its warps a span at least. */
 enum { FEW_BLOCKS_WANTED = 256, FEW_SLICE_LEAST = FEW_WARPS * FEW_SPAN };
-static_assert((int)FEW_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * FEW_BLOCKS_WANTED * FEW_PART <= SLICES_ROOM_FLOATS, "see n_slices_for");
+static_assert((int)FEW_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * FEW_BLOCKS_WANTED * FEW_PART <= SLICES_BESIDE_FLOATS, "see n_slices_for");
+static_assert(sizeof(gemm_call) % sizeof(unsigned) == 0, "it is copied by words");
 
 cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *call)
 {
@@ -241,4 +263,21 @@ cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm
     const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups); /* that can have rows at all */
     return launch(stream, c.n_in_filled % FEW_SPAN == 0 ? kernel_of<true>(form) : kernel_of<false>(form),
                   dim3(blocks_for((size_t)c.n_columns, FEW_W_ROWS), n_groups, (unsigned)c.n_slices), dim3(FEW_THREADS), 0, c);
+}
+
+cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_form form, const struct gemm_call *calls, int n)
+{
+    static void (*const kernels[GEMM_FORMS])(const few_calls) = { nullptr, few_beside_kernel<GEMM_BF16>, few_beside_kernel<GEMM_F16>,
+                                                                  few_beside_kernel<GEMM_W8>, few_beside_kernel<GEMM_W4>, few_beside_kernel<GEMM_F8> };
+    few_calls all = {};
+    unsigned  n_tiles = 0, n_slices = 1;
+    for (int i = 0; i < GEMM_BESIDE_MAX; i++) {
+        all.first_tile[i] = (int32_t)n_tiles;
+        if (i >= n) continue;
+        all.of[i] = calls[i];
+        all.of[i].n_slices = n_slices_for(calls[i], FEW_W_ROWS, FEW_BLOCKS_WANTED, FEW_SLICE_LEAST);
+        n_tiles += blocks_for((size_t)calls[i].n_columns, FEW_W_ROWS);
+        if ((unsigned)all.of[i].n_slices > n_slices) n_slices = (unsigned)all.of[i].n_slices;
+    }
+    return launch(stream, kernels[form], dim3(n_tiles, 1, n_slices), dim3(FEW_THREADS), 0, all);
 }

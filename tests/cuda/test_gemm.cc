@@ -104,7 +104,7 @@ static void *scratch_of_case(void)
 /* Scratch is as the next call needs it: its counters, which it begins with, are zero. */
 static void check_counters(const void *scratch)
 {
-    std::vector<unsigned char> counters(1024);
+    std::vector<unsigned char> counters(3 * 1024);
     GOOD(cudaMemcpy(counters.data(), scratch, counters.size(), cudaMemcpyDeviceToHost));
     for (unsigned char byte : counters) CHECK_EQ_INT(byte, 0);
 }
