@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/attention_calls.cuh"
 #include "kernels/cuda/attention_merge.cuh"
+#include "kernels/kv_rows.h"
 
 enum { APPEND_THREADS = 128, SIDE = 4 };
 enum { TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
@@ -22,6 +23,11 @@ cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, di
     const size_t enough = max_blocks > 0 ? (size_t)max_blocks : (size_t)(per_processor * n_processors);
     *grid = dim3((unsigned)(n_units < enough ? n_units : enough));
     return cudaSuccess;
+}
+
+static bool is_held(const struct kv_layer *kv)
+{
+    return kv->latent ? kv->dtype == DTYPE_F32 || kv->dtype == DTYPE_BF16 : kv_rows_known(kv->dtype);
 }
 
 /* ---- appending ---- */
@@ -150,10 +156,10 @@ extern "C" cudaError_t attention_append(cudaStream_t stream, const struct kv_lay
 {
     const struct append_call c = { *kv, listed_of(on, LISTED_ALL), k, v };
     dim3                     grid;
+    if (!is_held(kv)) return cudaErrorInvalidValue;
     if (on->bounds.n_rows <= 0) return cudaSuccess;
     cudaError_t e = attention_grid((size_t)on->bounds.n_rows, APPEND_BLOCKS, 0, &grid);
     if (e != cudaSuccess) return e;
-    if (kv->latent && kv->dtype != DTYPE_F32 && kv->dtype != DTYPE_BF16) return cudaErrorInvalidValue;
     switch (kv->dtype) {
     case DTYPE_F32: return append_launch<DTYPE_F32>(stream, c, grid);
     case DTYPE_BF16: return append_launch<DTYPE_BF16>(stream, c, grid);
@@ -322,6 +328,7 @@ static cudaError_t run_tiles(cudaStream_t stream, const struct attention *a)
 extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention *a)
 {
     const struct cuda_counts *bounds = &a->on->bounds;
+    if (!is_held(&a->kv)) return cudaErrorInvalidValue;
     if (bounds->n_rows <= 0) return cudaSuccess;
     if (!attention_tiles_fit(a)) return run_rows(stream, a, LISTED_ALL, bounds->n_rows, bounds->n_segments);
     cudaError_t e = cudaSuccess;

@@ -6,6 +6,8 @@
  * Which kernel a row goes through - attention_rows.cuh has many blocks for one row, attention_answers.cuh and attention_latents.cuh too and on
  * tensor cores, attention_tiles.cuh one block for many rows - depends on the model and on whether its token is an answer's, and they do not
  * give the same bits. So a row's result depends on neither the other rows nor how a prompt was chunked nor how many segments ran at a time.
+ * Pools of heads are of any of kv_rows.h's types, whose rows appending makes bit for bit (but for which NaN a bf16 or f16 is), latents are f32 or
+ * bf16. Scales of keys multiply scores, those of values the weights, once the weights' own sum has been taken.
  * Calls put work on the stream and return; they do not wait and do not allocate. Thread: engine. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_H
 #define BATON_KERNELS_CUDA_ATTENTION_H
@@ -57,7 +59,8 @@ struct attention {
     float                  *out;
     int32_t                 n_heads, v_dim;
     float                   scale;
-    bool                    exact;   /* F32: all in f32. Otherwise queries, keys, weights and values may be bf16 and sums are f32 */
+    bool                    exact;   /* F32: all in f32. Otherwise queries and weights may be bf16, or f16 where the pool is (queries beyond its
+                                      * largest are that), keys and values are as they are held, and sums are f32 */
     float                  *scratch; /* attention_scratch_floats() of them */
     int32_t                 n_at_once, max_blocks; /* segments at a time, blocks; 0: as suits the card. For tests of what else gives the same bits */
 };
@@ -72,6 +75,7 @@ void        attention_recorded_bounds(const struct attention *shape, int32_t n_r
                                       struct cuda_counts *bounds);
 /* Do launches that were recorded with these bounds compute a list of these counts? */
 bool        attention_recordable(const struct cuda_counts *bounds, const struct cuda_counts *counts);
+/* Both: cudaErrorInvalidValue for a type that such a pool does not have. */
 cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_list *on, const float *k, const float *v);
 cudaError_t attention_run(cudaStream_t stream, const struct attention *a);
 

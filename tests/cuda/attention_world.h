@@ -134,7 +134,7 @@ struct sequence {
 /* attention_run's rule for who goes through tensor cores. */
 static inline bool takes_tensor_cores(const struct shape &s, bool generated)
 {
-    if (s.exact || s.dtype == DTYPE_F32 || (generated && s.dtype != DTYPE_BF16)) return false;
+    if (s.exact || s.dtype == DTYPE_F32) return false;
     const int  group = s.n_heads / s.kv_heads;
     const bool is_scaled = kv_rows_scaled(s.dtype);
     if (s.latent) return s.dtype == DTYPE_BF16 && s.head_dim == 576 && s.v_dim == 512;

@@ -57,12 +57,14 @@ static void test_append(void)
         std::vector<int32_t> begins;
         world::place({ { 0, 0, 5, false } }, &begins);
         w.stage(&st, { { 0, 0, 5, false } }, begins);
-        struct kv_layer kv = w.kv;
-        kv.dtype = DTYPE_Q8_0;
-        CHECK(attention_append(nullptr, &kv, &st.list, nullptr, nullptr) == cudaErrorInvalidValue, "a pool of q8_0");
-        kv = w.kv;
-        kv.latent = true;
-        CHECK(attention_append(nullptr, &kv, &st.list, nullptr, nullptr) == cudaErrorInvalidValue, "latents of int8");
+        struct attention a = { w.kv, &st.list, nullptr, nullptr, 2, 64, 1, false, nullptr, 0, 0 };
+        a.kv.dtype = DTYPE_Q8_0;
+        CHECK(attention_append(nullptr, &a.kv, &st.list, nullptr, nullptr) == cudaErrorInvalidValue, "a pool of q8_0");
+        CHECK(attention_run(nullptr, &a) == cudaErrorInvalidValue, "a pool of q8_0, attended");
+        a.kv = w.kv;
+        a.kv.latent = true;
+        CHECK(attention_append(nullptr, &a.kv, &st.list, nullptr, nullptr) == cudaErrorInvalidValue, "latents of int8");
+        CHECK(attention_run(nullptr, &a) == cudaErrorInvalidValue, "latents of int8, attended");
         world::unstage(&st);
         w.check_pool();
     });
@@ -200,6 +202,19 @@ static void test_sizes(void)
                 w.run(all, &r);
                 if (is_good) w.check(r, all, 1);
             });
+    test("queries beyond f16 are its largest", [] {
+        world   w(heads(8, 2, 64, 16, DTYPE_F16, false), { 40 });
+        results large, largest;
+        const std::vector<range> all = { { 0, 30, 5, false }, { 0, 36, 1, true } };
+        w.append_all();
+        for (size_t i = 0; i < w.seqs[0].q.size(); i += 7) w.seqs[0].q[i] = i % 2 ? 1e6f : -70000.0f;
+        w.run(all, &large);
+        for (float &x : w.seqs[0].q) x = std::min(65504.0f, std::max(-65504.0f, x));
+        w.run(all, &largest);
+        CHECK(same(large, largest), "not as the largest");
+        for (const auto &row : large)
+            for (float x : row.second) CHECK(isfinite(x), "not a number");
+    });
 }
 
 int main(int argc, char **argv)
