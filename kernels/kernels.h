@@ -218,7 +218,7 @@ struct kv_append_args {
     const float            *k, *v; /* [n_rows, n_heads, head_dim]; v NULL when latent */
     struct kv_layer         kv;
     struct attn_list        on;
-    const struct rope_args *rope;  /* is done first, of the rows that are appended; afterwards k may be either. NULL: nothing */
+    const struct rope_args *rope;  /* is done first, of the rows that are appended: queries, and k, of pools of heads. NULL: nothing */
 };
 
 struct attn_args {

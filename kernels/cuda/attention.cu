@@ -1,4 +1,4 @@
-/* attention.cu - appending to the pool, lists, and how a call of attention is split into launches and waves of segments; attention.h is the contract.
+/* attention.cu - lists, and how a call of attention is split into launches and waves of segments; attention.h is the contract.
  *
  * Scratch: (M, L) of the row that goes on from one wave to the next, in two places that take turns, then (M, L) of every prompt row and head
  * (where they are few), then the parts of a wave. Waves make it small: results of segments are merged into rows wave by wave, in ascending
@@ -7,11 +7,9 @@
 
 #include "kernels/cuda/attention_calls.cuh"
 #include "kernels/cuda/attention_merge.cuh"
-#include "kernels/kv_rows.h"
 
-enum { APPEND_THREADS = 128, SIDE = 4 };
 enum { TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
-enum { APPEND_BLOCKS = 8, MERGE_BLOCKS = 8 /* per processor */ };
+enum { MERGE_BLOCKS = 8 /* per processor */ };
 enum { PARTS_FLOATS_MAX = 1 << 26 }; /* 256 MiB: one pass has room for some thousand segments of all heads, for 1,000 of 128 heads of latents */
 
 cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, dim3 *grid)
@@ -23,151 +21,6 @@ cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, di
     const size_t enough = max_blocks > 0 ? (size_t)max_blocks : (size_t)(per_processor * n_processors);
     *grid = dim3((unsigned)(n_units < enough ? n_units : enough));
     return cudaSuccess;
-}
-
-static bool is_held(const struct kv_layer *kv)
-{
-    return kv->latent ? kv->dtype == DTYPE_F32 || kv->dtype == DTYPE_BF16 : kv_rows_known(kv->dtype);
-}
-
-/* ---- appending ---- */
-
-struct append_call {
-    struct kv_layer kv;
-    struct listed   list;
-    const float    *k, *v;
-};
-
-template <enum dtype T> static __device__ __forceinline__ void store_4(char *to, float4 x)
-{
-    if constexpr (T == DTYPE_F32) *(float4 *)(void *)to = x;
-    else if constexpr (T == DTYPE_F16) *(uint2 *)(void *)to = make_uint2(round_f16x2(x.x, x.y), round_f16x2(x.z, x.w));
-    else *(uint2 *)(void *)to = make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
-}
-template <enum dtype T> static __device__ __forceinline__ void store_1(char *to, float x)
-{
-    if constexpr (T == DTYPE_F32) *(float *)(void *)to = x;
-    else if constexpr (T == DTYPE_F16) *(uint16_t *)(void *)to = (uint16_t)round_f16x2(x, 0.0f);
-    else *(uint16_t *)(void *)to = float_to_bf16(x);
-}
-
-template <enum dtype T, bool BY_4> static __device__ __forceinline__ void append_row(const struct append_call &c, const struct cuda_row &row)
-{
-    const int32_t *table = c.list.tables + c.list.seqs[row.seq].table;
-    const int      dim = c.kv.head_dim, n = c.kv.n_heads * dim, step = BY_4 ? SIDE : 1;
-    for (int part = 0; part < (c.kv.latent ? 1 : 2); part++) {
-        const float *from = (part ? c.v : c.k) + (size_t)row.row * (size_t)n;
-        for (int i = (int)threadIdx.x * step; i < n; i += APPEND_THREADS * step) {
-            char *to = (char *)c.kv.data + key_place<T>(c.kv, table, row.pos, i / dim) + (size_t)part * value_part<T>(c.kv) + i % dim * held<T>::BYTES;
-            if constexpr (BY_4) store_4<T>(to, *(const float4 *)(from + i));
-            else store_1<T>(to, from[i]);
-        }
-    }
-}
-
-/* ---- with scales ---- */
-
-/* A byte of x / scale, of a row whose scale is above 0; kv_rows.c gives the same. */
-template <enum dtype T> static __device__ __forceinline__ unsigned quantised(float x, float scale)
-{
-    constexpr float LARGEST = largest_held<T>();
-    const float     r = fminf(fmaxf(__fdiv_rn(x, scale), -LARGEST), LARGEST);
-    if constexpr (T == DTYPE_I8) return (unsigned)__float2int_rn(r) & 0xffu;
-    else return float_to_e4m3(r);
-}
-
-/* The scale of a row whose largest magnitude has these bits, which compare as the numbers do: infinity and NaN are above all others. */
-template <enum dtype T> static __device__ __forceinline__ float scale_for(unsigned top)
-{
-    return top < 0x7f800000u ? __fdiv_rn(__uint_as_float(top), largest_held<T>()) : __uint_as_float(0x7fc00000u);
-}
-
-static __device__ __forceinline__ unsigned warp_top(unsigned x)
-{
-    for (int step = WARP / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, step));
-    return x;
-}
-
-/* One row by a warp, whose lanes have N elements side by side at a time. */
-template <enum dtype T, int N> static __device__ __forceinline__ void append_scaled_row(const float *from, char *to, char *scale_to, int dim)
-{
-    constexpr int TURNS = KERNEL_HEAD_DIM_MAX / WARP / N;
-    const int     lane = (int)(threadIdx.x % WARP), first = lane * N;
-    float         x[TURNS][N];
-    unsigned      top = 0;
-    UNROLL for (int i = 0; i < TURNS; i++) {
-        const int at = first + i * (WARP * N);
-        UNROLL for (int e = 0; e < N; e++) x[i][e] = 0;
-        if (at < dim) {
-            if constexpr (N == SIDE) {
-                const float4 four = *(const float4 *)(from + at);
-                x[i][0] = four.x, x[i][1] = four.y, x[i][2] = four.z, x[i][3] = four.w;
-            } else x[i][0] = from[at];
-        }
-        UNROLL for (int e = 0; e < N; e++) top = max(top, __float_as_uint(x[i][e]) & 0x7fffffffu);
-    }
-    const float scale = scale_for<T>(warp_top(top));
-    if (lane == 0) store_scale(scale_to, scale);
-    UNROLL for (int i = 0; i < TURNS; i++) {
-        const int at = first + i * (WARP * N);
-        unsigned  bytes = 0;
-        if (at >= dim) continue;
-        UNROLL for (int e = 0; e < N; e++) bytes |= scale > 0 ? quantised<T>(x[i][e], scale) << 8 * e : 0;
-        if constexpr (N == SIDE) *(unsigned *)(void *)(to + at) = bytes;
-        else to[at] = (char)bytes;
-    }
-}
-
-template <enum dtype T, bool BY_4> static __device__ __forceinline__ void append_scaled(const struct append_call &c, const struct cuda_row &row)
-{
-    const int32_t *table = c.list.tables + c.list.seqs[row.seq].table;
-    char          *pool = (char *)c.kv.data;
-    for (int i = (int)(threadIdx.x / WARP); i < 2 * c.kv.n_heads; i += APPEND_THREADS / WARP) {
-        const int       head = i / 2, dim = c.kv.head_dim;
-        struct held_row r = key_row(c.kv, table, row.pos, head);
-        if (i % 2) r.row += (unsigned)c.kv.block_tokens;
-        const float *from = (i % 2 ? c.v : c.k) + ((size_t)row.row * (size_t)c.kv.n_heads + (size_t)head) * (size_t)dim;
-        append_scaled_row<T, BY_4 ? (int)SIDE : 1>(from, pool + row_place<T>(c.kv, r), pool + scale_place<T>(c.kv, r), dim);
-    }
-}
-
-/* A row's keys and values into the pool, a block for each; of types with scales a warp for each head's key and value. Bound by writing them. */
-template <enum dtype T, bool BY_4> static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
-{
-    const int n_rows = listed_n(c.list);
-    for (int i = (int)blockIdx.x; i < n_rows; i += (int)gridDim.x) {
-        if constexpr (held<T>::SCALED) append_scaled<T, BY_4>(c, c.list.rows[i]);
-        else append_row<T, BY_4>(c, c.list.rows[i]);
-    }
-}
-
-template <enum dtype T> static cudaError_t append_launch(cudaStream_t stream, const struct append_call &c, dim3 grid)
-{
-    return launch(stream, c.kv.head_dim % SIDE == 0 ? append_rows<T, true> : append_rows<T, false>, grid, dim3(APPEND_THREADS), 0, c);
-}
-
-static struct listed listed_of(const struct cuda_list *on, enum listed_rows which)
-{
-    const struct listed l = { on->counts, on->seqs, on->rows, on->tables, which };
-    return l;
-}
-
-extern "C" cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_list *on, const float *k, const float *v)
-{
-    const struct append_call c = { *kv, listed_of(on, LISTED_ALL), k, v };
-    dim3                     grid;
-    if (!is_held(kv)) return cudaErrorInvalidValue;
-    if (on->bounds.n_rows <= 0) return cudaSuccess;
-    cudaError_t e = attention_grid((size_t)on->bounds.n_rows, APPEND_BLOCKS, 0, &grid);
-    if (e != cudaSuccess) return e;
-    switch (kv->dtype) {
-    case DTYPE_F32: return append_launch<DTYPE_F32>(stream, c, grid);
-    case DTYPE_BF16: return append_launch<DTYPE_BF16>(stream, c, grid);
-    case DTYPE_F16: return append_launch<DTYPE_F16>(stream, c, grid);
-    case DTYPE_I8: return append_launch<DTYPE_I8>(stream, c, grid);
-    case DTYPE_F8_E4M3: return append_launch<DTYPE_F8_E4M3>(stream, c, grid);
-    default: return cudaErrorInvalidValue;
-    }
 }
 
 /* ---- lists and room ---- */
@@ -328,7 +181,7 @@ static cudaError_t run_tiles(cudaStream_t stream, const struct attention *a)
 extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention *a)
 {
     const struct cuda_counts *bounds = &a->on->bounds;
-    if (!is_held(&a->kv)) return cudaErrorInvalidValue;
+    if (!attention_is_held(&a->kv)) return cudaErrorInvalidValue;
     if (bounds->n_rows <= 0) return cudaSuccess;
     if (!attention_tiles_fit(a)) return run_rows(stream, a, LISTED_ALL, bounds->n_rows, bounds->n_segments);
     cudaError_t e = cudaSuccess;

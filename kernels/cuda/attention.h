@@ -76,7 +76,9 @@ void        attention_recorded_bounds(const struct attention *shape, int32_t n_r
 /* Do launches that were recorded with these bounds compute a list of these counts? */
 bool        attention_recordable(const struct cuda_counts *bounds, const struct cuda_counts *counts);
 /* Both: cudaErrorInvalidValue for a type that such a pool does not have. */
-cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_list *on, const float *k, const float *v);
+/* `rope`, or NULL, is done first: its first heads are the list's rows' queries, its second k, of a pool of heads. */
+cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_list *on, const float *k, const float *v,
+                             const struct rope_args *rope);
 cudaError_t attention_run(cudaStream_t stream, const struct attention *a);
 
 #ifdef __cplusplus

@@ -9,6 +9,9 @@
  * nothing to do in a recorded launch take their turn too. max_blocks: 0, or the most. */
 cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, dim3 *grid);
 
+/* Is the pool of a type that these kernels have? (attention_append.cu) */
+bool        attention_is_held(const struct kv_layer *kv);
+
 /* n_runs is filled in. */
 cudaError_t attention_rows_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);
 

@@ -16,6 +16,12 @@ struct listed {
     enum listed_rows          which;
 };
 
+static inline struct listed listed_of(const struct cuda_list *on, enum listed_rows which)
+{
+    const struct listed l = { on->counts, on->seqs, on->rows, on->tables, which };
+    return l;
+}
+
 static __device__ __forceinline__ const struct cuda_row *listed_rows(const struct listed &l)
 {
     return l.rows + (l.which == LISTED_PROMPT ? l.counts->n_generated : 0);

@@ -1,6 +1,6 @@
 /* rows.cu - norms, rotation, copies, sums of rows and embedding. All are bound by memory: each element is read and written once, neighbouring
  * threads take neighbouring elements. Thread: device. */
-#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/rows.h"
 
 enum { THREADS = 256 };
@@ -83,28 +83,6 @@ cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a)
 
 /* ---- rotation ---------------------------------------------------------------------------------------------------- */
 
-/* A warp has one head of one row, its lanes every 32nd pair, and of what is not rotated every 32nd element. */
-static __device__ float head_factor(const float *x, size_t dim, float eps)
-{
-    float squares = 0;
-    for (size_t i = threadIdx.x % WARP; i < dim; i += WARP) squares = fmaf(x[i], x[i], squares);
-    return 1.0f / sqrtf(warp_sum(squares) / (float)dim + eps);
-}
-
-static __device__ void rotate_head(const rope_args &a, const rope_heads &h, float *x, const float *turns)
-{
-    const size_t half = a.rot_dim / 2, lane = threadIdx.x % WARP;
-    const float  factor = h.norm ? head_factor(x, h.head_dim, a.norm_eps) : 1.0f;
-    for (size_t pair = lane; pair < half; pair += WARP) {
-        const size_t i0 = a.interleaved ? 2 * pair : pair, i1 = a.interleaved ? 2 * pair + 1 : pair + half;
-        const float  x0 = h.norm ? h.norm[i0] * (x[i0] * factor) : x[i0], x1 = h.norm ? h.norm[i1] * (x[i1] * factor) : x[i1];
-        const float *turn = turns + 2 * pair;
-        x[i0] = x0 * turn[0] - x1 * turn[1];
-        x[i1] = x1 * turn[0] + x0 * turn[1];
-    }
-    for (size_t i = 2 * half + lane; h.norm && i < h.head_dim; i += WARP) x[i] = h.norm[i] * (x[i] * factor);
-}
-
 /* Warps are numbered by rows, then by the heads of all lists. */
 static __global__ void __launch_bounds__(THREADS) rope_kernel(rope_args a)
 {
@@ -113,7 +91,7 @@ static __global__ void __launch_bounds__(THREADS) rope_kernel(rope_args a)
     if (row >= a.n_rows) return;
     const bool        is_first = i < a.heads[0].n_heads;
     const rope_heads &h = a.heads[is_first ? 0 : 1];
-    rotate_head(a, h, h.x + row * h.x_stride + (is_first ? i : i - a.heads[0].n_heads) * h.head_dim, a.cos_sin + (size_t)a.pos[row] * (a.rot_dim / 2 * 2));
+    rotate_head(a, h, h.x + row * h.x_stride + (is_first ? i : i - a.heads[0].n_heads) * h.head_dim, a.pos[row]);
 }
 
 cudaError_t rows_rope(cudaStream_t s, const struct rope_args *a)

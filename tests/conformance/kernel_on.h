@@ -97,21 +97,54 @@ static inline void on_copy_rows(struct kernel_ctx *c, float *to, size_t to_strid
 }
 
 /* The table has n_pos positions. */
-static inline void on_rope(struct kernel_ctx *c, struct rope_args a, size_t n_pos)
+static inline void note_rope(struct mirrors *m, const struct rope_args *a, size_t n_pos)
+{
+    for (size_t i = 0; i < a->n_heads; i++) {
+        const struct rope_heads *h = &a->heads[i];
+        note(m, h->x, span(a->n_rows, h->x_stride, h->n_heads * h->head_dim, sizeof *h->x), true);
+        note(m, h->norm, floats(h->head_dim), false);
+    }
+    note(m, a->cos_sin, floats(n_pos * a->rot_dim), false);
+    note(m, a->pos, a->n_rows * sizeof *a->pos, false);
+}
+
+static inline struct rope_args rope_there(const struct mirrors *m, struct rope_args a)
+{
+    for (size_t i = 0; i < a.n_heads; i++) a.heads[i].x = there(m, a.heads[i].x), a.heads[i].norm = there(m, a.heads[i].norm);
+    a.cos_sin = there(m, a.cos_sin);
+    a.pos = there(m, a.pos);
+    return a;
+}
+
+static inline void on_rope(struct kernel_ctx *c, const struct rope_args *a, size_t n_pos)
 {
     struct mirrors m = { .c = c };
-    for (size_t i = 0; i < a.n_heads; i++) {
-        const struct rope_heads *h = &a.heads[i];
-        note(&m, h->x, span(a.n_rows, h->x_stride, h->n_heads * h->head_dim, sizeof *h->x), true);
-        note(&m, h->norm, floats(h->head_dim), false);
-    }
-    note(&m, a.cos_sin, floats(n_pos * a.rot_dim), false);
-    note(&m, a.pos, a.n_rows * sizeof *a.pos, false);
+    note_rope(&m, a, n_pos);
     send(&m);
-    for (size_t i = 0; i < a.n_heads; i++) a.heads[i].x = there(&m, a.heads[i].x), a.heads[i].norm = there(&m, a.heads[i].norm);
-    a.cos_sin = there(&m, a.cos_sin);
-    a.pos = there(&m, a.pos);
-    c->ops->rope(c, &a);
+    const struct rope_args on = rope_there(&m, *a);
+    c->ops->rope(c, &on);
+    fetch(&m);
+}
+
+/* append->rope is done too; k is one of its heads. */
+static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_append_args *append, size_t n_pos, void *pool, size_t pool_bytes)
+{
+    struct mirrors     m = { .c = c };
+    struct attn_list   list = append->on;
+    struct kernel_step step = { .lists = &list, .n_lists = 1, .block_tokens = append->kv.block_tokens };
+    note(&m, pool, pool_bytes, true);
+    note(&m, append->v, floats(append->rope->n_rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim), false);
+    note_rope(&m, append->rope, n_pos);
+    send(&m);
+    c->ops->stage(c, &step);
+    const struct rope_args rope = rope_there(&m, *append->rope);
+    struct kv_append_args  a = *append;
+    a.k = rope.heads[1].x;
+    a.v = there(&m, a.v);
+    a.kv.data = there(&m, pool);
+    a.on = list;
+    a.rope = &rope;
+    c->ops->kv_append(c, &a);
     fetch(&m);
 }
 

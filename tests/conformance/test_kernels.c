@@ -101,7 +101,7 @@ static void rope_case(struct kernel_ctx *c, struct kernel_ctx *ref, size_t head_
         norm[l] = others && (l == 0) == interleaved ? NULL : random_floats(dims[l], 1); /* one of two */
         a.heads[l] = (struct rope_heads){ .x = x[l], .x_stride = stride, .n_heads = n_heads[l], .head_dim = dims[l], .norm = norm[l] };
     }
-    on_rope(c, a, ROPE_POS);
+    on_rope(c, &a, ROPE_POS);
     for (size_t l = 0; l < a.n_heads; l++) a.heads[l].x = want[l];
     ref->ops->rope(ref, &a);
     for (size_t l = 0; l < a.n_heads; l++) {
