@@ -21,7 +21,7 @@ enum { SHARED_USUAL = 40 * 1024 }; /* more dynamic shared memory has to be asked
 #define UNROLL _Pragma("unroll")
 #define UNROLL_TEXT(text) _Pragma(#text)
 #define UNROLL_BY(n) UNROLL_TEXT(unroll n)
-template <class... P> cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, P... args)
+template <class... P> static cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, P... args)
 {
     void *all[] = { (void *)&args... };
     return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
@@ -29,7 +29,7 @@ template <class... P> cudaError_t launch_as(cudaStream_t stream, void (*kernel)(
 
 /* What comes back is this launch's own result, not an older error of the thread. */
 template <class... P, class... A>
-cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
+static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
 {
     if (shared > SHARED_USUAL) {
         cudaError_t e = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
@@ -167,7 +167,7 @@ static __device__ __forceinline__ void rest() { __nanosleep(100); }
 #define UNROLL
 #define UNROLL_BY(n)
 template <class... P, class... A>
-cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
+static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
 {
     return simt_launch(stream, kernel, grid, block, shared, args...);
 }

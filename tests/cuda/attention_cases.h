@@ -1,9 +1,10 @@
 /* attention_cases.h - tests of attention on the card that are made of a shape: near the reference, the same bits in every call, recorded.
  *
- * Thread: one. */
+ * Empty for C. Thread: one. */
 #ifndef BATON_TESTS_CUDA_ATTENTION_CASES_H
 #define BATON_TESTS_CUDA_ATTENTION_CASES_H
 
+#ifdef __cplusplus
 #include "tests/cuda/attention_world.h"
 
 static inline struct shape heads(int n_heads, int kv_heads, int dim, int block_tokens, enum dtype t, bool exact)
@@ -195,5 +196,5 @@ static inline int run_tests(int argc, char **argv, const std::map<std::string, v
     printf("%d passed, %d failed, 0 skipped\n", n_passed, n_failed);
     return n_failed != 0;
 }
-
+#endif
 #endif

@@ -3,10 +3,11 @@
  * A world is some sequences with their keys, values and queries for every position, in a pool whose blocks are scattered. A call is a list of
  * row ranges of sequences; every row's result has to be near a plain loop's in double over the same rounded keys and values, and have the same
  * bits in whatever call the row is. Device memory is NaN where nothing was appended, before and behind, so that reading too much shows; guards
- * show writing too much. Runs on a card or on tests/simt. Thread: one. */
+ * show writing too much. Runs on a card or on tests/simt. Empty for C. Thread: one. */
 #ifndef BATON_TESTS_CUDA_ATTENTION_WORLD_H
 #define BATON_TESTS_CUDA_ATTENTION_WORLD_H
 
+#ifdef __cplusplus
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -436,5 +437,5 @@ static inline bool same(const results &a, const results &b)
     }
     return true;
 }
-
+#endif
 #endif

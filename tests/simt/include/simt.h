@@ -101,7 +101,7 @@ cudaError_t simt_launch_body(cudaStream_t stream, const simt_launch_shape &shape
 
 /* The arguments are converted to the kernel's parameters and copied at the call. */
 template<class... P, class... A>
-cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic_shared, A &&...arguments)
+static cudaError_t simt_launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t dynamic_shared, A &&...arguments)
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel is launched with as many arguments as it has parameters");
     static_assert((std::is_trivially_copyable_v<P> && ...), "parameters of kernels are copied byte by byte");
