@@ -1,4 +1,4 @@
-/* test_attention_types.c - pools of heads of every element type that kernel_kv_check lets pass, on every row of the processor.
+/* test_kv_types.c - pools of heads of every element type that kernel_kv_check lets pass, on every row of the processor.
  *
  * What a pool holds for a row is computed here by the formulas, in f64. Attention over it is attention of f32 arithmetic over a pool of f32 with
  * those numbers, bit for bit, on every row, however the tokens come in; test_attention.c holds that one to the softmax, and ref is held to it here
