@@ -19,7 +19,7 @@ static void make_special(world *w, size_t i_row, float *x, size_t n)
     case 1: x[n / 2] = is_scaled ? NAN : INFINITY; break;
     case 2: x[n - 1] = -INFINITY; break;
     case 3: for (size_t d = 0; d < n; d++) x[d] *= FLT_MAX; break;
-    case 4: for (size_t d = 0; d < n; d++) x[d] *= 1e-43f; break;
+    case 4: for (size_t d = 0; d < n; d++) x[d] *= 2.66e-43f; x[0] = 2.66e-43f; break; /* 190 of the least float: a scale is one, or none */
     case 5: for (size_t d = 0; d < n; d++) x[d] *= 1e-37f; break;
     case 6: for (size_t d = 0; d < n; d++) x[d] = odd[(d + i_row) % 14]; x[0] = i_row % 24 < 12 ? 127.0f : 448.0f; break;
     case 7: x[n / 3] = 1e4f; break;
