@@ -21,6 +21,7 @@ static const char CONFIGURATION_HEAD[] =
     "| `BATON_MODELS` | Folders, joined by `:`, in which `--model org/name` is looked for first. |\n"
     "| `HF_HUB_CACHE`, `HF_HOME` | Hugging Face's cache, in which `--model org/name` is looked for; default `~/.cache/huggingface`. |\n"
     "| `MODELSCOPE_CACHE` | ModelScope's cache, in which it is looked for next; default `~/.cache/modelscope`. |\n"
+    "| `BATON_CUDA_OVERLAP` | `off`: a kernel on a card is not begun before the one before it is over, as it otherwise is from compute capability 9.0 on. |\n"
     "| `BATON_CUBLASLT` | cublasLt's file, a folder that has it, or `off`; default: where the loader and CUDA's folder have it. Of --device cuda without --deterministic. |\n"
     "| `BATON_NCCL_LIBRARY` | NCCL's file; default: libnccl.so.2 where the loader and CUDA's folder have it. |\n\n";
 

@@ -1,8 +1,12 @@
-/* card.cu - a kernel that is there to be asked for: all are compiled for the same cards. Thread: the one that opens the device. */
+/* card.cu - what the card can, and a kernel that is there to be asked for: all are compiled for the same cards. Thread: see card.h. */
 #include "kernels/cuda/card.h"
+
+#include <stdlib.h>
+#include <string.h>
+
 #include "kernels/cuda/launch.cuh"
 
-static __global__ void __launch_bounds__(WARP) nothing_kernel() {}
+static __global__ void __launch_bounds__(WARP) nothing_kernel() { kernel_begins(); }
 
 cudaError_t card_has_kernels(void)
 {
@@ -10,4 +14,24 @@ cudaError_t card_has_kernels(void)
     const cudaError_t  e = cudaFuncGetAttributes(&a, nothing_kernel);
     if (e != cudaSuccess) (void)cudaGetLastError(); /* the answer, no fault */
     return e;
+}
+
+enum { OVERLAP_MAJOR = 9, OVERLAP_DRIVER = 12030 };
+
+static bool ask_overlap()
+{
+    const char *wish = getenv("BATON_CUDA_OVERLAP");
+    int         device = 0, major = 0, driver = 0;
+    if (wish && strcmp(wish, "off") == 0) return false;
+    if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+        cudaDriverGetVersion(&driver) == cudaSuccess)
+        return major >= OVERLAP_MAJOR && driver >= OVERLAP_DRIVER;
+    (void)cudaGetLastError(); /* what is wrong shows at the launch */
+    return false;
+}
+
+bool card_overlaps_launches(void)
+{
+    static const bool overlaps = ask_overlap();
+    return overlaps;
 }

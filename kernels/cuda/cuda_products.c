@@ -163,11 +163,10 @@ static void put_beside(struct cuda_ctx *c, struct beside *b, const struct gemm *
     b->g[b->n++] = *g;
 }
 
-void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)
+/* made: what c->inputs holds. */
+static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t n_jobs, struct inputs_want *made)
 {
-    struct cuda_ctx   *c = cuda_ctx_of(base);
-    struct inputs_want made = { 0 };
-    struct beside      products = { .n = 0 };
+    struct beside products = { .n = 0 };
     for (size_t i = 0, n; i < n_jobs; i += n) {
         const struct matmul_args *a = &jobs[i];
         struct inputs_want in = { .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_rows, .n = a->w->n_in, .x_rows = a->x_rows, .norm = a->norm, .eps = a->norm_eps };
@@ -179,10 +178,10 @@ void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t
         join_groups(a, n, &g, &in);
         take_outputs(a, &g);
         in.as = inputs_for(c, &g, &in, a->x_ready);
-        if (in.as != AS_THEY_ARE && !same_inputs(&in, &made)) {
+        if (in.as != AS_THEY_ARE && !same_inputs(&in, made)) {
             run_beside(c, &products);
             make_inputs(c, &in);
-            made = in;
+            *made = in;
         }
         take_inputs(c, &in, &g);
         put_beside(c, &products, &g);
@@ -190,18 +189,24 @@ void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t
     run_beside(c, &products);
 }
 
+void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)
+{
+    struct inputs_want made = { 0 };
+    run_jobs(cuda_ctx_of(base), jobs, n_jobs, &made);
+}
+
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
-/* Experts that share inputs: neighbours whose matrices have the same forms, which but in odd checkpoints are all. */
+/* Experts that share inputs: neighbours whose matrices have the same forms, which but in odd checkpoints are all. n is 0 behind the last. */
 struct alike {
     int32_t first, n;
 };
 
 static struct alike alike_from(const struct experts_args *a, int32_t first)
 {
-    struct alike         s = { first, 1 };
+    struct alike         s = { first, first < a->n_experts };
     const struct weight *gate_up = a->gate_up + first, *down = a->down + first;
-    while (first + s.n < a->n_experts && gate_up[s.n].form == gate_up->form && down[s.n].form == down->form) s.n++;
+    while (s.n > 0 && first + s.n < a->n_experts && gate_up[s.n].form == gate_up->form && down[s.n].form == down->form) s.n++;
     return s;
 }
 
@@ -225,19 +230,25 @@ static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, str
     }
 }
 
-static void run_shared(struct kernel_ctx *base, const struct experts_args *a)
+static void run_shared_gate_up(struct cuda_ctx *c, const struct experts_args *a, struct inputs_want *made)
 {
     const struct shared_expert *s = &a->shared;
-    const size_t                hidden = s->gate_up->n_in;
-    const struct matmul_args gate_up = { .w = s->gate_up, .bias = s->gate_up_bias, .x = a->h, .x_stride = hidden, .n_rows = a->n_rows, .y = s->act,
+    if (!s->gate_up) return;
+    const struct matmul_args gate_up = { .w = s->gate_up, .bias = s->gate_up_bias, .x = a->h, .x_stride = s->gate_up->n_in, .n_rows = a->n_rows, .y = s->act,
                                          .y_for = s->down, .then = MATMUL_SILU_MUL };
-    const struct matmul_args down = { .w = s->down, .bias = s->down_bias, .x = s->act, .x_ready = true, .n_rows = a->n_rows, .y = a->x,
-                                      .y_stride = hidden, .then = MATMUL_ADD };
-    cuda_matmul(base, &gate_up, 1);
-    cuda_matmul(base, &down, 1);
+    run_jobs(c, &gate_up, 1, made);
 }
 
-static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots)
+static void run_shared_down(struct cuda_ctx *c, const struct experts_args *a, struct inputs_want *made)
+{
+    const struct shared_expert *s = &a->shared;
+    if (!s->gate_up) return;
+    const struct matmul_args down = { .w = s->down, .bias = s->down_bias, .x = s->act, .x_ready = true, .n_rows = a->n_rows, .y = a->x,
+                                         .y_stride = s->down->n_out, .then = MATMUL_ADD };
+    run_jobs(c, &down, 1, made);
+}
+
+static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots, struct inputs_want *made)
 {
     const struct weight *w = &a->gate_up[of->first], *down = &a->down[of->first];
     struct inputs_want   in = { .x = a->h, .x_stride = w->n_in, .n_rows = a->n_rows, .n = w->n_in };
@@ -249,13 +260,16 @@ static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const 
     g.y_stride = ready_stride(down);
     g.then = silu_for(down);
     in.as = inputs_for(c, &g, &in, false);
-    if (in.as != AS_THEY_ARE) make_inputs(c, &in);
+    if (in.as != AS_THEY_ARE && !same_inputs(&in, made)) {
+        make_inputs(c, &in);
+        *made = in;
+    }
     take_inputs(c, &in, &g);
     g.x_rows = a->rows;
     run_group(c, w, of->n, g, "gate and up of experts"); /* [rows used, I] */
 }
 
-static void run_down(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots)
+static void run_down(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots, struct inputs_want *made)
 {
     const struct weight *w = &a->down[of->first];
     struct inputs_want   in = { .x = a->act, .bf16 = x_type_of(w) == DTYPE_BF16, .x_stride = ready_stride(w), .n_rows = n_slots, .n = w->n_in };
@@ -266,22 +280,27 @@ static void run_down(struct cuda_ctx *c, const struct experts_args *a, const str
     g.y = a->out;
     g.y_stride = w->n_out;
     in.as = inputs_for(c, &g, &in, true);
-    if (in.as != AS_THEY_ARE) make_inputs(c, &in);
+    if (in.as != AS_THEY_ARE) {
+        make_inputs(c, &in);
+        *made = in;
+    }
     take_inputs(c, &in, &g);
     run_group(c, w, of->n, g, "down of experts"); /* [rows used, H] */
 }
 
+/* Gates and ups of the shared expert and of the others take the same inputs, which the inputs of downs may take the place of. */
 void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
-    struct cuda_ctx *c = cuda_ctx_of(base);
-    const size_t     n_slots = a->n_rows * (size_t)a->n_used;
+    struct cuda_ctx   *c = cuda_ctx_of(base);
+    const size_t       n_slots = a->n_rows * (size_t)a->n_used;
+    struct inputs_want made = { 0 };
     if (a->n_rows == 0) return;
-    if (a->shared.gate_up) run_shared(base, a);
     if (!a->sorted) (void)cuda_check(c->device, rows_sort(c->device->stream, a, cuda_live_rows(c)), "sorting rows by expert");
-    for (struct alike of = { 0, 0 }; of.first < a->n_experts; of.first += of.n) {
-        of = alike_from(a, of.first);
-        run_gate_up(c, a, &of, n_slots);
-        run_down(c, a, &of, n_slots);
+    run_shared_gate_up(c, a, &made);
+    for (struct alike of = alike_from(a, 0); of.n > 0; of = alike_from(a, of.first + of.n)) { /* what one leaves ready may lie where another's does */
+        run_gate_up(c, a, &of, n_slots, &made);
+        if (of.first == 0) run_shared_down(c, a, &made);
+        run_down(c, a, &of, n_slots, &made);
     }
     const struct combine_args all = { .y = a->x, .rows = a->out, .index = a->index, .weights = a->weights, .n_rows = a->n_rows,
                                       .n_used = (size_t)a->n_used, .n = a->down[0].n_out, .add = true };

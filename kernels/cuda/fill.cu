@@ -19,6 +19,7 @@ static __device__ __forceinline__ unsigned char *row_at(const fill &f, size_t ro
 
 static __global__ void __launch_bounds__(FILL_THREADS) fill_f32_kernel(const fill f)
 {
+    kernel_begins();
     const size_t row = blockIdx.x, n_filled = f.row_bytes / sizeof(float);
     float *to = (float *)row_at(f, row);
     for (size_t k = threadIdx.x; k < n_filled; k += FILL_THREADS) to[k] = k < f.n_in ? element(f, row, k) : 0;
@@ -27,6 +28,7 @@ static __global__ void __launch_bounds__(FILL_THREADS) fill_f32_kernel(const fil
 /* Two at a time. */
 static __global__ void __launch_bounds__(FILL_THREADS) fill_bf16_kernel(const fill f)
 {
+    kernel_begins();
     const size_t row = blockIdx.x, n_pairs = f.row_bytes / sizeof(unsigned), at = row * f.row_step;
     unsigned *to = (unsigned *)row_at(f, row);
     for (size_t i = threadIdx.x; i < n_pairs; i += FILL_THREADS) {
@@ -73,6 +75,7 @@ static __device__ __forceinline__ float largest_of_row(const fill &f, size_t row
 
 static __global__ void __launch_bounds__(FILL_THREADS) fill_w8_kernel(const fill f)
 {
+    kernel_begins();
     const size_t row = blockIdx.x;
     const float  a = largest_of_row(f, row, 127);
     signed char *to = (signed char *)row_at(f, row);
@@ -81,6 +84,7 @@ static __global__ void __launch_bounds__(FILL_THREADS) fill_w8_kernel(const fill
 
 static __global__ void __launch_bounds__(FILL_THREADS) fill_w4_kernel(const fill f)
 {
+    kernel_begins();
     const size_t   row = blockIdx.x;
     const float    a = largest_of_row(f, row, 7);
     unsigned char *to = row_at(f, row);
@@ -98,6 +102,7 @@ static __device__ __forceinline__ size_t at_most_block(size_t n) { return n < FI
 /* A block of threads for 128 rows by 128 columns; what rows are filled up with is written by the last of a row. */
 static __global__ void __launch_bounds__(FILL_THREADS) fill_f8_kernel(const fill f)
 {
+    kernel_begins();
     const size_t across = (f.n_in + FILL_BLOCK - 1) / FILL_BLOCK, row_block = blockIdx.x / across, k_block = blockIdx.x % across;
     const size_t row0 = row_block * FILL_BLOCK, k0 = k_block * FILL_BLOCK;
     const size_t n_rows = at_most_block(f.n_rows - row0), n_k = at_most_block(f.n_in - k0), n_filled = at_most_block(f.row_bytes - k0);

@@ -160,6 +160,7 @@ static __device__ __forceinline__ float add_lanes(float x)
 
 template <class T> static __global__ void __launch_bounds__(T::THREADS, T::THREADS < 512 ? 2 : 1) f32_kernel(const gemm_call c)
 {
+    kernel_begins();
     __shared__ float part[T::K_WARPS][T::ROWS][T::COLUMNS + 1];
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.x, T::ROWS);
     if (rows.n == 0) return;

@@ -217,6 +217,7 @@ static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_r
 /* WHOLE: rows of W are of whole spans. */
 template <enum gemm_form F, bool WHOLE> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
 {
+    kernel_begins();
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
     if (rows.n == 0) return;
     if (rows.n <= 8) few_rows<F, 1, WHOLE>(c, rows, (int32_t)blockIdx.x);
@@ -231,6 +232,7 @@ struct few_calls {
 
 template <enum gemm_form F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_beside_kernel(const __grid_constant__ few_calls all)
 {
+    kernel_begins();
     __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a copy for each thread */
     __shared__ int32_t   tile;
     int i = 0;

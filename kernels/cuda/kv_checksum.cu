@@ -191,6 +191,7 @@ static __device__ __forceinline__ uint64_t finish(const uint64_t *accumulators, 
 
 static __global__ void __launch_bounds__(SUM_THREADS) kv_checksum_kernel(const struct lane_piece *pieces, uint64_t *sums)
 {
+    kernel_begins();
     __shared__ uint64_t adds[SUM_TILE][LANES];
     const struct lane_piece p = pieces[blockIdx.x];
     const unsigned n = first_bytes(p) + p.tail.run_bytes * p.tail.n_runs, thread = threadIdx.x;

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/cuda/card.h"
+
 #ifndef __CUDACC__
 #include <simt.h>
 #endif
@@ -24,7 +26,23 @@ enum { SHARED_USUAL = 40 * 1024 }; /* more dynamic shared memory has to be asked
 template <class... P> static cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, P... args)
 {
     void *all[] = { (void *)&args... };
-    return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
+    if (!card_overlaps_launches()) return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t how = {};
+    how.gridDim = grid, how.blockDim = block, how.dynamicSmemBytes = shared, how.stream = stream, how.attrs = &early, how.numAttrs = 1;
+    return cudaLaunchKernelExC(&how, (const void *)kernel, all);
+}
+
+/* What every kernel does before anything else: launches overlap (card.h), so that its blocks may be there while the kernel before it in the stream still
+ * runs. It waits until that is over and what it wrote can be seen; from then on the next kernel's blocks may come. A kernel that left without waiting
+ * would let that one begin too early. */
+static __device__ __forceinline__ void kernel_begins()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* What comes back is this launch's own result, not an older error of the thread. */
@@ -166,6 +184,7 @@ static __device__ __forceinline__ void rest() { __nanosleep(100); }
 #include <unistd.h>
 #define UNROLL
 #define UNROLL_BY(n)
+static inline void kernel_begins() {}
 template <class... P, class... A>
 static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
 {

@@ -1,7 +1,7 @@
 #!/bin/bash
 # check_cuda.sh - the card is spoken to in kernels/cuda, kernels/ep and shared/fabric alone; everybody else goes through device.h, lane.h and the
 # tables of kernels.h and ep.h. Tests may. And no two files of kernels have a type of one name: what templates make of it, launches above all, the
-# linker takes for the same thing. usage: check_cuda.sh [ROOT]
+# linker takes for the same thing. And every kernel waits for the one before it. usage: check_cuda.sh [ROOT]
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 headers='^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"](cuda|cublas|nccl|nvml|driver_types)'
@@ -12,7 +12,12 @@ n=$(echo "$files" | grep -c .)
 hits=$(echo "$files" | xargs grep -HnE "$headers|$calls")
 [ -z "$hits" ] || echo "$hits"
 echo "$n files outside the three folders, $(printf '%s' "$hits" | grep -c .) speak to the card"
-kernels=$(find kernels \( -name '*.cu' -o -name '*.cuh' \))
+kernels=$(find kernels tests/gpu \( -name '*.cu' -o -name '*.cuh' \))
 twice=$(echo "$kernels" | xargs grep -hoE '^(struct|union|class) [a-z_0-9]+( \{|$)' | awk '{ print $2 }' | sort | uniq -d)
 [ -z "$twice" ] || echo "types of several files: $twice"
-[ -z "$hits$twice" ] && [ "$n" -gt 0 ] && [ -n "$kernels" ]
+early=$(echo "$kernels" | xargs awk '
+    /__global__/ { begun = 1; at = FILENAME ":" FNR }
+    begun && /\{/ { sub(/^[^{]*\{/, ""); begun = 2 }
+    begun == 2 && /[^ ]/ { if ($0 !~ /^ *kernel_begins\(\);/) print at; begun = 0 }')
+[ -z "$early" ] || echo "kernels that do not begin with kernel_begins(): $early"
+[ -z "$hits$twice$early" ] && [ "$n" -gt 0 ] && [ -n "$kernels" ]
