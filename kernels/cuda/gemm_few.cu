@@ -162,9 +162,9 @@ static __device__ __forceinline__ void few_keep_nan(few_sums<N_TILES> *sums, con
     }
 }
 
-/* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on. */
+/* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on. of_tile: may lie in shared memory until it is asked for. */
 template <enum gemm_form F, int N_TILES>
-static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &kept, int32_t tile, const few_sums<N_TILES> &sums)
+static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &kept, const int32_t &of_tile, const few_sums<N_TILES> &sums)
 {
     __shared__ float part[FEW_WARPS][FEW_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
@@ -173,7 +173,7 @@ static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm
     __syncthreads();
     const gemm_rows rows = kept;
     const int     pair = (int)threadIdx.x % (FEW_W_ROWS / 2), row = (int)threadIdx.x / (FEW_W_ROWS / 2);
-    const int32_t column = tile * FEW_W_ROWS + 2 * pair, at = row * FEW_W_ROWS + 2 * pair;
+    const int32_t tile = of_tile, column = tile * FEW_W_ROWS + 2 * pair, at = row * FEW_W_ROWS + 2 * pair;
     const bool    has = row < rows.n && column < c.n_columns;
     float2        sum = make_float2(0, 0);
     for (int i = 0; has && i < FEW_WARPS; i++)
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm
 }
 
 template <enum gemm_form F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows, int32_t tile)
+static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows, const int32_t &tile)
 {
     __shared__ gemm_rows kept; /* for the end: registers are short */
     if (threadIdx.x == 0) kept = rows;
