@@ -85,6 +85,14 @@ def models(programs, emulated):
                                                    '--quantization', form, '--decode', decode, '--prefill', '8192'], 45)
 
 
+def overlap(programs):
+    """What it brings that launches overlap."""
+    folder, name = MODELS[1]
+    yield Stage(f'model: {name} bf16, launches one after the other', [programs.start('bench_card'), 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy',
+                '--label', f'{name} bf16, BATON_CUDA_OVERLAP=off', '--quantization', 'none', '--decode', '1x1024,8x1024', '--prefill', '512'], 30,
+                env={'BATON_CUDA_OVERLAP': 'off'})
+
+
 def split(emulated):
     script = [sys.executable, '-u', os.path.join(HERE, 'card_split.py'), *(['--emulated'] if emulated else [])]
     yield Stage('split: answers', [*script, 'answers'], 90)
@@ -99,4 +107,4 @@ def stages(programs, emulated):
     answers, ttft = split(emulated)
     out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),
             Stage('push, checksums', [bench, *tiny, 'push', 'checksum'], 30), ttft]
-    return out if emulated else out + list(sanitized(programs))
+    return out if emulated else out + list(overlap(programs)) + list(sanitized(programs))
