@@ -10,7 +10,8 @@
  * between ldmatrix and the product: ldmatrix moves them two at a time, which decides what order elements of k and columns of sums have. A key's
  * scale multiplies its scores, a value's its weights when they have been summed up; both come with their tile.
  *
- * Bound by reading K and V once: two tiles of 8 KiB in flight per warp, two blocks a processor where it has 212 KiB of shared memory.
+ * Bound by reading K and V once: two tiles of 8 KiB in flight per warp (one of bytes: 64 KiB a processor, twice what 4.8 TB/s and 1 us ask for), two
+ * blocks a processor where it has 212 KiB of shared memory.
  * Products, ldmatrix and the rest take less than a third of that time by count of instructions. Thread: device. */
 #ifndef BATON_KERNELS_CUDA_ATTENTION_ANSWERS_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_ANSWERS_CUH
@@ -18,17 +19,20 @@
 #include "kernels/cuda/attention_rows.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
 
-enum { ANSWER_WARPS = 4, ANSWER_THREADS = ANSWER_WARPS * WARP, ANSWER_STAGES = 3, ANSWER_HEADS = 16, ANSWER_BLOCKS = 2 /* per processor */ };
+enum { ANSWER_WARPS = 4, ANSWER_THREADS = ANSWER_WARPS * WARP, ANSWER_HEADS = 16, ANSWER_BLOCKS = 2 /* per processor */ };
+enum { ANSWER_SHARED = 99 * 1024 /* bytes: what all cards from 8.0 on give to a block, 8.6 and 8.9 no more */ };
 enum { ANSWER_HEADS_LEAST = 4, ANSWER_HEADS_LEAST_BYTES = 2 /* of a group, for a model's answers to come here */ };
 
 template <enum dtype T, int DIM> struct answer_shape {
     static constexpr int KEYS = 4096 / DIM / held<T>::BYTES, BLOCKS = KEYS / 8; /* of a tile: 4 KiB of keys and as much of values */
     static constexpr int TILES = ATTENTION_SEGMENT / KEYS;
     static constexpr int STAGE = 2 * KEYS * DIM * held<T>::BYTES, SCALES = held<T>::SCALED ? 2 * KEYS : 0;
-    static constexpr int RING = ANSWER_STAGES * (STAGE + SCALES * (int)sizeof(float));
+    static constexpr int STAGES = held<T>::SCALED ? 2 : 3; /* with scales and their places three are more than ANSWER_SHARED */
+    static constexpr int RING = STAGES * (STAGE + SCALES * (int)sizeof(float));
     static constexpr int SUMS_STRIDE = DIM + (held<T>::SCALED ? 16 : 8); /* floats; so that a fragment's rows meet no bank twice */
     static constexpr size_t PLACE = held<T>::SCALED ? sizeof(struct held_row) : sizeof(uint32_t);
     static constexpr size_t BYTES = ANSWER_WARPS * RING + ATTENTION_SEGMENT * PLACE;
+    static_assert(BYTES <= ANSWER_SHARED, "otherwise there are cards where no launch succeeds");
     static_assert(ANSWER_HEADS * (SUMS_STRIDE + 2) * sizeof(float) <= RING, "a warp's sums take the place of its ring");
 };
 
@@ -46,12 +50,12 @@ template <enum dtype T, int DIM> static __device__ __forceinline__ char *answer_
 /* Of its tile number i_turn: keys and values, and their scales [k, v][KEYS] behind all stages. */
 template <enum dtype T, int DIM> static __device__ __forceinline__ char *answer_stage(int warp, int i_turn)
 {
-    return answer_ring<T, DIM>(warp) + i_turn % ANSWER_STAGES * answer_shape<T, DIM>::STAGE;
+    return answer_ring<T, DIM>(warp) + i_turn % answer_shape<T, DIM>::STAGES * answer_shape<T, DIM>::STAGE;
 }
 template <enum dtype T, int DIM> static __device__ __forceinline__ float *answer_scales(int warp, int i_turn)
 {
     using S = answer_shape<T, DIM>;
-    return (float *)(answer_ring<T, DIM>(warp) + ANSWER_STAGES * S::STAGE) + i_turn % ANSWER_STAGES * S::SCALES;
+    return (float *)(answer_ring<T, DIM>(warp) + S::STAGES * S::STAGE) + i_turn % S::STAGES * S::SCALES;
 }
 template <enum dtype T, int DIM> static __device__ __forceinline__ float *answer_sums(int warp) { return (float *)answer_ring<T, DIM>(warp); }
 template <enum dtype T, int DIM> static __device__ __forceinline__ float *answer_tops(int warp)
@@ -299,19 +303,19 @@ static __device__ __forceinline__ void answer_order(const struct rows_call &c, c
 template <enum dtype T, int DIM>
 static __device__ __forceinline__ void answer_walk(const struct rows_call &c, const struct rows_block &b, int n_rows, struct answer_lane<DIM> *t)
 {
-    constexpr int KEYS = answer_shape<T, DIM>::KEYS;
+    constexpr int KEYS = answer_shape<T, DIM>::KEYS, STAGES = answer_shape<T, DIM>::STAGES;
     const int     warp = (int)threadIdx.x / WARP;
     t->m[0] = t->m[1] = -INFINITY, t->l[0] = t->l[1] = 0;
     UNROLL for (int d = 0; d < DIM / 8; d++)
         UNROLL for (int i = 0; i < 4; i++) t->o[d][i] = 0;
-    UNROLL for (int i = 0; i + 1 < ANSWER_STAGES; i++) answer_order<T, DIM>(c, b, i);
+    UNROLL for (int i = 0; i + 1 < STAGES; i++) answer_order<T, DIM>(c, b, i);
     answer_queries<T, DIM>(c, b, n_rows, t->q);
     for (int i = 0; (i * ANSWER_WARPS + warp) * KEYS < b.n_keys; i++) {
         char  *keys = answer_stage<T, DIM>(warp, i), *values = keys + answer_shape<T, DIM>::STAGE / 2;
         float  score[answer_shape<T, DIM>::BLOCKS][4];
-        copy_async_wait<ANSWER_STAGES - 2>();
+        copy_async_wait<STAGES - 2>();
         __syncwarp(); /* the tile is there for all lanes, and none reads the one before it */
-        answer_order<T, DIM>(c, b, i + ANSWER_STAGES - 1);
+        answer_order<T, DIM>(c, b, i + STAGES - 1);
         if constexpr (held<T>::SCALED) {
             const float *scales = answer_scales<T, DIM>(warp, i);
             answer_scores_bytes<T, DIM>(t->q, keys, score);
