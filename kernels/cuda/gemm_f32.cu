@@ -73,7 +73,7 @@ static __device__ __forceinline__ f32_place<T> find_place(const gemm_call &c, co
 template <bool WHOLE, class T> static __device__ __forceinline__ float4 read_x(const f32_place<T> &p, int i, int32_t k)
 {
     const float *x = p.x + (size_t)p.x_rows[i] * p.x_stride + k;
-    if (WHOLE) return __ldg((const float4 *)x);
+    if (WHOLE) return __ldca((const float4 *)x);
     float4 v = make_float4(0, 0, 0, 0);
     if (k < p.n_in) v.x = x[0];
     if (k + 1 < p.n_in) v.y = x[1];

@@ -96,7 +96,7 @@ static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], unsi
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
             uint4 x = make_uint4(0, 0, 0, 0);
-            if (WHOLE || k < p.n_in) x = __ldg((const uint4 *)(p.x[n] + k + 8 * e));
+            if (WHOLE || k < p.n_in) x = __ldca((const uint4 *)(p.x[n] + k + 8 * e));
             const unsigned first[4] = { a[0][0], a[1][0], a[0][1], a[1][1] }, second[4] = { a[0][2], a[1][2], a[0][3], a[1][3] };
             const unsigned b_first[2] = { x.x, x.y }, b_second[2] = { x.z, x.w };
             mma_of<F>(sums[n], first, b_first);

@@ -31,7 +31,7 @@ static __device__ __forceinline__ f8_scales_of find_scales(const gemm_call &c, c
 
 static __device__ __forceinline__ f8_factors factors_at(const f8_scales_of &s, int32_t stage)
 {
-    return f8_factors{ { __ldg(s.x[0] + stage), __ldg(s.x[1] + stage) }, { __ldg(s.w[0] + stage), __ldg(s.w[1] + stage) } };
+    return f8_factors{ { __ldca(s.x[0] + stage), __ldca(s.x[1] + stage) }, { __ldg(s.w[0] + stage), __ldg(s.w[1] + stage) } };
 }
 
 template <class T> struct f8_multiplier {
