@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* Does this build have kernels for it? cudaErrorNoKernelImageForDevice: it has not. */
+/* Does this build have kernels for it? cudaErrorNoKernelImageForDevice or cudaErrorInvalidDeviceFunction: it has not. */
 cudaError_t card_has_kernels(void);
 /* Is a kernel's launch begun while the one before it ends? Steps of an answer are hundreds of small kernels, and between two of them the card does nothing
  * for a microsecond otherwise. From compute capability 9.0 on, with a driver for CUDA 12.3 or later, which records such launches; BATON_CUDA_OVERLAP=off:

@@ -455,6 +455,9 @@ TEST(a_card_without_kernels_is_refused)
     setenv("BATON_SIMT_CC", "75", 1);
     CHECK_STATUS(device_open("cuda", &d, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "compute capability 7.5") && strstr(err.text, "need 8.0"));
+    setenv("BATON_SIMT_CC", "61", 1);
+    CHECK_STATUS(device_open("cuda", &d, &err), ERR_UNSUPPORTED);
+    CHECK(strstr(err.text, "compute capability 6.1") && strstr(err.text, "need 8.0"));
     setenv("BATON_SIMT_CC", "80", 1);
     CHECK_OK(device_open("cuda", &d, &err));
     device_close(d);

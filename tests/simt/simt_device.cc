@@ -172,12 +172,12 @@ cudaError_t cudaDeviceReset(void)
     return cudaSuccess;
 }
 
-/* Kernels are for cards from 8.0 on. */
+/* Kernels are for cards from 8.0 on. Of others drivers say one thing or the other; here it depends on how old they are. */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
 {
     SIMT_ENTER();
     if (!function || !attributes) return simt_leave(cudaErrorInvalidDeviceFunction);
-    if (capability() < LEAST_CC) return simt_leave(cudaErrorNoKernelImageForDevice);
+    if (capability() < LEAST_CC) return simt_leave(capability() < 70 ? cudaErrorInvalidDeviceFunction : cudaErrorNoKernelImageForDevice);
     *attributes = { 1024 };
     return cudaSuccess;
 }
