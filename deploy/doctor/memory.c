@@ -8,6 +8,7 @@
 #include "deploy/cli/node_options.h"
 #include "deploy/doctor/doctor.h"
 #include "kernels/cpu/host_memory.h"
+#include "kvtransfer/staging.h"
 
 static const double GIB = 1 << 30;
 
@@ -112,23 +113,23 @@ static bool has_rdma_device(void)
 static void check_locked(struct doctor *d)
 {
     enum doctor_asked rdma = doctor_asked_for(d->c, "rdma"), ucx = doctor_asked_for(d->c, "ucx"), asked = rdma > ucx ? rdma : ucx;
-    double kv = (double)doctor_kv_bytes(d->c);
+    const bool   gpu = doctor_on_gpu(d); /* whose pool has no pages to lock, but what puts leave from has */
+    const char  *what = gpu ? "staging memory" : "the KV cache";
+    const double kv = gpu ? (double)KVT_STAGING_BYTES : (double)doctor_kv_bytes(d->c);
     struct rlimit r;
     if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) return;
     if (rdma == DOCTOR_ALLOWED && has_rdma_device()) asked = DOCTOR_ASKED; /* it will be used */
     bool enough = r.rlim_cur == RLIM_INFINITY || (double)r.rlim_cur > kv;
     if (r.rlim_cur == RLIM_INFINITY) {
         doctor_add(d, "locked memory", DOCTOR_OK, "unlimited");
-    } else if (doctor_on_gpu(d)) {
-        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB; the KV cache is on the card and needs none", (double)r.rlim_cur / (1 << 20));
     } else if (asked < DOCTOR_ASKED) {
         doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB; rdma and ucx, which need more, are not used", (double)r.rlim_cur / (1 << 20));
     } else if (enough || may_lock_all()) {
-        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB%s; the KV cache takes %.1f MiB", (double)r.rlim_cur / (1 << 20),
-                   enough ? "" : ", but this process may exceed it (CAP_IPC_LOCK)", kv / (1 << 20));
+        doctor_add(d, "locked memory", DOCTOR_OK, "%.1f MiB%s; %s takes %.1f MiB", (double)r.rlim_cur / (1 << 20),
+                   enough ? "" : ", but this process may exceed it (CAP_IPC_LOCK)", what, kv / (1 << 20));
     } else {
-        struct doctor_line *line = doctor_add(d, "locked memory", doctor_missing(asked), "%.1f MiB, but the KV cache, which registering locks, takes %.1f MiB",
-                                              (double)r.rlim_cur / (1 << 20), kv / (1 << 20));
+        struct doctor_line *line = doctor_add(d, "locked memory", doctor_missing(asked), "%.1f MiB, but %s, which registering locks, takes %.1f MiB",
+                                              (double)r.rlim_cur / (1 << 20), what, kv / (1 << 20));
         doctor_fix(line, "ulimit -l unlimited (LimitMEMLOCK=infinity in a systemd unit, --ulimit memlock=-1 for a container); over rdma a card that pages on "
                          "demand does without, slower at first touch");
     }

@@ -159,6 +159,11 @@ TEST(the_limit_holds_who_may_not_exceed_it)
     CHECK_EQ_INT(line->result, DOCTOR_WARN);
     CHECK_EQ_STR(line->text, "1.0 MiB, but the KV cache, which registering locks, takes 10.2 MiB");
     doctor_done(d);
+    d = doctor_with((char *[]){ "--cache-transfer-protocol", "rdma,ipc", "--device", "cuda", NULL });
+    doctor_check_memory(d);
+    CHECK_EQ_INT(line_of(d, "locked memory")->result, DOCTOR_WARN);
+    CHECK_EQ_STR(line_of(d, "locked memory")->text, "1.0 MiB, but staging memory, which registering locks, takes 8.0 MiB");
+    doctor_done(d);
 }
 
 TEST(rdma_ports_in_use_are_found)
