@@ -24,7 +24,7 @@ struct doctor_line {
 struct doctor {
     const struct config *c;
     struct kvt_tuning    tuning; /* of the environment; doctor_check_tuning fills it */
-    uint64_t             gpu_room; /* bytes of the card for weights and KV cache, with --device cuda; doctor_check_gpu fills it */
+    uint64_t             gpu_room, gpu_free; /* bytes of the card, with --device cuda: for weights and KV cache, and all that are free; doctor_check_gpu fills them */
     struct doctor_line   lines[DOCTOR_LINES_MAX];
     size_t               n;
     struct buf           tables;  /* text printed after the lines; released by the owner, as the next */

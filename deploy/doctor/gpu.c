@@ -19,6 +19,7 @@ static void check_memory(struct doctor *d, uint64_t total, uint64_t available)
 {
     const double share = config_float(d->c, "gpu-memory-utilization"), wanted = (double)total * share;
     d->gpu_room = room_of(d, total, available);
+    d->gpu_free = available;
     if ((double)available >= 0.95 * wanted) {
         doctor_add(d, "GPU memory", DOCTOR_OK, "%.1f of %.1f GiB free; --gpu-memory-utilization %g leaves %.1f GiB for weights and KV cache",
                    (double)available / GIB, (double)total / GIB, share, (double)d->gpu_room / GIB);

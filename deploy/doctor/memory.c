@@ -66,8 +66,8 @@ static void check_free(struct doctor *d)
     double wanted = config_is_set(d->c, "kv-cache-memory") ? config_float(d->c, "kv-cache-memory") : 0;
     char cgroup[64] = "no cgroup limit";
     if (doctor_on_gpu(d)) { /* where the KV cache is */
-        if (d->gpu_room && wanted * GIB > (double)d->gpu_room)
-            doctor_fix(doctor_add(d, "GPU memory", DOCTOR_FAIL, "%.1f GiB may be used, but --kv-cache-memory is %.1f GiB", (double)d->gpu_room / GIB, wanted),
+        if (d->gpu_free && wanted * GIB > (double)d->gpu_free)
+            doctor_fix(doctor_add(d, "GPU memory", DOCTOR_FAIL, "%.1f GiB are free, but --kv-cache-memory is %.1f GiB", (double)d->gpu_free / GIB, wanted),
                        "lower --kv-cache-memory");
         wanted = 0;
     }
