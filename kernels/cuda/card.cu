@@ -13,19 +13,21 @@ cudaError_t card_has_kernels(void)
     cudaFuncAttributes a;
     const cudaError_t  e = cudaFuncGetAttributes(&a, nothing_kernel);
     if (e != cudaSuccess) (void)cudaGetLastError(); /* the answer, no fault */
-    return e;
+    return e == cudaErrorInvalidDeviceFunction ? cudaErrorNoKernelImageForDevice : e; /* what it has by the documentation, and what it has as well */
 }
 
-enum { OVERLAP_MAJOR = 9, OVERLAP_DRIVER = 12030 };
+enum { OVERLAP_MAJOR = 9, OVERLAP_PTX = 90, OVERLAP_DRIVER = 12030 };
 
+/* Code for older cards, which the driver has translated for this one, does not wait (kernel_begins). */
 static bool ask_overlap()
 {
     const char *wish = getenv("BATON_CUDA_OVERLAP");
     int         device = 0, major = 0, driver = 0;
+    cudaFuncAttributes a;
     if (wish && strcmp(wish, "off") == 0) return false;
     if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-        cudaDriverGetVersion(&driver) == cudaSuccess)
-        return major >= OVERLAP_MAJOR && driver >= OVERLAP_DRIVER;
+        cudaDriverGetVersion(&driver) == cudaSuccess && cudaFuncGetAttributes(&a, nothing_kernel) == cudaSuccess)
+        return major >= OVERLAP_MAJOR && driver >= OVERLAP_DRIVER && a.ptxVersion >= OVERLAP_PTX;
     (void)cudaGetLastError(); /* what is wrong shows at the launch */
     return false;
 }

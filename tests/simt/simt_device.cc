@@ -178,7 +178,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     SIMT_ENTER();
     if (!function || !attributes) return simt_leave(cudaErrorInvalidDeviceFunction);
     if (capability() < LEAST_CC) return simt_leave(capability() < 70 ? cudaErrorInvalidDeviceFunction : cudaErrorNoKernelImageForDevice);
-    *attributes = { 1024 };
+    *attributes = { 1024, capability() };
     return cudaSuccess;
 }
 

@@ -239,7 +239,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 /* Accepted and only range-checked: a launch here needs no leave for a large block of shared memory. */
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value);
 struct cudaFuncAttributes {
-    int maxThreadsPerBlock;
+    int maxThreadsPerBlock, ptxVersion;
 };
 typedef struct cudaFuncAttributes cudaFuncAttributes; /* (CUDA's) */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function);
