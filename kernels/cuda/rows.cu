@@ -88,7 +88,7 @@ cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a)
 /* ---- rotation ---------------------------------------------------------------------------------------------------- */
 
 /* Warps are numbered by rows, then by the heads of all lists. */
-static __global__ void __launch_bounds__(THREADS) rope_kernel(rope_args a)
+static __global__ void __launch_bounds__(THREADS) rope_kernel(const __grid_constant__ rope_args a)
 {
     kernel_begins();
     const size_t per_row = a.heads[0].n_heads + (a.n_heads > 1 ? a.heads[1].n_heads : 0);
