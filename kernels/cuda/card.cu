@@ -13,7 +13,7 @@ cudaError_t card_has_kernels(void)
     cudaFuncAttributes a;
     const cudaError_t  e = cudaFuncGetAttributes(&a, nothing_kernel);
     if (e != cudaSuccess) (void)cudaGetLastError(); /* the answer, no fault */
-    return e == cudaErrorInvalidDeviceFunction ? cudaErrorNoKernelImageForDevice : e; /* what it has by the documentation, and what it has as well */
+    return e == cudaErrorInvalidDeviceFunction ? cudaErrorNoKernelImageForDevice : e; /* drivers say one or the other */
 }
 
 enum { OVERLAP_MAJOR = 9, OVERLAP_PTX = 90, OVERLAP_DRIVER = 12030 };

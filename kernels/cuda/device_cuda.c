@@ -71,8 +71,7 @@ static enum status check_kernels(struct err *err)
     struct cudaDeviceProp p;
     cudaError_t           e = card_has_kernels();
     if (e == cudaSuccess) return OK;
-    const bool none = e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction; /* drivers say one or the other */
-    if (!none || cudaGetDeviceProperties(&p, 0) != cudaSuccess) return no_card(e, err);
+    if (e != cudaErrorNoKernelImageForDevice || cudaGetDeviceProperties(&p, 0) != cudaSuccess) return no_card(e, err);
     if (p.major < LEAST_MAJOR)
         return err_set(err, ERR_UNSUPPORTED, "%s has compute capability %d.%d, and the kernels need %d.0", p.name, p.major, p.minor, LEAST_MAJOR);
     return err_set(err, ERR_UNSUPPORTED, "%s has compute capability %d.%d, and this build has kernels for %s alone; build with -DCMAKE_CUDA_ARCHITECTURES=%d%d",
