@@ -60,6 +60,8 @@ size_t device_available(struct device *d) { return d->ops->available(d); }
 
 size_t device_total(struct device *d) { return d->ops->total(d); }
 
+size_t device_taken(struct device *d) { return d->ops->taken(d); }
+
 void device_describe(struct device *d, char *out, size_t cap) { d->ops->describe(d, out, cap); }
 
 enum status device_mem_export(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)

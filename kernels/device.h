@@ -56,6 +56,7 @@ struct device_ops {
     /* Bytes that could be allocated now, and all that it has. */
     size_t      (*available)(struct device *d);
     size_t      (*total)(struct device *d);
+    size_t      (*taken)(struct device *d);
     /* How many of the kind this process sees. */
     int         (*count)(void);
     void        (*describe)(struct device *d, char *out, size_t cap);
@@ -86,6 +87,8 @@ void        device_wait(struct device *d);
 enum status device_fault(struct device *d, struct err *err);
 size_t      device_available(struct device *d);
 size_t      device_total(struct device *d);
+/* Bytes of a card's memory that this device has handed out; 0 of the processor, where nobody counts. Loop at start. */
+size_t      device_taken(struct device *d);
 /* What it is, for people: "NVIDIA H200 (compute capability 9.0, 132 multiprocessors, driver for CUDA 13.0)". */
 void        device_describe(struct device *d, char *out, size_t cap);
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "deploy/cli/options.h"
+#include "kernels/device.h"
 #include "shared/base/assert.h"
 
 enum { PORT_FIRST = 8000, PORT_END = 10000 };
@@ -113,6 +114,17 @@ static int threads_per_node(const struct config *c, size_t n_nodes)
     return n > 0 ? n : 1;
 }
 
+/* Nodes that have a card to themselves take the usual share of it, those of one card so much together. 0: they have been told how much, or have none. */
+static double share_per_node(const struct config *c, size_t n_nodes)
+{
+    static const char *const AMOUNTS[] = { "gpu-memory-utilization", "kv-cache-memory", "num-gpu-blocks-override" };
+    const size_t n_cards = (size_t)device_count("cuda");
+    if (strcmp(config_string(c, "device"), "cuda") != 0 || n_cards == 0 || n_nodes <= n_cards) return 0;
+    for (size_t i = 0; i < COUNT_OF(AMOUNTS); i++)
+        if (config_is_set(c, AMOUNTS[i])) return 0;
+    return config_float(c, "gpu-memory-utilization") / (double)((n_nodes + n_cards - 1) / n_cards);
+}
+
 static enum status plan_node(const struct config *c, const char *program, const char *holder, size_t i, struct launch_plan *p, struct err *err)
 {
     struct launch_node *node = &p->nodes[i];
@@ -135,6 +147,8 @@ static enum status plan_node(const struct config *c, const char *program, const 
     add_option(&a, "local-data-parallel-id", number);
     snprintf(number, sizeof number, "%d", threads_per_node(c, p->n));
     add_option(&a, "compute-threads", number);
+    snprintf(number, sizeof number, "%.4f", share_per_node(c, p->n));
+    if (share_per_node(c, p->n) > 0) add_option(&a, "gpu-memory-utilization", number);
     if (holder) add_option(&a, "router", holder);
     return OK;
 }

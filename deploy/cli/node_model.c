@@ -158,11 +158,13 @@ static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
     return available > weights ? available - weights : 0;
 }
 
-/* A card's: its share less what is taken, which is weights, activations and all else that steps need, and what other processes have. */
+/* A card's: the node's share less what it has taken, which is weights, activations and all else that steps need. Where other processes have the memory, the
+ * same share of what there still is: recordings and the driver need some too. */
 static uint64_t card_for_kv(struct device *device, double share)
 {
-    const uint64_t total = device_total(device), taken = total - device_available(device), ours = (uint64_t)((double)total * share);
-    return ours > taken ? ours - taken : 0;
+    const uint64_t taken = device_taken(device), ours = (uint64_t)((double)device_total(device) * share), left = (uint64_t)((double)device_available(device) * share);
+    const uint64_t room = ours > taken ? ours - taken : 0;
+    return room < left ? room : left;
 }
 
 enum status node_model_prepare(struct model *m, const struct node_options *o, struct err *err)

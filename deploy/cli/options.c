@@ -69,7 +69,7 @@ const struct option OPTIONS[] = {
     { .name = "gpu-memory-utilization", .aliases = "mem-fraction-static", .env = "BATON_GPU_MEMORY_UTILIZATION", .type = OPT_FLOAT, .min = 0.01, .max = 1,
       .def = "0.9", .group = "Engine", .commands = NODE,
       .help = "With --device cuda: share of the GPU's memory that this node may take. What weights and steps leave of it, and other processes on the same GPU, "
-              "becomes the KV cache. Two nodes on one GPU need lower values, such as 0.45 for the first." },
+              "becomes the KV cache. Nodes that share a GPU have 0.45 each, or less; `launch` gives them that where nothing is said." },
     { .name = "enforce-eager", .aliases = "disable-cuda-graph", .env = "BATON_ENFORCE_EAGER", .type = OPT_BOOL, .def = "false", .group = "Engine", .commands = NODE,
       .help = "With --device cuda: launch the kernels of every step one by one instead of recording the usual steps as CUDA graphs at start." },
     { .name = "deterministic", .env = "BATON_DETERMINISTIC", .type = OPT_BOOL, .def = "false", .group = "Engine", .commands = NODE,

@@ -128,6 +128,12 @@ static uint64_t cpu_mark(struct device *d)
     return 0;
 }
 
+static size_t cpu_taken(struct device *d)
+{
+    (void)d;
+    return 0;
+}
+
 static void cpu_describe(struct device *d, char *out, size_t cap)
 {
     (void)d;
@@ -145,6 +151,7 @@ const struct device_ops device_cpu_ops = {
     .fault = cpu_fault,
     .available = cpu_available,
     .total = cpu_total,
+    .taken = cpu_taken,
     .count = cpu_count,
     .describe = cpu_describe,
     .export_mem = cpu_export,

@@ -153,11 +153,13 @@ static enum status cuda_alloc(struct device *device, size_t bytes, unsigned flag
         return cuda_fault(device, err);
     }
     *out = (struct dev_mem){ .ptr = p, .bytes = bytes, .fd = -1, .kind = DEV_MEM_CUDA };
+    atomic_fetch_add(&d->taken, bytes);
     return OK;
 }
 
 static void cuda_release(struct device *device, struct dev_mem *m)
 {
+    if (m->kind == DEV_MEM_CUDA) atomic_fetch_sub(&cuda_device_of(device)->taken, m->bytes);
     cudaError_t e = m->kind == DEV_MEM_HOST ? cudaFreeHost(m->ptr) : cudaFree(m->ptr);
     (void)cuda_check(cuda_device_of(device), e, "freeing memory");
 }
@@ -182,6 +184,8 @@ static size_t cuda_available(struct device *device)
     size_t available = 0, total = 0;
     return cuda_check(cuda_device_of(device), cudaMemGetInfo(&available, &total), "asking for its memory") ? available : 0;
 }
+
+static size_t cuda_taken(struct device *device) { return atomic_load(&cuda_device_of(device)->taken); }
 
 static size_t cuda_total(struct device *device)
 {
@@ -246,6 +250,7 @@ const struct device_ops device_cuda_ops = {
     .fault = cuda_fault,
     .available = cuda_available,
     .total = cuda_total,
+    .taken = cuda_taken,
     .count = cuda_device_count,
     .describe = cuda_describe,
     .export_mem = cuda_export,

@@ -9,6 +9,7 @@
 #define BATON_KERNELS_CUDA_DEVICE_CUDA_H
 
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 
 #include "kernels/device.h"
 
@@ -17,6 +18,7 @@ struct cuda_device {
     cudaStream_t  stream;
     struct err    fault;   /* the first; code OK: none */
     int           n_multiprocessors;
+    atomic_size_t taken;   /* bytes of the card that are handed out */
     int         (*flush_arrivals)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_direct.c) */
     cudaEvent_t   marks[DEVICE_MARKS]; /* made at open */
     uint64_t      n_marks;             /* the engine's: mark m is marks[m % DEVICE_MARKS], m from 1 on */

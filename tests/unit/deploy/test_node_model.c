@@ -173,15 +173,16 @@ TEST(the_variable_gives_the_type_too)
 /* ---- a card, of which the node takes a share ---- */
 
 static struct {
-    size_t total, available;
+    size_t total, available, taken;
 } card;
 
 static size_t card_available(struct device *d) { return (void)d, card.available; }
 static size_t card_total(struct device *d) { return (void)d, card.total; }
+static size_t card_taken(struct device *d) { return (void)d, card.taken; }
 
 TEST(a_card_gives_what_its_share_leaves)
 {
-    static const struct device_ops ops = { .name = "a card", .available = card_available, .total = card_total };
+    static const struct device_ops ops = { .name = "a card", .available = card_available, .total = card_total, .taken = card_taken };
     struct device       d = { .ops = &ops };
     struct kernel_ctx   k = { .activations = ACTIVATIONS_F32, .device = &d };
     struct model        on_card = m;
@@ -190,9 +191,17 @@ TEST(a_card_gives_what_its_share_leaves)
     uint32_t            n = 0;
     on_card.kernels = &k;
     card.total = 1000 * block;
-    card.available = 700 * block; /* 300 blocks' worth are weights, steps and other processes */
+    card.taken = 300 * block; /* by weights and steps */
+    card.available = 700 * block;
     CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
     CHECK_EQ_INT(n, 600); /* more than one context can use: the rest keeps prefixes */
+    o.gpu_share = 0.5; /* two nodes on a card, whichever comes first */
+    CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
+    CHECK_EQ_INT(n, 200);
+    card.available = 200 * block;
+    CHECK_OK(node_model_blocks(&on_card, &o, &n, &err));
+    CHECK_EQ_INT(n, 100); /* others have more than they should */
+    card.available = 700 * block;
     o.gpu_share = 0.3;
     CHECK_STATUS(node_model_blocks(&on_card, &o, &n, &err), ERR_CONFIG);
     CHECK(strstr(err.text, "room for 0") && strstr(err.text, "--gpu-memory-utilization"));
