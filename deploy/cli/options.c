@@ -55,17 +55,18 @@ const struct option OPTIONS[] = {
     { .name = "block-size", .aliases = "page-size", .env = "BATON_BLOCK_SIZE", .type = OPT_INT, .min = 1, .max = 256, .def = "64", .group = "Engine",
       .commands = NODE, .help = "Tokens per KV block. Nodes that exchange KV may differ; equal sizes save a copy." },
     { .name = "num-gpu-blocks-override", .aliases = "num-kv-blocks", .env = "BATON_KV_BLOCKS", .type = OPT_INT, .min = 1, .max = 1073741824,
-      .group = "Engine", .commands = NODE, .help = "Number of KV blocks; default: what fits in --kv-cache-memory." },
+      .group = "Engine", .commands = NODE, .help = "Number of KV blocks; default: what fits in --kv-cache-memory, on a GPU in --gpu-memory-utilization." },
     { .name = "kv-cache-memory", .env = "BATON_KV_CACHE_MEMORY", .type = OPT_FLOAT, .min = 0.001, .max = 1048576, .group = "Engine", .commands = NODE,
-      .help = "GiB for the KV cache; default: a fifth of the memory that is available once the weights are loaded, but no more than --max-num-seqs contexts take." },
+      .help = "GiB for the KV cache; default: a fifth of the memory that is available once the weights are loaded, but no more than --max-num-seqs contexts "
+              "take; on a GPU what --gpu-memory-utilization leaves." },
     { .name = "kv-cache-dtype", .env = "BATON_KV_CACHE_DTYPE", .type = OPT_STRING, .def = "auto", .group = "Engine", .commands = NODE,
       .help = "What keys and values are held as: auto (bfloat16, float32 with --activations f32), bfloat16, float16, int8 or fp8 (fp8_e4m3). int8 and fp8 have "
               "a scale per token and head and take about half the memory of bfloat16, so that twice the tokens fit; answers differ a little. Nodes that "
-              "exchange KV should agree. Models with latent attention (MLA) have auto alone." },
+              "exchange KV should agree. Models with latent attention (MLA) take what auto is, no other." },
     { .name = "enable-prefix-caching", .env = "BATON_PREFIX_CACHING", .type = OPT_BOOL, .def = "true", .group = "Engine", .commands = NODE,
       .help = "Keep KV blocks of finished requests for prompts that begin alike." },
     { .name = "device", .env = "BATON_DEVICE", .type = OPT_ENUM, .choices = "cpu|cuda", .def = "cpu", .group = "Engine", .commands = NODE,
-      .help = "Where the model computes: the processor, or the first GPU of CUDA_VISIBLE_DEVICES. cuda is new: docs/performance.md says what has run on a card." },
+      .help = "Where the model computes: the processor, or the first GPU of CUDA_VISIBLE_DEVICES. cuda is new: docs/gpu.md says what has run on a card." },
     { .name = "gpu-memory-utilization", .aliases = "mem-fraction-static", .env = "BATON_GPU_MEMORY_UTILIZATION", .type = OPT_FLOAT, .min = 0.01, .max = 1,
       .def = "0.9", .group = "Engine", .commands = NODE,
       .help = "With --device cuda: share of the GPU's memory that this node may take. What weights and steps leave of it, and other processes on the same GPU, "
