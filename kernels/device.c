@@ -21,7 +21,8 @@ enum status device_open(const char *name, struct device **out, struct err *err)
 {
     for (size_t i = 0; i < COUNT_OF(DEVICES); i++)
         if (strcmp(DEVICES[i]->name, name) == 0) return DEVICES[i]->open(out, err);
-    return err_set(err, ERR_UNSUPPORTED, "this build has no device \"%s\"; it has: cpu%s", name, COUNT_OF(DEVICES) > 1 ? ", cuda" : "");
+    return err_set(err, ERR_UNSUPPORTED, "this build has no device \"%s\"; it has: cpu%s", name,
+                   COUNT_OF(DEVICES) > 1 ? ", cuda" : " (-DBATON_CUDA=on builds kernels for GPUs, docs/gpu.md)");
 }
 
 int device_count(const char *name)

@@ -31,9 +31,7 @@ static void check_card(struct doctor *d)
     char           text[DOCTOR_TEXT_MAX / 2];
     const int      n = device_count("cuda");
     if (device_open("cuda", &gpu, &err) != OK) {
-        const char *fix = err.code == ERR_NODEV ? "nvidia-smi says what the driver sees; CUDA_VISIBLE_DEVICES may hide a card, and a container needs --gpus"
-                                                : "use --device cpu, or a build with kernels for it";
-        doctor_fix(doctor_add(d, "GPU", DOCTOR_FAIL, "%s", err.text), "%s", fix);
+        doctor_fix(doctor_add(d, "GPU", DOCTOR_FAIL, "%s", err.text), "%s", err.code == ERR_NODEV ? "or use --device cpu" : "use --device cpu, or a build with kernels for it");
         return;
     }
     device_describe(gpu, text, sizeof text);

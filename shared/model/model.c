@@ -59,7 +59,7 @@ static enum status check_memory(const struct model *m, struct err *err)
     if (need <= have) return OK;
     return err_set(err, ERR_NOMEM,
                    "the model needs %.2f GiB (weights %.2f, %" PRIu32 " rows per step %.2f, %" PRIu32 " positions %.2f) and %.2f GiB are available; "
-                   "lower --max-num-batched-tokens or --max-model-len, or take a smaller model",
+                   "lower --max-num-batched-tokens or --max-model-len, give --quantization, or take a smaller model",
                    gib(need), gib(m->weight_bytes), m->max_rows, gib(m->buffer_bytes), m->max_len, gib(m->rope_bytes), gib(have));
 }
 
