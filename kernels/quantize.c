@@ -43,7 +43,7 @@ enum status quantize_from_name(const char *name, enum quantize *out, struct err 
             *out = (enum quantize)i;
             return OK;
         }
-    return err_field(err, ERR_INVALID, "quantization", "there is no quantization \"%s\"; there are none, wint8, wint4 and block_wise_fp8", name);
+    return err_field(err, ERR_INVALID, "quantization", "there is no quantization \"%s\"; wint8, wint4 and block_wise_fp8 are known, and none", name);
 }
 
 const char *quantize_name(enum quantize q) { return NAMES[q]; }
