@@ -39,7 +39,7 @@ static enum status cuda_fault(struct device *device, struct err *err)
 static enum status no_card(cudaError_t e, struct err *err)
 {
     return err_set(err, ERR_NODEV, "there is no CUDA device to use: %s; nvidia-smi says what the driver sees, CUDA_VISIBLE_DEVICES may hide a card, and a container needs --gpus",
-                   cudaGetErrorString(e));
+                   e == cudaErrorInsufficientDriver ? "NVIDIA's driver is not there, or too old for the CUDA of this build" : cudaGetErrorString(e));
 }
 
 static void free_device(struct cuda_device *d)
