@@ -120,17 +120,33 @@ static enum status make_kernels(const struct node_options *o, struct kernel_ctx 
     return OK;
 }
 
+static struct model_options model_options_of(const struct node_options *o, struct kernel_ctx *kernels)
+{
+    return (struct model_options){
+        .path = o->model_path, .max_rows = o->max_batched_tokens, .max_logits = engine_max_logits(o->max_seqs), .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
+        .usual_len = o->max_model_len, .kernels = kernels, .dummy = o->dummy, .quantize = o->quantize, .packed_folder = o->weights_cache,
+    };
+}
+
+enum status node_model_check(const struct node_options *o, struct err *err)
+{
+    struct kernel_ctx *kernels;
+    TRY(make_kernels(o, &kernels, err));
+    const struct model_options mo = model_options_of(o, kernels);
+    enum status st = model_check(&mo, err);
+    kernel_ctx_free(kernels);
+    return st;
+}
+
 enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err)
 {
     uint64_t t0 = clock_ms();
     struct progress_bar bar = { .t_last_ms = t0, .tty = isatty(STDERR_FILENO) != 0 };
     TRY(load_text(m, o, err));
     TRY(make_kernels(o, &m->kernels, err));
-    struct model_options mo = {
-        .path = o->model_path, .max_rows = o->max_batched_tokens, .max_logits = engine_max_logits(o->max_seqs), .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
-        .usual_len = o->max_model_len, .kernels = m->kernels, .dummy = o->dummy, .quantize = o->quantize, .packed_folder = o->weights_cache,
-        .progress = show_progress, .progress_arg = &bar,
-    };
+    struct model_options mo = model_options_of(o, m->kernels);
+    mo.progress = show_progress;
+    mo.progress_arg = &bar;
     TRY(model_load(&mo, &m->weights, err));
     m->generation = m->weights->generation;
     m->n_vocab = m->weights->config.n_vocab;

@@ -26,6 +26,8 @@ struct model_text;
  * name none) becomes the one that templates see: t->bos_text, t->eos_text. */
 enum status node_model_tokenizer(struct model_text *t, struct tokenizer **out, struct err *err) MUST_CHECK;
 enum status node_model_load(struct node_model *m, const struct node_options *o, struct err *err) MUST_CHECK;
+/* Would its weights be found whole, and would they fit? Reads their headers alone. */
+enum status node_model_check(const struct node_options *o, struct err *err) MUST_CHECK;
 void        node_model_release(struct node_model *m);
 /* Takes all that steps will need beside the pool but their recordings, which need it; so that what is left is the pool's. ERR_NOMEM. */
 enum status node_model_prepare(struct model *m, const struct node_options *o, struct err *err) MUST_CHECK;

@@ -404,12 +404,18 @@ enum status node_options_read(const struct config *c, struct node_options *out, 
     return read_model(c, out, err);
 }
 
+enum status node_options_check_read(const struct config *c, struct node_options *out, struct err *err)
+{
+    *out = (struct node_options){ 0 };
+    arena_init(&out->arena);
+    TRY(read_but_model(c, out, err));
+    return config_is_set(c, "model") ? read_model(c, out, err) : OK;
+}
+
 enum status node_options_check(const struct config *c, struct err *err)
 {
-    struct node_options o = { 0 };
-    arena_init(&o.arena);
-    enum status st = read_but_model(c, &o, err);
-    if (st == OK && config_is_set(c, "model")) st = read_model(c, &o, err);
+    struct node_options o;
+    enum status st = node_options_check_read(c, &o, err);
     node_options_release(&o);
     return st;
 }

@@ -76,6 +76,8 @@ enum status node_options_read(const struct config *c, struct node_options *out, 
 void        node_options_release(struct node_options *o);
 /* Would node_options_read take them? A model that is not named is no error here, and no log file is opened. */
 enum status node_options_check(const struct config *c, struct err *err) MUST_CHECK;
+/* The same, and what was read, which the caller releases in any case. */
+enum status node_options_check_read(const struct config *c, struct node_options *out, struct err *err) MUST_CHECK;
 /* The cluster secret, from --cluster-secret-file or else BATON_CLUSTER_SECRET; empty when there is none. Lives in `arena` or the environment. */
 enum status node_options_secret(const struct config *c, struct arena *arena, struct str *out, struct err *err) MUST_CHECK;
 /* The arithmetic and the type of the KV cache: --activations and --kv-cache-dtype. What a model allows is kernel_kv_check's. */

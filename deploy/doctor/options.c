@@ -4,14 +4,19 @@
  * here, so that a report without failures means that a node would start. */
 #include <string.h>
 
-#include "deploy/cli/node_options.h"
+#include "deploy/cli/node_model.h"
 #include "deploy/doctor/doctor.h"
 
 void doctor_check_options(struct doctor *d)
 {
-    struct err err = { 0 };
+    struct err          err = { 0 };
+    struct node_options o;
     if (doctor_count(d, DOCTOR_FAIL)) return; /* has its line already, and often it is the same cause */
-    if (node_options_check(d->c, &err) != OK) doctor_fix(doctor_add(d, "options", DOCTOR_FAIL, "%s", err.text), "correct it: a node would not start with it");
+    if (node_options_check_read(d->c, &o, &err) != OK)
+        doctor_fix(doctor_add(d, "options", DOCTOR_FAIL, "%s", err.text), "correct it: a node would not start with it");
+    else if (config_is_set(d->c, "model") && node_model_check(&o, &err) != OK)
+        doctor_fix(doctor_add(d, "weights", DOCTOR_FAIL, "%s", err.text), "a node would not start with these weights and options");
+    node_options_release(&o);
 }
 
 static bool has_trouble(const struct doctor *d, const char *what)

@@ -48,14 +48,21 @@ static double mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
 static double gib(uint64_t bytes) { return mib(bytes) / 1024.0; }
 
 /* What the plan came to. The KV pool is not in the sum: its owner knows what it asks for. */
-static enum status check_memory(const struct model *m, struct err *err)
+static uint64_t needed(const struct model *m) { return (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes; }
+
+static void log_plan(const struct model *m, const struct model_options *o, const char *path)
 {
-    uint64_t need = (uint64_t)m->weight_bytes + m->buffer_bytes + m->rope_bytes, have = device_available(m->kernels->device);
     struct kv_layout kv;
     model_kv_layout(m, 1, 1, &kv);
+    if (o->dummy) log_warn("weights are made up", "path=%s why=\"--load-format dummy: no weights are read, answers mean nothing\"", path);
     log_info("model memory", "need_mib=%.1f weights_mib=%.1f activations_mib=%.1f rows_per_step=%" PRIu32 " angles_mib=%.1f positions=%" PRIu32
-             " kv_bytes_per_token=%zu available_mib=%.0f", mib(need), mib(m->weight_bytes), mib(m->buffer_bytes), m->max_rows, mib(m->rope_bytes),
-             m->max_len, kv_layout_block_bytes(&kv), mib(have));
+             " kv_bytes_per_token=%zu available_mib=%.0f", mib(needed(m)), mib(m->weight_bytes), mib(m->buffer_bytes), m->max_rows, mib(m->rope_bytes),
+             m->max_len, kv_layout_block_bytes(&kv), mib(device_available(m->kernels->device)));
+}
+
+static enum status check_memory(const struct model *m, struct err *err)
+{
+    uint64_t need = needed(m), have = device_available(m->kernels->device);
     if (need <= have) return OK;
     return err_set(err, ERR_NOMEM,
                    "the model needs %.2f GiB (weights %.2f, %" PRIu32 " rows per step %.2f, %" PRIu32 " positions %.2f) and %.2f GiB are available; "
@@ -112,11 +119,11 @@ static enum status open_weights(struct model *m, const struct model_options *o, 
     if (!file_is_folder(path))
         return err_set(err, ERR_CONFIG, "weights are made up (--load-format dummy) for a folder with a config.json, and %s is a file", path);
     weights_make_up(&m->weights);
-    log_warn("weights are made up", "path=%s no weights are read (--load-format dummy): speed and memory are a model's, answers mean nothing", path);
     return OK;
 }
 
-static enum status load(struct model *m, const struct model_options *o, const char *path, struct err *err)
+/* All that is known without looking at the weights' data. */
+static enum status plan(struct model *m, const struct model_options *o, const char *path, struct err *err)
 {
     TRY(open_weights(m, o, path, err));
     if (m->weights->gguf) m->quantize = QUANTIZE_NONE; /* such files are quantised where their makers wanted it */
@@ -129,10 +136,14 @@ static enum status load(struct model *m, const struct model_options *o, const ch
     TRY(kernel_kv_check(m->kernels, m->kernels->kv, model_is_latent(&m->config), err));
     TRY(choose_length(m, o->max_model_len, o->usual_len, err));
     enum status st = decoder_plan(m, err);
-    if (st != OK) return err_prefix(err, "%s: ", path);
-    TRY(check_memory(m, err));
+    return st == OK ? check_memory(m, err) : err_prefix(err, "%s: ", path);
+}
+
+static enum status pack(struct model *m, const struct model_options *o, const char *path, struct err *err)
+{
+    log_plan(m, o, path);
     const struct packed_key key = decoder_keeps_copy(m, o) ? packed_key_of(m) : (struct packed_key){ 0 };
-    st = decoder_pack(m, o, &key, err);
+    enum status st = decoder_pack(m, o, &key, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);
     weights_close(m->weights);
@@ -141,19 +152,41 @@ static enum status load(struct model *m, const struct model_options *o, const ch
     return OK;
 }
 
-enum status model_load(const struct model_options *o, struct model **out, struct err *err)
+/* *out is planned, or NULL. */
+static enum status open_model(const struct model_options *o, struct buf *path, struct model **out, struct err *err)
 {
-    struct err ignored;
-    struct buf path = { 0 };
-    if (!err) err = &ignored;
+    *out = NULL;
     if (o->max_rows == 0) return err_set(err, ERR_INVALID, "a step of 0 rows can compute nothing");
-    TRY(model_find(o->path, &path, err));
+    TRY(model_find(o->path, path, err));
     struct model *m = MEM_NEW(struct model);
     m->kernels = o->kernels;
     m->max_rows = o->max_rows;
     m->max_logits = o->max_logits ? o->max_logits : o->max_rows;
     m->quantize = o->quantize;
-    enum status st = load(m, o, path.data, err);
+    enum status st = plan(m, o, path->data, err);
+    if (st != OK) model_free(m);
+    else *out = m;
+    return st;
+}
+
+enum status model_check(const struct model_options *o, struct err *err)
+{
+    struct buf    path = { 0 };
+    struct model *m;
+    enum status   st = open_model(o, &path, &m, err);
+    buf_release(&path);
+    model_free(m);
+    return st;
+}
+
+enum status model_load(const struct model_options *o, struct model **out, struct err *err)
+{
+    struct err    ignored;
+    struct buf    path = { 0 };
+    struct model *m;
+    if (!err) err = &ignored;
+    enum status st = open_model(o, &path, &m, err);
+    if (st == OK) st = pack(m, o, path.data, err);
     buf_release(&path);
     if (st != OK) model_free(m);
     else *out = m;

@@ -133,6 +133,8 @@ struct model {
 };
 
 enum status model_load(const struct model_options *o, struct model **out, struct err *err) MUST_CHECK;
+/* Would model_load find everything and have the memory, as far as files' headers tell? The weights' data is not read. Errors are model_load's. */
+enum status model_check(const struct model_options *o, struct err *err) MUST_CHECK;
 void        model_free(struct model *m);
 /* The layout of this model's KV for blocks of block_tokens; n_blocks as given. */
 void        model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out);

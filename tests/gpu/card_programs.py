@@ -12,6 +12,8 @@ class CannotBegin(Exception):
 
 def architecture():
     """Of this machine's card; compute capability 9.0 has instructions that only its own architecture with an a knows."""
+    if not shutil.which('nvidia-smi'):
+        raise CannotBegin(f'there is no {os.path.relpath(PACKED)} (tests/gpu/pack.sh makes it), and no nvidia-smi to ask which card to build for: is there one here?')
     r = subprocess.run(['nvidia-smi', '--query-gpu=compute_cap', '--format=csv,noheader'], stdout=subprocess.PIPE, text=True)
     return '90a-real' if r.stdout.split()[:1] == ['9.0'] else 'native'
 
@@ -52,6 +54,13 @@ class Programs:
         self.home = self.folder = os.path.abspath(folder)  # home: where results go
         self.own = tempfile.mkdtemp(prefix='baton-card-')
         self.wrapped = False
+        try:
+            self.open(folder)
+        except CannotBegin:
+            self.close()
+            raise
+
+    def open(self, folder):
         if os.path.isfile(os.path.join(folder, ARCHIVE)):
             self.folder = os.path.join(self.own, 'pack')
             self.unpack(os.path.join(folder, ARCHIVE))
@@ -70,6 +79,11 @@ class Programs:
             os.makedirs(self.folder)
             if subprocess.run(['tar', '-C', self.folder, '-xJf', archive]).returncode:
                 raise CannotBegin(f'{archive} cannot be unpacked here')
+
+    def is_emulated(self):
+        """Is the card one of tests/simt?"""
+        r = subprocess.run([self.start('baton'), 'doctor', '--device', 'cuda'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return 'Baton SIMT' in r.stdout
 
     def path(self, name):
         for below in ('bin', '', 'tests', os.path.join('tests', 'gpu')):

@@ -126,6 +126,22 @@ TEST(the_kv_cache_is_held_against_the_memory_of_the_card)
     doctor_done(d);
 }
 
+/* A model of 57 GB on the emulated card of 4 GiB. */
+TEST(weights_that_do_not_fit_fail)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s", test_data("configs/qwen3-30b-a3b"));
+    if (access(path, R_OK) != 0) SKIP("tests/data/configs/qwen3-30b-a3b is not there");
+    if (device_count("cuda") == 0) SKIP("no CUDA device, or a build without");
+    struct doctor *d = doctor_with((char *[]){ "--device", "cuda", "--load-format", "dummy", "--model", path, NULL });
+    doctor_check_gpu(d);
+    if (!strstr(line_of(d, "GPU")->text, "SIMT")) SKIP("a real card may have that much memory");
+    doctor_check_options(d);
+    CHECK_EQ_INT(doctor_count(d, DOCTOR_FAIL), 1);
+    CHECK(strstr(d->lines[d->n - 1].text, "weights 5") && strstr(d->lines[d->n - 1].text, "are available"));
+    doctor_done(d);
+}
+
 TEST(a_redis_that_is_not_there_fails)
 {
     uint16_t port;
@@ -225,6 +241,7 @@ TEST(the_json_report_is_json_and_says_whether_all_is_well)
 
 TEST_MAIN(CASE(a_port_in_use_fails), CASE(a_port_given_twice_fails), CASE(more_kv_memory_than_there_is_fails), CASE(a_redis_that_is_not_there_fails),
           CASE(a_card_that_is_not_there_fails), CASE(the_kv_cache_is_held_against_the_memory_of_the_card),
+          CASE(weights_that_do_not_fit_fail),
           CASE(redis_is_left_alone_without_the_splitwise_scheduler), CASE(a_model_is_described_with_its_kv_size),
           CASE(the_kv_size_follows_the_type_of_the_cache), CASE(a_model_that_is_nowhere_fails),
           CASE(a_far_redis_needs_a_secret), CASE(the_json_report_is_json_and_says_whether_all_is_well))
