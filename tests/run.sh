@@ -5,8 +5,8 @@
 #   (none)   every test: unit, conformance, lint, corpus replay, end to end with a real model and a real redis-server, and over
 #            real RDMA in a virtual machine
 #   --quick  unit tests only; needs no model and no network once the packages are there
-#   --asan   the above (none), then everything but end to end once more under AddressSanitizer and UBSan, and the kernels for GPUs on an
-#            emulated card
+#   --asan   the above (none), then all but end to end, and but the longest tests of arithmetic on the processor, once more under
+#            AddressSanitizer and UBSan, and the kernels for GPUs on an emulated card
 #   --all    --asan, the same under ThreadSanitizer, each fuzz target for FUZZ_SECONDS (60), the long end-to-end tests, and two
 #            virtual machines on one wire
 # Builds are kept in build/tests/. Environment: BATON_CACHE (model file, kernel), BATON_TEST_GGUF (use this file, fetch nothing),
@@ -167,6 +167,9 @@ fuzz() {
     count "fuzz, $fuzz_seconds s each" $good $bad 0
 }
 
+# Up to minutes each under a sanitizer, nearly all of it arithmetic that the release build has just been through: --all has them there too.
+long_arithmetic='^(conformance/test_(attention|matmul|matmul_ready|layouts|kv_layouts|kv_types|model_kv)|cuda/test_gemm_hopper|jinja/.*)$'
+
 # The build with AddressSanitizer has an emulated card: the program as a whole on it.
 emulated_card() {
     say "an emulated card, end to end"
@@ -264,7 +267,8 @@ counted "virtual machine" python3 -u tests/vm/run.py one "${long[@]}"
 
 if [ $asan = yes ]; then
     say "what is left of the build with AddressSanitizer and UBSan"
-    if wait "$asan_build"; then say "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint; emulated_card; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
+    left_out=(-E "$long_arithmetic"); [ $all = yes ] && left_out=()
+    if wait "$asan_build"; then say "AddressSanitizer and UBSan"; suite "tests, ASan + UBSan" asan -LE lint "${left_out[@]}"; emulated_card; else cat "$out/asan.log"; count "build, ASan" 0 1 0; fi
     asan_build=
 fi
 if [ $all = yes ]; then
