@@ -147,8 +147,9 @@ static enum status plan_node(const struct config *c, const char *program, const 
     add_option(&a, "local-data-parallel-id", number);
     snprintf(number, sizeof number, "%d", threads_per_node(c, p->n));
     add_option(&a, "compute-threads", number);
-    snprintf(number, sizeof number, "%.4f", share_per_node(c, p->n));
-    if (share_per_node(c, p->n) > 0) add_option(&a, "gpu-memory-utilization", number);
+    const double share = share_per_node(c, p->n);
+    snprintf(number, sizeof number, "%.4f", share);
+    if (share > 0) add_option(&a, "gpu-memory-utilization", number);
     if (holder) add_option(&a, "router", holder);
     return OK;
 }

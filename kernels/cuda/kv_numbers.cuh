@@ -5,7 +5,7 @@
 #ifndef BATON_KERNELS_CUDA_KV_NUMBERS_CUH
 #define BATON_KERNELS_CUDA_KV_NUMBERS_CUH
 
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/numbers.cuh"
 #include "kernels/dtype.h"
 
 enum { KV_QUIET = 0x400000, KV_NAN = 0x7fc00000, KV_INFINITY = 0x7f800000 };
@@ -60,15 +60,6 @@ static __device__ __forceinline__ unsigned kv_to_f16(unsigned bits)
     return sign | (((magnitude + 0xfff + (magnitude >> 13 & 1)) >> 13) - (112u << 10));
 }
 
-/* Of a finite number. */
-static __device__ __forceinline__ unsigned kv_to_e4m3(unsigned bits)
-{
-    const unsigned sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
-    if (magnitude >= 0x43e00000) return sign | 0x7e;
-    if (magnitude < 0x3c800000) return sign | (__float_as_uint(__fadd_rn(__uint_as_float(magnitude), 0x1p14f)) - 0x46800000);
-    return sign | (((magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20) - (120 << 3));
-}
-
 /* The scale of a row whose largest magnitude has the bits `top`. */
 static __device__ __forceinline__ float kv_scale_of(unsigned t, unsigned top)
 {
@@ -83,7 +74,7 @@ static __device__ __forceinline__ unsigned kv_to_code(unsigned t, float x, float
     if (t == DTYPE_F16) return kv_to_f16(bits);
     if (!(scale > 0)) return 0;
     const float largest = kv_largest(t), r = __fdiv_rn(x, scale), q = r > largest ? largest : r < -largest ? -largest : r;
-    return t == DTYPE_I8 ? (unsigned)__float2int_rn(q) & 0xff : kv_to_e4m3(__float_as_uint(q));
+    return t == DTYPE_I8 ? (unsigned)__float2int_rn(q) & 0xff : float_to_e4m3(q);
 }
 
 #endif
