@@ -63,12 +63,38 @@ fail() {
     exit 1
 }
 
+# Options of CMake for kernels of the cards that are here; all that are supported take minutes. "none": there is no card.
+cards_here() {
+    local capability list=
+    for capability in $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u); do
+        case $capability in
+        8.*) list+="${list:+;}${capability/./}-real" ;;
+        9.0) list+="${list:+;}90a-real" ;;
+        *) return ;; # what CMakeLists.txt compiles by itself has these
+        esac
+    done
+    if [ -n "$list" ]; then echo "-DCMAKE_CUDA_ARCHITECTURES=$list"; else echo none; fi
+}
+
+# A build folder that is there already keeps its generator and what it was given.
 build() {
-    cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=Release >"$work/cmake.log" 2>&1 || {
+    local options=() cards
+    if [ ! -e build/CMakeCache.txt ]; then
+        options=(-G Ninja)
+        cards=$(cards_here)
+        if [ "$cards" = none ]; then
+            options+=(-DBATON_CUDA=off)
+            [ -z "$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)" ] ||
+                echo "no card here: built without kernels for GPUs; cmake -S . -B build -DBATON_CUDA=on adds them"
+        elif [ -n "$cards" ]; then
+            options+=("$cards")
+        fi
+    fi
+    cmake -S . -B build -DCMAKE_BUILD_TYPE=Release "${options[@]}" >"$work/cmake.log" 2>&1 || {
         tail -n 20 "$work/cmake.log" >&2
         fail "CMake could not configure the build"
     }
-    ninja -C build baton || fail "the build failed"
+    cmake --build build --target baton --parallel "$(nproc)" || fail "the build failed"
 }
 
 choose_ports() {
