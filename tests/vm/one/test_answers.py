@@ -49,9 +49,9 @@ def test_smollm2_rdma():
     equal('smollm2', 'rdma', 1, SMALL_STEPS)
 
 
-def test_smollm2_ucx():
+def test_smollm2_ucx_long():
     equal('smollm2', 'ucx', 1, SMALL_STEPS)
 
 
-def test_smollm2_tcp():
+def test_smollm2_tcp_long():
     equal('smollm2', 'tcp', 1, SMALL_STEPS)
