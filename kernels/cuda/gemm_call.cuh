@@ -59,13 +59,14 @@ struct gemm_rows {
     int32_t group, begin, n; /* rows begin .. begin + n of x and y; none: n is 0 */
 };
 
-/* All rows of a group, if they are this kernel's. */
-static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, int32_t group)
+/* All rows of a group, if they are this kernel's. EARLY, in all of these: before kernel_begins(), so that `begin` may be what it was before: a guess,
+ * with a group that there is. It is read past the first cache, which must not keep it. */
+template <bool EARLY> static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, int32_t group)
 {
     gemm_rows r = { group, 0, c.n_rows };
     if (c.begin) {
-        r.begin = c.begin[group];
-        r.n = c.begin[group + 1] - r.begin;
+        r.begin = EARLY ? __ldcg(c.begin + group) : c.begin[group];
+        r.n = (EARLY ? __ldcg(c.begin + group + 1) : c.begin[group + 1]) - r.begin;
     }
     if (r.n <= c.rows_above || r.n > c.rows_at_most) r.n = 0;
     return r;
@@ -74,6 +75,7 @@ static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, in
 enum { GROUPS_PER_LANE = 4 };
 
 /* The tile-th run of at most n_tile rows among those of the lane's own groups, from `group` on. *n_tiles: how many runs these have. */
+template <bool EARLY>
 static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int32_t group, int32_t tile, int32_t n_tile, int32_t *n_tiles)
 {
     gemm_rows found = { 0, 0, 0 };
@@ -81,7 +83,7 @@ static __device__ __forceinline__ gemm_rows rows_of_lane(const gemm_call &c, int
 #pragma unroll
     for (int i = 0; i < GROUPS_PER_LANE; i++) {
         if (group + i >= c.n_groups) break;
-        const gemm_rows r = rows_of_group(c, group + i);
+        const gemm_rows r = rows_of_group<EARLY>(c, group + i);
         const int32_t   skip = tile - before, n = (r.n + n_tile - 1) / n_tile;
         if (skip >= 0 && skip < n) found = gemm_rows{ r.group, r.begin + skip * n_tile, min(r.n - skip * n_tile, n_tile) };
         before += n;
@@ -106,14 +108,14 @@ static __device__ __forceinline__ gemm_rows rows_of_each(const gemm_call &c, int
 
 /* The tile-th run of at most n_tile rows when the groups' runs are counted through. Every warp searches for itself, so that no barrier is needed:
  * lanes count the runs of their groups, then the lane that has the one looks again. */
-static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int32_t tile, int32_t n_tile)
+template <bool EARLY = false> static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int32_t tile, int32_t n_tile)
 {
     if (!c.begin) return rows_of_each(c, tile, n_tile);
     const int32_t lane = (int32_t)(threadIdx.x % WARP);
     for (int32_t first = 0; first < c.n_groups; first += WARP * GROUPS_PER_LANE) {
         const int32_t group = first + lane * GROUPS_PER_LANE;
         int32_t       n_tiles;
-        rows_of_lane(c, group, -1, n_tile, &n_tiles);
+        rows_of_lane<EARLY>(c, group, -1, n_tile, &n_tiles);
         int32_t up_to = n_tiles; /* of groups up to this lane's */
         for (int step = 1; step < WARP; step *= 2) {
             const int32_t before = __shfl_up_sync(0xffffffffu, up_to, (unsigned)step);
@@ -122,7 +124,7 @@ static __device__ __forceinline__ gemm_rows rows_of_tile(const gemm_call &c, int
         const unsigned has = __ballot_sync(0xffffffffu, tile < up_to);
         if (has) {
             const int       from = __ffs((int)has) - 1;
-            const gemm_rows r = rows_of_lane(c, group, tile - (up_to - n_tiles), n_tile, &n_tiles);
+            const gemm_rows r = rows_of_lane<EARLY>(c, group, tile - (up_to - n_tiles), n_tile, &n_tiles);
             return gemm_rows{ __shfl_sync(0xffffffffu, r.group, from), __shfl_sync(0xffffffffu, r.begin, from), __shfl_sync(0xffffffffu, r.n, from) };
         }
         tile -= __shfl_sync(0xffffffffu, up_to, WARP - 1);

@@ -158,8 +158,19 @@ static __device__ __forceinline__ float add_lanes(float x)
     return x;
 }
 
+enum { F32_FEW = 8 /* rows of a tile, up to which reading W is the bound */, F32_AHEAD = 16 * 1024 /* bytes of each of its rows of W */ };
+
+/* Those of a block set out before it waits for its x. */
+template <class T> static __device__ __forceinline__ void f32_ahead(const gemm_call &c)
+{
+    const int32_t row = (int32_t)(blockIdx.y * T::COLUMNS + threadIdx.x);
+    if ((int)T::ROWS > (int)F32_FEW || c.n_groups > 1 || threadIdx.x >= (unsigned)T::COLUMNS || row >= c.n_out) return;
+    bring_ahead(c.w + (size_t)row * c.row_bytes, (unsigned)min(c.row_bytes, (size_t)F32_AHEAD) / 16 * 16);
+}
+
 template <class T> static __global__ void __launch_bounds__(T::THREADS, T::THREADS < 512 ? 2 : 1) f32_kernel(const gemm_call c)
 {
+    f32_ahead<T>(c);
     kernel_begins();
     __shared__ float part[T::K_WARPS][T::ROWS][T::COLUMNS + 1];
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.x, T::ROWS);

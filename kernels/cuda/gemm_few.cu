@@ -214,9 +214,26 @@ static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_r
     few_finish<F, N_TILES>(c, kept, tile, sums);
 }
 
+enum { FEW_AHEAD = 4096 /* bytes of each of a block's 16 rows: what its warps' first two buffers take */ };
+
+/* The rows of W that the block begins with set out before it waits for its x. Which expert's they are is known as soon as routing is more than one kernel
+ * ago; before that it is a guess. tile: below 0, none. */
+template <enum gemm_form F> static __device__ __forceinline__ void few_ahead(const gemm_call &c, int32_t tile)
+{
+    const int32_t row = tile * FEW_W_ROWS + (int32_t)threadIdx.x;
+    if (threadIdx.x >= WARP) return;
+    const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
+    if (rows.n == 0 || threadIdx.x >= FEW_W_ROWS || row < 0 || row >= c.n_out) return;
+    const size_t n_spans = (size_t)(c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, per_slice = (n_spans + (size_t)c.n_slices - 1) / (size_t)c.n_slices;
+    const size_t from = blockIdx.z * per_slice * few_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
+    const size_t n = min(min(left, per_slice * few_shape<F>::SPAN_BYTES), (size_t)FEW_AHEAD) / 16 * 16;
+    if (n > 0) bring_ahead(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
+}
+
 /* WHOLE: rows of W are of whole spans. */
 template <enum gemm_form F, bool WHOLE> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
 {
+    few_ahead<F>(c, (int32_t)blockIdx.x);
     kernel_begins();
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
     if (rows.n == 0) return;
@@ -230,8 +247,15 @@ struct few_calls {
     int32_t   first_tile[GEMM_BESIDE_MAX]; /* of those that there are not: behind the last */
 };
 
+template <enum gemm_form F> static __device__ __forceinline__ void beside_ahead(const few_calls &all)
+{
+#pragma unroll
+    for (int i = 0; i < GEMM_BESIDE_MAX; i++) few_ahead<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]); /* where it is not the block's: no rows */
+}
+
 template <enum gemm_form F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_beside_kernel(const __grid_constant__ few_calls all)
 {
+    beside_ahead<F>(all);
     kernel_begins();
     __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a copy for each thread */
     __shared__ int32_t   tile;

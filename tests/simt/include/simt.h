@@ -37,6 +37,8 @@ void simt_barrier_arrive(int id, int n_threads);
  * holds garbage from here until the thread has waited for the group. simt_cp_async_wait(n): all of the thread's groups but the n latest. A
  * thread must have waited for everything before it returns. */
 void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes);
+/* Of n bytes, all of which are looked at. */
+void simt_prefetch(const void *global, unsigned n);
 void simt_cp_async_commit(void);
 void simt_cp_async_wait(int n_groups_left);
 void simt_cp_async_wait_all(void);

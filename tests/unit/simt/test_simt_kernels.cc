@@ -560,6 +560,7 @@ __global__ void leaves_copies(const float *in)
 }
 __global__ void past_shared(void) { ((char *)simt_dynamic_shared())[100 + threadIdx.x] = 0; }
 __global__ void past_memory(float *p, int i) { p[i] = 1; }
+__global__ void prefetches(const char *p, int from, unsigned n) { simt_prefetch(p + from, n); }
 __global__ void calls_cuda(void) { cudaDeviceSynchronize(); }
 
 template<class K, class... A> static void run_alone(K kernel, size_t shared, A... a)
@@ -588,6 +589,15 @@ TEST(simt_ends_accesses_behind_device_memory)
     }, nullptr);
 }
 
+TEST(simt_ends_prefetches_of_what_is_not_there)
+{
+    must_die([] { run_alone(prefetches, 0, on_device<char>(4096), 8, 16); }, "not aligned");
+    must_die([] { run_alone(prefetches, 0, on_device<char>(4096), 0, 24); }, "not aligned");
+    must_die([] { run_alone(prefetches, 0, on_device<char>(4096), 16, 4096); }, nullptr);
+    if (FAULTS_ARE_TOLD) must_die([] { alignas(16) static char host[16]; run_alone(prefetches, 0, host, 0, 16); }, "no memory of the device");
+    run_alone(prefetches, 0, on_device<char>(4096), 16, 4080);
+}
+
 TEST_MAIN(CASE(simt_adds_vectors_of_odd_sizes), CASE(simt_numbers_threads_in_three_dimensions),
           CASE(simt_reduces_a_block_by_shuffles_and_shared_memory), CASE(simt_shows_a_missing_barrier),
           CASE(simt_shows_a_kernel_that_counts_on_the_order_of_blocks), CASE(simt_shows_neighbours_that_did_not_wait),
@@ -597,4 +607,5 @@ TEST_MAIN(CASE(simt_adds_vectors_of_odd_sizes), CASE(simt_numbers_threads_in_thr
           CASE(simt_multiplies_8_bit_tiles), CASE(simt_copies_asynchronously_when_waited_for), CASE(simt_copies_no_group_before_it_is_waited_for),
           CASE(simt_converts_small_numbers), CASE(simt_ends_a_block_that_cannot_go_on), CASE(simt_ends_a_collective_without_one_of_its_lanes),
           CASE(simt_ends_a_shuffle_from_outside_its_mask), CASE(simt_ends_a_thread_that_leaves_copies), CASE(simt_ends_writes_behind_shared_memory),
-          CASE(simt_ends_kernels_that_call_cuda), CASE(simt_ends_accesses_behind_device_memory))
+          CASE(simt_ends_kernels_that_call_cuda), CASE(simt_ends_accesses_behind_device_memory),
+          CASE(simt_ends_prefetches_of_what_is_not_there))
