@@ -63,17 +63,23 @@ fail() {
     exit 1
 }
 
-# Options of CMake for kernels of the cards that are here; all that are supported take minutes. "none": there is no card.
+# Options of CMake for kernels of the cards that are here; all that are supported take minutes. Nothing: CMakeLists.txt knows. "none": there is no card.
 cards_here() {
     local capability list=
     for capability in $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u); do
         case $capability in
         8.*) list+="${list:+;}${capability/./}-real" ;;
         9.0) list+="${list:+;}90a-real" ;;
-        *) return ;; # what CMakeLists.txt compiles by itself has these
+        [1-7].*) ;;    # no kernels of ours
+        *[!0-9.]*) ;;  # words: the driver does not work
+        *) return 0 ;; # newer
         esac
     done
-    if [ -n "$list" ]; then echo "-DCMAKE_CUDA_ARCHITECTURES=$list"; else echo none; fi
+    if [ -n "$list" ]; then
+        echo "-DCMAKE_CUDA_ARCHITECTURES=$list"
+    elif ! ls /dev/nvidia[0-9]* /dev/dxg >/dev/null 2>&1; then
+        echo none
+    fi
 }
 
 # A build folder that is there already keeps its generator and what it was given.
@@ -82,12 +88,11 @@ build() {
     if [ ! -e build/CMakeCache.txt ]; then
         options=(-G Ninja)
         cards=$(cards_here)
-        if [ "$cards" = none ]; then
+        if [ "$cards" != none ]; then
+            options+=(${cards:+"$cards"})
+        elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
             options+=(-DBATON_CUDA=off)
-            [ -z "$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)" ] ||
-                echo "no card here: built without kernels for GPUs; cmake -S . -B build -DBATON_CUDA=on adds them"
-        elif [ -n "$cards" ]; then
-            options+=("$cards")
+            echo "no card here: built without kernels for GPUs; cmake -S . -B build -DBATON_CUDA=on adds them"
         fi
     fi
     cmake -S . -B build -DCMAKE_BUILD_TYPE=Release "${options[@]}" >"$work/cmake.log" 2>&1 || {

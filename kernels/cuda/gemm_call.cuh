@@ -66,7 +66,8 @@ template <bool EARLY> static __device__ __forceinline__ gemm_rows rows_of_group(
     gemm_rows r = { group, 0, c.n_rows };
     if (c.begin) {
         r.begin = EARLY ? __ldcg(c.begin + group) : c.begin[group];
-        r.n = (EARLY ? __ldcg(c.begin + group + 1) : c.begin[group + 1]) - r.begin;
+        r.n = (int32_t)((unsigned)(EARLY ? __ldcg(c.begin + group + 1) : c.begin[group + 1]) - (unsigned)r.begin);
+        if (EARLY && (unsigned)r.n > (unsigned)c.n_rows) r.n = 0; /* sums of these stay small */
     }
     if (r.n <= c.rows_above || r.n > c.rows_at_most) r.n = 0;
     return r;

@@ -158,13 +158,13 @@ static __device__ __forceinline__ float add_lanes(float x)
     return x;
 }
 
-enum { F32_FEW = 8 /* rows of a tile, up to which reading W is the bound */, F32_AHEAD = 16 * 1024 /* bytes of each of its rows of W */ };
+enum { F32_FEW = 8 /* rows up to which reading W is the bound */, F32_AHEAD = 16 * 1024 /* bytes of each of its rows of W */ };
 
 /* Those of a block set out before it waits for its x. */
 template <class T> static __device__ __forceinline__ void f32_ahead(const gemm_call &c)
 {
     const int32_t row = (int32_t)(blockIdx.y * T::COLUMNS + threadIdx.x);
-    if ((int)T::ROWS > (int)F32_FEW || c.n_groups > 1 || threadIdx.x >= (unsigned)T::COLUMNS || row >= c.n_out) return;
+    if (!BRINGS_AHEAD || c.n_rows > F32_FEW || blockIdx.x > 0 || c.n_groups > 1 || threadIdx.x >= (unsigned)T::COLUMNS || row >= c.n_out) return;
     bring_ahead(c.w + (size_t)row * c.row_bytes, (unsigned)min(c.row_bytes, (size_t)F32_AHEAD) / 16 * 16);
 }
 

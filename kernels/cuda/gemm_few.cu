@@ -221,13 +221,13 @@ enum { FEW_AHEAD = 4096 /* bytes of each of a block's 16 rows: what its warps' f
 template <enum gemm_form F> static __device__ __forceinline__ void few_ahead(const gemm_call &c, int32_t tile)
 {
     const int32_t row = tile * FEW_W_ROWS + (int32_t)threadIdx.x;
-    if (threadIdx.x >= WARP) return;
+    if (!BRINGS_AHEAD || threadIdx.x >= WARP) return;
     const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
     if (rows.n == 0 || threadIdx.x >= FEW_W_ROWS || row < 0 || row >= c.n_out) return;
     const size_t n_spans = (size_t)(c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, per_slice = (n_spans + (size_t)c.n_slices - 1) / (size_t)c.n_slices;
     const size_t from = blockIdx.z * per_slice * few_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
     const size_t n = min(min(left, per_slice * few_shape<F>::SPAN_BYTES), (size_t)FEW_AHEAD) / 16 * 16;
-    if (n > 0) bring_ahead(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
+    bring_ahead(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
 }
 
 /* WHOLE: rows of W are of whole spans. */

@@ -36,7 +36,7 @@ void simt_cp_async(void *shared, const void *global, int bytes, int src_bytes)
 
 void simt_prefetch(const void *global, unsigned n)
 {
-    if ((uintptr_t)global % 16 || n % 16) simt_die("cp.async.bulk.prefetch of %u bytes from %p: not aligned", n, global);
+    if ((uintptr_t)global % 16 || n % 16 || n == 0) simt_die("cp.async.bulk.prefetch of %u bytes from %p: not aligned", n, global);
 #if !SIMT_TSAN
     if (!simt_memory_is_visible(global)) simt_die("cp.async.bulk.prefetch from %p, which is no memory of the device", global);
     for (const volatile char *at = (const volatile char *)global, *end = at + n; at < end; at += 16) (void)at[0], (void)at[15];
