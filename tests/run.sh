@@ -167,8 +167,9 @@ fuzz() {
     count "fuzz, $fuzz_seconds s each" $good $bad 0
 }
 
-# Up to minutes each under a sanitizer, nearly all of it arithmetic that the release build has just been through: --all has them there too.
-long_arithmetic='^(conformance/test_(attention|matmul|matmul_ready|layouts|kv_layouts|kv_types|model_kv)|cuda/test_gemm_hopper|jinja/.*)$'
+# Minutes each under a sanitizer, nearly all of it arithmetic that the release build has just been through, or that on the emulated card the tests of
+# the kernel tables, of experts and of the engine go through as well; --all has them there too.
+long_arithmetic='^(conformance/test_(attention|matmul|matmul_ready|layouts|kv_layouts|kv_types|model_kv|models)|cuda/test_(gemm|gemm_hopper|attention_cuda)|jinja/.*)$'
 
 # The build with AddressSanitizer has an emulated card: the program as a whole on it.
 emulated_card() {
