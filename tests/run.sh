@@ -5,7 +5,7 @@
 #   (none)   every test: unit, conformance, lint, corpus replay, end to end with a real model and a real redis-server, and over
 #            real RDMA in a virtual machine
 #   --quick  unit tests only; needs no model and no network once the packages are there
-#   --asan   the above (none), then all but end to end, and but the longest tests of arithmetic on the processor, once more under
+#   --asan   the above (none), then all but end to end, and but the longest tests of arithmetic, once more under
 #            AddressSanitizer and UBSan, and the kernels for GPUs on an emulated card
 #   --all    --asan, the same under ThreadSanitizer, each fuzz target for FUZZ_SECONDS (60), the long end-to-end tests, and two
 #            virtual machines on one wire
