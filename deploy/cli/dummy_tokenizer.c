@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "shared/base/mem.h"
-#include "shared/model/config_hf.h"
+#include "shared/model/config/config_hf.h"
 
 enum { BYTES = 256, SPELLING_MAX = 16 };
 

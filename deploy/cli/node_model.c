@@ -10,7 +10,7 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine.h"
-#include "shared/model/model_files.h"
+#include "shared/model/load/model_files.h"
 
 enum { TEMPLATE_MAX = 1 << 20 };
 

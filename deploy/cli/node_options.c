@@ -14,7 +14,7 @@
 #include "kvtransfer/transport.h"
 #include "shared/base/json.h"
 #include "shared/base/log.h"
-#include "shared/model/model_files.h"
+#include "shared/model/load/model_files.h"
 #include "shared/text/reasoning.h"
 #include "shared/text/tool_parser.h"
 

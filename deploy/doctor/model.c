@@ -5,11 +5,11 @@
 
 #include "deploy/cli/node_options.h"
 #include "deploy/doctor/doctor.h"
-#include "shared/model/config_gguf.h"
-#include "shared/model/config_hf.h"
-#include "shared/model/model_files.h"
-#include "shared/model/model_rows.h"
-#include "shared/model/weights.h"
+#include "shared/model/config/config_gguf.h"
+#include "shared/model/config/config_hf.h"
+#include "shared/model/load/model_files.h"
+#include "shared/model/families/model_registry.h"
+#include "shared/model/load/weights.h"
 
 static const double MIB = 1 << 20;
 

@@ -5,7 +5,7 @@
  *   batch.c           which rows the next step computes: admission, growth, preemption
  *   engine_step.c     run the step, choose tokens
  *   engine_end.c      sequences ended: taken out, forgotten, their blocks given back
- *   engine_meters.c   metrics and the load others read
+ *   engine_metrics.c   metrics and the load others read
  *
  * Owner: the engine thread, except `opt`, `layout`, `kv`, `limits` (fixed after engine_create, read by any thread), `commands`
  * (a mailbox) and `load` (atomics). */
@@ -122,7 +122,7 @@ void engine_forget(struct engine *e, struct seq *s);
 void engine_drop_kept(struct engine *e);
 void engine_emit(struct engine *e, const struct engine_event *ev);
 
-/* engine_meters.c */
+/* engine_metrics.c */
 void meters_init(struct engine_meters *m, struct metrics *registry);
 /* Copy the counts of the lists and the pool to `load` and the gauges. */
 void engine_publish(struct engine *e);

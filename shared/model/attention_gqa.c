@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 #include "shared/base/mem.h"
-#include "shared/model/blocks.h"
+#include "shared/model/sublayers.h"
 
 static size_t q_width(const struct model_config *c) { return (size_t)c->n_heads * c->head_dim; }
 static size_t kv_width(const struct model_config *c) { return (size_t)c->n_kv_heads * c->head_dim; }

@@ -16,7 +16,7 @@
 
 #include "kernels/weight_parts.h"
 #include "shared/base/mem.h"
-#include "shared/model/blocks.h"
+#include "shared/model/sublayers.h"
 
 enum { ABSORBED_ROWS = 256 }; /* in the absorbed form at a time: a row of DeepSeek-V3 takes 544 KiB there */
 

@@ -9,7 +9,7 @@
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
-#include "shared/model/blocks.h"
+#include "shared/model/sublayers.h"
 #include "shared/model/rope.h"
 
 struct layer {

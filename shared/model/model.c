@@ -9,14 +9,14 @@
 #include "shared/base/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
-#include "shared/model/config_gguf.h"
-#include "shared/model/config_hf.h"
+#include "shared/model/config/config_gguf.h"
+#include "shared/model/config/config_hf.h"
 #include "shared/model/decoder.h"
-#include "shared/model/file_map.h"
-#include "shared/model/model_files.h"
-#include "shared/model/model_rows.h"
-#include "shared/model/packed.h"
-#include "shared/model/weights.h"
+#include "shared/model/load/file_map.h"
+#include "shared/model/load/model_files.h"
+#include "shared/model/families/model_registry.h"
+#include "shared/model/load/weight_cache.h"
+#include "shared/model/load/weights.h"
 
 static enum status read_config(struct model *m, const char *path, struct err *err)
 {

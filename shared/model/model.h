@@ -7,7 +7,7 @@
  *
  * All families here are one pre-norm decoder (decoder.h) whose layers are an attention block and a feed-forward block, each of one
  * of two kinds. A family says what its configuration means and how its files spell the tensors' names.
- * Adding a family: write shared/model/<family>.c with one `struct model_ops`, add it to MODEL_ROWS in model_rows.c.
+ * Adding a family: write shared/model/<family>.c with one `struct model_ops`, add it to MODEL_ROWS in model_registry.c.
  * Thread: load on any; forward on the engine thread. */
 #ifndef BATON_MODEL_MODEL_H
 #define BATON_MODEL_MODEL_H
@@ -107,7 +107,7 @@ struct model_options {
     uint32_t           usual_len;     /* 0: all that the model has */
     bool               dummy;         /* weights are made up: `path` is a folder of which config.json is read and no weights (--load-format dummy) */
     enum quantize      quantize;      /* of the plain matrices of attention, feed-forward blocks and experts */
-    const char        *packed_folder; /* where packed copies of weights are kept (packed.h); NULL: none are */
+    const char        *packed_folder; /* where packed copies of weights are kept (weight_cache.h); NULL: none are */
     struct kernel_ctx *kernels;       /* borrowed until model_free */
     /* Progress in 0..1 while weights are packed; may be NULL. */
     void (*progress)(void *arg, double done);

@@ -9,7 +9,7 @@
 
 #include "kernels/cpu/sizes.h"
 #include "shared/base/mem.h"
-#include "shared/model/blocks.h"
+#include "shared/model/sublayers.h"
 
 /* Rows of a step that are routed at a time: enough for over a hundred per expert in most models, and as many as a [rows used, H] buffer of
  * 256 MiB holds (DeepSeek-V3: 1170). */

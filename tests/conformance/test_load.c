@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "kernels/quantize.h"
-#include "shared/model/file_map.h"
-#include "shared/model/read_ahead.h"
+#include "shared/model/load/file_map.h"
+#include "shared/model/load/read_ahead.h"
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/fixtures/model_rig.h"
 #ifdef BATON_EMULATED_CARD

@@ -7,9 +7,9 @@
 
 #include "kernels/cpu/cpu_row.h"
 #include "kernels/weight_parts.h"
-#include "shared/model/config_hf.h"
+#include "shared/model/config/config_hf.h"
 #include "shared/model/decoder.h"
-#include "shared/model/weights.h"
+#include "shared/model/load/weights.h"
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 

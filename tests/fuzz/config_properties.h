@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "shared/model/config_check.h"
+#include "shared/model/config/config_check.h"
 #include "shared/model/rope.h"
 
 static inline void config_property(bool holds)

@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "shared/model/config_hf.h"
+#include "shared/model/config/config_hf.h"
 #include "tests/fuzz/config_properties.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -4,7 +4,7 @@
 
 #include "shared/base/hash.h"
 #include "shared/base/mem.h"
-#include "shared/model/config_gguf.h"
+#include "shared/model/config/config_gguf.h"
 #include "tests/fuzz/config_properties.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

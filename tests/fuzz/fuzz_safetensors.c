@@ -2,7 +2,7 @@
 #include <stdint.h>
 
 #include "shared/base/hash.h"
-#include "shared/model/safetensors.h"
+#include "shared/model/load/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "shared/base/mem.h"
-#include "shared/model/gguf.h"
+#include "shared/model/load/gguf.h"
 #include "shared/text/tokenizer.h"
 #include "shared/text/utf8.h"
 

@@ -20,9 +20,9 @@
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
-#include "shared/model/file_map.h"
+#include "shared/model/load/file_map.h"
 #include "shared/model/model.h"
-#include "shared/model/model_files.h"
+#include "shared/model/load/model_files.h"
 
 enum { FILES_MAX = 512, READERS = 8, PART = 8 << 20, PATH_MAX_BYTES = 4096 };
 

@@ -7,7 +7,7 @@
 #include "deploy/cli/node_model.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
-#include "shared/model/model_files.h"
+#include "shared/model/load/model_files.h"
 
 enum { TEXT_BYTES = 1 << 20, ROUNDS = 3 };
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "shared/base/mem.h"
-#include "shared/model/model_files.h"
+#include "shared/model/load/model_files.h"
 #include "tests/fixtures/spm_write.h"
 #include "tests/harness/test.h"
 

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "shared/model/config_gguf.h"
-#include "shared/model/config_hf.h"
+#include "shared/model/config/config_gguf.h"
+#include "shared/model/config/config_hf.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/harness/test.h"
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "shared/model/config_hf.h"
+#include "shared/model/config/config_hf.h"
 #include "tests/harness/test.h"
 
 #define SIZES "\"hidden_size\":64,\"num_hidden_layers\":6,\"num_attention_heads\":4,\"intermediate_size\":96,\"vocab_size\":512"

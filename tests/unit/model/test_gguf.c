@@ -1,5 +1,5 @@
 /* test_gguf.c - a file with everything in it reads back; each way of being wrong is refused with a sentence. */
-#include "shared/model/gguf.h"
+#include "shared/model/load/gguf.h"
 
 #include <string.h>
 

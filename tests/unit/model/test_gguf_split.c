@@ -4,8 +4,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "shared/model/gguf_split.h"
-#include "shared/model/weights.h"
+#include "shared/model/load/gguf_split.h"
+#include "shared/model/load/weights.h"
 #include "tests/fixtures/gguf_write.h"
 #include "tests/harness/test.h"
 

@@ -1,5 +1,5 @@
 /* test_model_files.c - what a folder or a GGUF gives to the tokenizer and the chat template. */
-#include "shared/model/model_files.h"
+#include "shared/model/load/model_files.h"
 
 #include <stdio.h>
 #include <stdlib.h>

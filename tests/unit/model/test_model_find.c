@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "shared/model/model_files.h"
+#include "shared/model/load/model_files.h"
 #include "tests/harness/test.h"
 
 static char root[2048];

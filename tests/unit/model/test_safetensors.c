@@ -1,5 +1,5 @@
 /* test_safetensors.c - the rules of the format one by one, and folders with an index. */
-#include "shared/model/safetensors.h"
+#include "shared/model/load/safetensors.h"
 
 #include <stdio.h>
 #include <string.h>

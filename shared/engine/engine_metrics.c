@@ -1,0 +1,64 @@
+/* engine_metrics.c - the engine's metrics and the load that other threads read. Thread: engine (engine_set_owed also before a
+ * sequence is posted). */
+#include "shared/engine/engine_state.h"
+
+void meters_init(struct engine_meters *m, struct metrics *r)
+{
+    *m = (struct engine_meters){
+        .steps = metrics_counter(r, "baton_engine_steps_total", "", "Steps of the engine."),
+        .ahead = metrics_counter(r, "baton_engine_steps_ahead_total", "", "Steps that were given to the GPU while the one before was running."),
+        .by_host = metrics_counter(r, "baton_engine_steps_host_sampled_total", "", "Steps on a GPU whose tokens the host chose, from all their logits."),
+        .recorded = metrics_counter(r, "baton_engine_steps_recorded_total", "", "Steps that recorded launches computed (CUDA graphs)."),
+        .preemptions = metrics_counter(r, "baton_engine_preemptions_total", "",
+                                       "Sequences whose KV blocks were taken away for an older sequence."),
+        .recomputed = metrics_counter(r, "baton_engine_recomputed_tokens_total", "",
+                                      "Positions computed here although a peer had transferred them."),
+        .prompt_tokens = metrics_counter(r, "baton_prompt_tokens_total", "", "Prompt tokens of sequences started here, cached ones included."),
+        .generated = metrics_counter(r, "baton_generation_tokens_total", "", "Output tokens given out."),
+        .queried = metrics_counter(r, "baton_prefix_cache_query_tokens_total", "", "Tokens looked up in the prefix cache."),
+        .hit = metrics_counter(r, "baton_prefix_cache_hit_tokens_total", "", "Tokens found in the prefix cache."),
+        .evicted = metrics_counter(r, "baton_kv_evictions_total", "", "Cached KV blocks given to another sequence."),
+        .running = metrics_gauge(r, "baton_engine_running", "", "Sequences being computed."),
+        .waiting = metrics_gauge(r, "baton_engine_waiting", "", "Sequences waiting for a place in a step."),
+        .reserved = metrics_gauge(r, "baton_engine_reserved", "", "Sequences whose KV is being written by a peer."),
+        .free = metrics_gauge(r, "baton_kv_blocks", "state=\"free\"", "KV blocks by state."),
+        .held = metrics_gauge(r, "baton_kv_blocks", "state=\"held\"", "KV blocks by state."),
+        .cached = metrics_gauge(r, "baton_kv_blocks", "state=\"cached\"", "KV blocks by state."),
+        .quarantine = metrics_gauge(r, "baton_kv_blocks", "state=\"quarantine\"", "KV blocks by state."),
+        .step_seconds = metrics_histogram(r, "baton_engine_step_seconds", "", "Time of one step of the engine.", METRICS_SECONDS,
+                                          METRICS_SECONDS_N),
+    };
+}
+
+static void add_growth(struct counter *c, uint64_t *last, uint64_t now)
+{
+    counter_add(c, now - *last);
+    *last = now;
+}
+
+void engine_publish(struct engine *e)
+{
+    struct engine_meters *m = &e->meters;
+    struct kv_pool_stats k;
+    kv_pool_get_stats(e->pool, &k);
+    atomic_store_explicit(&e->load.n_running, e->n_running, memory_order_relaxed);
+    atomic_store_explicit(&e->load.n_reserved, e->n_reserved, memory_order_relaxed);
+    atomic_store_explicit(&e->load.n_blocks_free, k.n_free + k.n_cached, memory_order_relaxed);
+    gauge_set(m->running, e->n_running);
+    gauge_set(m->reserved, e->n_reserved);
+    gauge_set(m->waiting, atomic_load_explicit(&e->load.n_waiting, memory_order_relaxed));
+    gauge_set(m->free, k.n_free);
+    gauge_set(m->held, k.n_held);
+    gauge_set(m->cached, k.n_cached);
+    gauge_set(m->quarantine, k.n_quarantine);
+    add_growth(m->queried, &m->last_queried, k.prefix_queries);
+    add_growth(m->hit, &m->last_hit, k.prefix_hits);
+    add_growth(m->evicted, &m->last_evicted, k.evictions);
+}
+
+void engine_set_owed(struct engine *e, struct seq *s, uint32_t n)
+{
+    /* Unsigned wrap-around makes one addition serve both directions. */
+    atomic_fetch_add_explicit(&e->load.waiting_tokens, (uint64_t)n - (uint64_t)s->n_owed, memory_order_relaxed);
+    s->n_owed = n;
+}

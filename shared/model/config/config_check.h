@@ -1,0 +1,27 @@
+/* config_check.h - what both configuration readers share: ranges that hold for every architecture. Thread: any. */
+#ifndef BATON_MODEL_CONFIG_CONFIG_CHECK_H
+#define BATON_MODEL_CONFIG_CONFIG_CHECK_H
+
+#include "shared/model/model.h"
+
+/* Upper bounds far above any released model; they keep products of sizes within 64 bits. */
+enum {
+    CONFIG_LAYERS_MAX = MODEL_LAYERS_MAX,
+    CONFIG_HEADS_MAX = 4096,
+    CONFIG_WIDTH_MAX = 1 << 20,
+    CONFIG_VOCAB_MAX = 1 << 24,
+    CONFIG_POSITIONS_MAX = 1 << 26
+};
+
+/* Heads divide, head size fits the kernels, ids lie in the vocabulary; err->field is the config.json spelling. */
+enum status config_check(const struct model_config *c, struct err *err) MUST_CHECK;
+/* Add an end-of-sequence id unless it is there; ERR_INVALID when the table is full or the id negative. */
+enum status config_add_eos(struct model_config *c, int64_t id, struct err *err) MUST_CHECK;
+/* Files that are given YaRN later keep the old "max_position_embeddings": factor times the original positions can be served. */
+void config_set_reach(struct model_config *c);
+/* Mark a layer as one with experts. */
+void config_set_sparse(struct model_config *c, uint32_t i_layer);
+/* Every value "not given". */
+struct model_generation config_no_generation(void);
+
+#endif

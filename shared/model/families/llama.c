@@ -1,0 +1,20 @@
+/* llama.c - the Llama family, and Mistral's dense models, which are the same but for a window that newer ones no longer have.
+ * GGUF files call Mixtral "llama", too, and reorder the rows of q and k so that the two elements of a rotation are neighbours. */
+#include "shared/model/families/model_registry.h"
+
+static void gguf_defaults(struct model_config *c)
+{
+    c->rope_interleaved = true;
+    c->moe.norm = NORM_SUM;
+}
+
+static const char *const ARCHS[] = { "LlamaForCausalLM", "MistralForCausalLM", "llama", "mistral", NULL };
+static const char *const UNDERSTANDS[] = { "attention_bias", "mlp_bias", "expert_count", NULL };
+
+const struct model_ops model_llama_ops = {
+    .name = "llama",
+    .archs = ARCHS,
+    .understands = UNDERSTANDS,
+    .defaults = { .rope_theta = 10000, .rms_eps = 1e-6, .max_position = 2048 },
+    .gguf_defaults = gguf_defaults,
+};

@@ -1,0 +1,27 @@
+/* model_registry.c - the registry of families. Thread: any. */
+#include "shared/model/families/model_registry.h"
+
+#include <string.h>
+
+#include "shared/base/mem.h"
+
+static const struct model_ops *const MODEL_ROWS[] = {
+    &model_llama_ops, &model_qwen2_ops,     &model_qwen3_ops,       &model_qwen3_moe_ops,   &model_mixtral_ops,
+    &model_ernie_ops, &model_ernie_moe_ops, &model_deepseek_v2_ops, &model_deepseek_v3_ops,
+};
+
+const struct model_ops *model_row_find(const char *arch, struct err *err)
+{
+    struct buf known = { 0 };
+    for (size_t i = 0; i < COUNT_OF(MODEL_ROWS); i++)
+        for (const char *const *name = MODEL_ROWS[i]->archs; *name; name++) {
+            if (strcmp(*name, arch) == 0) {
+                buf_release(&known);
+                return MODEL_ROWS[i];
+            }
+            buf_printf(&known, "%s%s", known.len ? ", " : "", *name);
+        }
+    err_field(err, ERR_UNSUPPORTED, "architectures", "architecture %s is not supported; these are: %s", arch, known.data);
+    buf_release(&known);
+    return NULL;
+}

@@ -1,0 +1,260 @@
+/* bind.c - checking, adding up and packing. Thread: the loading one; copies are converted on the compute pool. */
+#include "shared/model/load/bind.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/weight_parts.h"
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "shared/model/families/model_registry.h"
+
+enum { LINE = 64 };
+
+/* ---- plain copies ------------------------------------------------------------------------------------------------ */
+
+struct copy_job {
+    const struct weight_src *src;
+    enum dtype               type;
+    void                    *to;
+};
+
+static void copy_row(void *arg, int row, int thread)
+{
+    const struct copy_job *j = arg;
+    const size_t           n = j->src->n_in;
+    (void)thread;
+    if (j->type == DTYPE_F32) {
+        weight_rows_f32(j->src, (size_t)row, 1, (float *)j->to + (size_t)row * n);
+        return;
+    }
+    float    *wide = MEM_ARRAY(float, n);
+    uint16_t *to = (uint16_t *)j->to + (size_t)row * n;
+    weight_rows_f32(j->src, (size_t)row, 1, wide);
+    for (size_t k = 0; k < n; k++) to[k] = dtype_f32_to_bf16(wide[k]);
+    mem_free(wide);
+}
+
+void *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum dtype type)
+{
+    struct copy_job j = { .src = src, .type = type, .to = mem_try_calloc(src->n_out, dtype_row_bytes(type, src->n_in)) };
+    if (j.to) compute_pool_run(k->pool, (int)src->n_out, copy_row, &j);
+    return j.to;
+}
+
+/* ---- sources ----------------------------------------------------------------------------------------------------- */
+
+/* Where the file has it, from its first byte to its last. */
+static struct read_piece piece_of(const struct weight_src *s)
+{
+    const size_t across = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in), down = s->transposed ? s->n_in : s->n_out;
+    return (struct read_piece){ .data = s->data, .bytes = (down - 1) * (s->row_bytes ? s->row_bytes : across) + across };
+}
+
+/* Does a list that grows by doubling have no room for another, being n long? */
+static bool is_full(size_t n) { return (n & (n - 1)) == 0; }
+
+static void note_source(struct binder *b, const struct weight_src *s)
+{
+    const struct read_piece piece = piece_of(s);
+    if (!b->packing) {
+        if (is_full(b->n_sources)) b->sources = mem_realloc(b->sources, b->n_sources ? 2 * b->n_sources : 1, sizeof *b->sources);
+        b->sources[b->n_sources] = piece;
+    } else {
+        read_ahead_await(b->ahead, b->n_sources);
+    }
+    b->n_sources++;
+    b->source_bytes += s->data ? s->n_out * dtype_row_bytes(s->dtype, s->n_in) : 0;
+}
+
+enum status bind_take(struct binder *b, const struct matrix_want *want, struct weight_src *out)
+{
+    TRY(weights_matrix(b->m->weights, want, out, b->err));
+    note_source(b, out);
+    return OK;
+}
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+static enum quantize quantize_of(const struct binder *b, enum bind_as as, enum dtype type)
+{
+    bool plain = type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
+    if (!plain || (as != BIND_QUANTIZED && as != BIND_EXPERT)) return QUANTIZE_NONE;
+    bool wide = as == BIND_QUANTIZED && b->m->ops->wint4_experts_only && b->m->quantize == QUANTIZE_WINT4;
+    return wide ? QUANTIZE_WINT8 : b->m->quantize;
+}
+
+static void add_to_plan(struct binder *b, const struct weight *w)
+{
+    if (is_full(b->n_plan)) b->plan = mem_realloc(b->plan, b->n_plan ? 2 * b->n_plan : 1, sizeof *b->plan);
+    b->plan[b->n_plan++] = *w;
+}
+
+static void *take_room(struct binder *b, size_t bytes)
+{
+    char *at = b->room;
+    if (!at || b->room_bytes < bytes) return NULL;
+    b->room += bytes;
+    b->room_bytes -= bytes;
+    return at;
+}
+
+static enum status take_or_pack(struct binder *b, struct weight_pack_args a, const struct weight *plan, struct weight *to)
+{
+    struct kernel_ctx *k = b->m->kernels;
+    if (b->packed && packed_is_ready(b->packed)) {
+        packed_take(b->packed, to);
+        ASSERT(to->form == plan->form && to->n_out == plan->n_out && to->n_in == plan->n_in); /* both passes ask in one order */
+        return OK;
+    }
+    a.to = take_room(b, plan->bytes);
+    const uint64_t t0 = clock_ns();
+    TRY(k->ops->weight_pack(k, &a, to, b->err));
+    b->pack_ns += clock_ns() - t0;
+    if (b->packed) packed_put(b->packed, to);
+    return OK;
+}
+
+static enum status pack(struct binder *b, const struct weight_pack_args *a, const char *what, struct weight *to)
+{
+    struct weight plan;
+    enum status   st = b->m->kernels->ops->weight_plan(b->m->kernels, a, &plan, b->err);
+    if (st == OK && b->packing) st = take_or_pack(b, *a, &plan, to);
+    if (st != OK) return err_prefix(b->err, "%s cannot be packed: ", what);
+    b->weight_bytes += plan.bytes;
+    if (!b->packing) add_to_plan(b, &plan);
+    else if (b->progress) b->progress(b->progress_arg, (double)b->weight_bytes / (double)(b->weight_total ? b->weight_total : 1));
+    return OK;
+}
+
+/* Pack as `as` says; parts of different types, which cannot be packed as one, go to f32 first. */
+static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, enum weight_join join, enum bind_as as, const char *what,
+                           struct weight *to)
+{
+    void *copies[2] = { NULL, NULL };
+    bool  widen = as == BIND_F32;
+    for (size_t i = 1; i < n; i++) widen = widen || src[i].dtype != src[0].dtype;
+    for (size_t i = 0; i < n && widen; i++) {
+        if (weight_is_made_up(&src[i])) { /* the same numbers in another type, made where they are wanted */
+            ASSERT(src[i].row_bytes == 0);
+            src[i].dtype = DTYPE_F32;
+            continue;
+        }
+        if (b->converting && !(copies[i] = bind_plain_copy(b->m->kernels, &src[i], DTYPE_F32))) {
+            mem_free(copies[0]);
+            return err_set(b->err, ERR_NOMEM, "no memory to convert %s (%zu x %zu)", what, src[i].n_out, src[i].n_in);
+        }
+        src[i] = (struct weight_src){ .dtype = DTYPE_F32, .data = copies[i], .n_out = src[i].n_out, .n_in = src[i].n_in };
+    }
+    const struct weight_pack_args a = { .parts = src, .n_parts = n, .join = join, .quantize = quantize_of(b, as, src[0].dtype) };
+    enum status st = pack(b, &a, what, to);
+    for (size_t i = 0; i < n; i++) mem_free(copies[i]);
+    return st;
+}
+
+/* For people: the place of a matrix, without what kinds of files add to it. */
+static const char *name_of(const struct matrix_want *want, char out[NAME_BYTES_MAX])
+{
+    if (want->n_experts > 0) snprintf(out, NAME_BYTES_MAX, "%s%s of expert %" PRIu32, want->prefix, want->leaf, want->i_expert);
+    else snprintf(out, NAME_BYTES_MAX, "%s%s", want->prefix, want->leaf);
+    return out;
+}
+
+enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum bind_as as, struct weight *to)
+{
+    struct weight_src src;
+    TRY(bind_take(b, want, &src));
+    void *scales = (void *)src.scales;
+    char        what[NAME_BYTES_MAX];
+    enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(want, what), to);
+    mem_free(scales);
+    return st;
+}
+
+enum status bind_pair(struct binder *b, const struct matrix_want *gate, const struct matrix_want *up, enum bind_as as, struct weight *to)
+{
+    struct weight_src src[2];
+    TRY(bind_take(b, gate, &src[0]));
+    void       *scales[2] = { (void *)src[0].scales, NULL };
+    char        what[NAME_BYTES_MAX];
+    enum status st = bind_take(b, up, &src[1]);
+    if (st == OK) {
+        scales[1] = (void *)src[1].scales;
+        st = pack_as(b, src, 2, JOIN_PAIRED, as, name_of(gate, what), to);
+    }
+    mem_free(scales[0]);
+    mem_free(scales[1]);
+    return st;
+}
+
+enum status bind_source(struct binder *b, const struct weight_src *src, const char *what, struct weight *to)
+{
+    struct weight_src copy = *src;
+    return pack_as(b, &copy, 1, JOIN_STACKED, BIND_AS_STORED, what, to);
+}
+
+/* The next `bytes` of an area; in the first pass they are only counted. */
+static void *take(struct bind_area *area, size_t bytes)
+{
+    char *at = area->at ? area->at + area->bytes : NULL;
+    area->bytes += (bytes + LINE - 1) / LINE * LINE;
+    return at;
+}
+
+static enum status bind_vectors(struct binder *b, const char *prefix, const char *const *names, size_t n_names, size_t n, float **to)
+{
+    float *all = take(&b->vectors, n_names * n * sizeof **to);
+    for (size_t i = 0; i < n_names; i++) {
+        char   full[NAME_BYTES_MAX];
+        float *v;
+        snprintf(full, sizeof full, "%s%s", prefix, names[i]);
+        TRY(weights_vector(b->m->weights, full, n, &v, b->err));
+        if (b->packing) device_upload(b->m->kernels->device, all + i * n, v, n * sizeof *v);
+        mem_free(v);
+    }
+    if (b->packing) *to = all;
+    return OK;
+}
+
+enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
+{
+    return bind_vectors(b, prefix, &name, 1, n, to);
+}
+
+enum status bind_vector_pair(struct binder *b, const char *prefix, const char *first, const char *second, size_t n, float **to)
+{
+    return bind_vectors(b, prefix, (const char *const[]){ first, second }, 2, n, to);
+}
+
+enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
+{
+    char full[NAME_BYTES_MAX];
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    return weights_find(b->m->weights, full) ? bind_vector(b, prefix, name, n, to) : OK;
+}
+
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+
+void bind_floats(struct binder *b, size_t n_rows, size_t width, float **to)
+{
+    float *p = take(&b->buffers, n_rows * width * sizeof *p);
+    if (b->packing) *to = p;
+}
+
+void bind_ints(struct binder *b, size_t n_rows, size_t width, int32_t **to)
+{
+    int32_t *p = take(&b->buffers, n_rows * width * sizeof *p);
+    if (b->packing) *to = p;
+}
+
+void *bind_host(struct binder *b, size_t n, size_t element) { return take(&b->host, n * element); }
+
+void bind_reserve(struct binder *b, size_t n_rows, size_t n_in)
+{
+    n_in = (n_in + 31) / 32 * 32; /* rows of rounded inputs are filled up to that */
+    if (n_rows * n_in <= b->rounded_rows * b->rounded_in) return;
+    b->rounded_rows = n_rows;
+    b->rounded_in = n_in;
+}

@@ -1,0 +1,121 @@
+/* read_ahead.c - see read_ahead.h.
+ *
+ * Pieces are cut into chunks, numbered through. A reader takes the next number, waits while it is too far ahead of the owner, and reads. The
+ * owner waits for all chunks up to the end of its piece. Both waits look again after a moment: they are rare and long. */
+#include "shared/model/load/read_ahead.h"
+
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "shared/base/thread.h"
+
+enum { READERS = 4, CHUNK_BYTES = 8 << 20, AHEAD_CHUNKS = 128 /* 1 GiB at most */, LOOK_NS = 100000 };
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* since Linux 5.14 */
+#endif
+
+struct chunk {
+    uintptr_t   at;
+    size_t      bytes;
+    atomic_bool read; /* set with release by its reader, seen with acquire by the owner */
+};
+
+struct read_ahead {
+    struct chunk *chunks;
+    size_t       *end;      /* [n] of a piece: the chunk behind its last */
+    size_t        n_chunks, n_pieces;
+    size_t        seen;     /* the owner's: all chunks before it are read */
+    uint64_t      wait_ns;
+    atomic_size_t next;     /* chunk to be taken; each number is taken once, nothing else is ordered by it */
+    atomic_size_t wanted;   /* chunk at which the owner is: readers stay near it; a late look only delays */
+    atomic_bool   stop;
+    pthread_t     threads[READERS];
+    size_t        n_threads;
+};
+
+static void moment(void) { nanosleep(&(struct timespec){ .tv_nsec = LOOK_NS }, NULL); }
+
+/* ---- readers ----------------------------------------------------------------------------------------------------- */
+
+/* A page that cannot be read is not noticed here: whoever uses it will. */
+static void read_chunk(const struct chunk *c)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t begin = c->at / page * page;
+    const size_t    bytes = c->at + c->bytes - begin;
+    void           *p = (void *)begin; /* a mapping has whole pages */
+    if (madvise(p, bytes, MADV_WILLNEED) != 0) return; /* asks for all of it at once */
+    (void)madvise(p, bytes, MADV_POPULATE_READ);       /* waits; older kernels leave the waiting to the first use */
+}
+
+static void *reader(void *arg)
+{
+    struct read_ahead *r = arg;
+    thread_become(THREAD_ANY, "read ahead");
+    for (;;) {
+        const size_t i = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed);
+        if (i >= r->n_chunks) return NULL;
+        while (i >= atomic_load_explicit(&r->wanted, memory_order_relaxed) + AHEAD_CHUNKS && !atomic_load_explicit(&r->stop, memory_order_relaxed)) moment();
+        if (atomic_load_explicit(&r->stop, memory_order_relaxed)) return NULL;
+        read_chunk(&r->chunks[i]);
+        atomic_store_explicit(&r->chunks[i].read, true, memory_order_release);
+    }
+}
+
+/* ---- the owner --------------------------------------------------------------------------------------------------- */
+
+static size_t chunks_of(const struct read_piece *p) { return p->data ? (p->bytes + CHUNK_BYTES - 1) / CHUNK_BYTES : 0; }
+
+static void cut(struct read_ahead *r, const struct read_piece *pieces, size_t n)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < n; i++) total += chunks_of(&pieces[i]);
+    r->chunks = MEM_ARRAY(struct chunk, total);
+    r->end = MEM_ARRAY(size_t, n);
+    for (size_t i = 0; i < n; i++) {
+        for (size_t at = 0; at < pieces[i].bytes && pieces[i].data; at += CHUNK_BYTES) {
+            struct chunk *c = &r->chunks[r->n_chunks++];
+            c->at = (uintptr_t)pieces[i].data + at;
+            c->bytes = pieces[i].bytes - at < CHUNK_BYTES ? pieces[i].bytes - at : CHUNK_BYTES;
+        }
+        r->end[i] = r->n_chunks;
+    }
+    r->n_pieces = n;
+}
+
+struct read_ahead *read_ahead_start(const struct read_piece *pieces, size_t n)
+{
+    struct read_ahead *r = MEM_NEW(struct read_ahead);
+    cut(r, pieces, n);
+    while (r->n_threads < READERS && r->n_threads < r->n_chunks && thread_start(&r->threads[r->n_threads], reader, r) == OK) r->n_threads++;
+    if (r->n_threads > 0) return r;
+    read_ahead_stop(r);
+    return NULL;
+}
+
+void read_ahead_await(struct read_ahead *r, size_t i)
+{
+    if (!r || i >= r->n_pieces || r->seen >= r->end[i]) return;
+    const uint64_t t0 = clock_ns();
+    for (; r->seen < r->end[i]; r->seen++) {
+        atomic_store_explicit(&r->wanted, r->seen, memory_order_relaxed);
+        while (!atomic_load_explicit(&r->chunks[r->seen].read, memory_order_acquire)) moment();
+    }
+    r->wait_ns += clock_ns() - t0;
+}
+
+uint64_t read_ahead_wait_ns(const struct read_ahead *r) { return r ? r->wait_ns : 0; }
+
+void read_ahead_stop(struct read_ahead *r)
+{
+    if (!r) return;
+    atomic_store_explicit(&r->stop, true, memory_order_relaxed);
+    for (size_t i = 0; i < r->n_threads; i++) pthread_join(r->threads[i], NULL);
+    mem_free(r->chunks);
+    mem_free(r->end);
+    mem_free(r);
+}

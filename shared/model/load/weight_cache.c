@@ -1,0 +1,292 @@
+/* weight_cache.c - see weight_cache.h: the file, the lock, mapping and writing. */
+#include "shared/model/load/weight_cache.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/cpu/pages.h"
+#include "shared/base/buf.h"
+#include "shared/base/clock.h"
+#include "shared/base/hash.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/model/load/file_map.h"
+
+enum { LOOK_MS = 100, STILL_MS = 120000 /* a copy that is written but does not grow: syncing a large one takes its time */, READ_AT_ONCE = 64 };
+
+struct packed {
+    struct packed_options o;
+    struct buf            path, making; /* the copy, and while it is written */
+    int                   lock;         /* -1: none held */
+    int                   fd;           /* of `making`, -1 when nothing is written (any more) */
+    struct file_map       map;          /* READY */
+    struct packed_head    head;
+    struct packed_entry  *table;        /* [n] */
+    struct weight       **put;          /* [n] MAKING: where the weights are */
+    size_t                n_done;       /* taken or put */
+    bool                  refused;      /* there is a copy, of no use */
+    ino_t                 looked_at;    /* the file that had the copy's name when it was looked at last; 0: none */
+    uint64_t              t_open_ms;
+};
+
+static void warn(const struct packed *p, const char *what, const char *why)
+{
+    log_warn("no packed copy of weights", "file=%s %s: %s; weights are packed at every start", p->path.data, what, why);
+}
+
+/* ---- hashes ------------------------------------------------------------------------------------------------------ */
+
+struct hash_job {
+    struct packed_entry *table;  /* of the first */
+    const char          *file;   /* NULL: hashes are made of `put` */
+    struct weight      **put;
+    _Atomic size_t       n_wrong;
+};
+
+static void hash_one(void *arg, int index, int thread)
+{
+    struct hash_job     *j = arg;
+    struct packed_entry *e = &j->table[index];
+    (void)thread;
+    if (!j->file) e->hash = hash_64(j->put[index]->data, e->bytes, 0);
+    else if (e->hash != hash_64(j->file + e->at, e->bytes, 0)) atomic_fetch_add(&j->n_wrong, 1);
+}
+
+/* Reading every byte also brings a cold copy into memory, in order, before the node says that it is ready. */
+static size_t count_wrong(const struct packed *p, const struct file_map *map)
+{
+    struct hash_job j = { .file = (const char *)map->data };
+    for (size_t i = 0; i < p->o.n && atomic_load(&j.n_wrong) == 0; i += READ_AT_ONCE) {
+        size_t n = p->o.n - i < READ_AT_ONCE ? p->o.n - i : READ_AT_ONCE;
+        j.table = (struct packed_entry *)(uintptr_t)(map->data + sizeof(struct packed_head)) + i; /* only read */
+        compute_pool_run(p->o.pool, (int)n, hash_one, &j);
+        if (p->o.progress) p->o.progress(p->o.progress_arg, (double)(j.table[n - 1].at + j.table[n - 1].bytes) / (double)map->bytes);
+    }
+    return atomic_load(&j.n_wrong);
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+/* ERR_NOT_FOUND: there is no file. */
+static enum status map_copy(struct packed *p, struct err *err)
+{
+    struct file_map map;
+    TRY(file_map_open(p->path.data, &map, err));
+    enum status st = packed_check(map.data, map.bytes, &p->o.key, p->o.plan, p->o.n, err);
+    size_t      n_wrong = st == OK ? count_wrong(p, &map) : 0;
+    if (n_wrong) st = err_set(err, ERR_FORMAT, "%zu weights or more do not agree with their hashes", n_wrong);
+    if (st != OK) {
+        file_map_close(&map);
+        return st;
+    }
+    p->map = map;
+    return OK;
+}
+
+static ino_t which_copy(const struct packed *p)
+{
+    struct stat st;
+    return stat(p->path.data, &st) == 0 ? st.st_ino : 0;
+}
+
+/* True when the copy is there and good. */
+static bool try_copy(struct packed *p)
+{
+    struct err err = { 0 };
+    p->looked_at = which_copy(p);
+    enum status st = map_copy(p, &err);
+    p->refused = st != OK && st != ERR_NOT_FOUND;
+    if (p->refused) log_warn("packed copy of weights is refused", "file=%s %s", p->path.data, err.text);
+    if (st == OK)
+        log_info("packed weights mapped", "file=%s mib=%zu after_ms=%" PRIu64, p->path.data, p->map.bytes >> 20, clock_ms() - p->t_open_ms);
+    return st == OK;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+static void stop_making(struct packed *p)
+{
+    if (p->fd < 0) return;
+    close(p->fd);
+    p->fd = -1;
+    unlink(p->making.data);
+}
+
+static bool write_all(struct packed *p, const void *data, size_t n, uint64_t at)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t got = pwrite(p->fd, (const char *)data + done, n - done, (off_t)(at + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            warn(p, "writing", strerror(got < 0 ? errno : ENOSPC));
+            stop_making(p);
+            return false;
+        }
+        done += (size_t)got;
+    }
+    return true;
+}
+
+/* Room is asked for at once where the file system can tell, so that a disk is not filled up for nothing. */
+static bool begin_making(struct packed *p)
+{
+    packed_lay_out(&p->head, p->table, &p->o.key, p->o.plan, p->o.n);
+    p->fd = open(p->making.data, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (p->fd < 0) {
+        warn(p, p->making.data, strerror(errno));
+        return false;
+    }
+    if (fallocate(p->fd, 0, 0, (off_t)p->head.bytes) == 0 || (errno != ENOSPC && errno != EFBIG && errno != EDQUOT)) return true;
+    warn(p, "its size", strerror(errno));
+    stop_making(p);
+    return false;
+}
+
+static bool sync_folder(const struct packed *p)
+{
+    int  fd = open(p->o.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool ok = fd >= 0 && fsync(fd) == 0;
+    if (fd >= 0) close(fd);
+    return ok;
+}
+
+/* ---- the lock ---------------------------------------------------------------------------------------------------- */
+
+/* When the copy that somebody writes was written to last; its size says nothing, room may have been asked for at once. */
+static uint64_t last_write(const struct packed *p)
+{
+    struct stat st;
+    return stat(p->making.data, &st) == 0 ? (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec : 0;
+}
+
+/* True with the lock; false when it cannot be had, after a warning, or when a copy appeared (then p->map is there). A copy is whole from the
+ * moment it has its name, so whoever waits looks at it without the lock: of several that wait, none waits for another's reading. */
+static bool lock_or_wait(struct packed *p)
+{
+    uint64_t t_written_ms = clock_ms(), written = last_write(p);
+    bool     told = false;
+    while (flock(p->lock, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EINTR) continue;
+        if (errno != EWOULDBLOCK) {
+            warn(p, "locking", strerror(errno));
+            return false;
+        }
+        if (!told) log_info("packed weights are awaited", "file=%s another process is packing them", p->path.data);
+        told = true;
+        nanosleep(&(struct timespec){ .tv_nsec = LOOK_MS * 1000000L }, NULL);
+        if (which_copy(p) != p->looked_at && try_copy(p)) return false;
+        if (last_write(p) != written) t_written_ms = clock_ms(), written = last_write(p);
+        if (clock_ms() - t_written_ms < STILL_MS) continue;
+        warn(p, "waiting", "the process that is writing it makes no progress");
+        return false;
+    }
+    return (p->refused && !told) || !try_copy(p); /* one may have been finished while nobody looked */
+}
+
+/* ---- life cycle -------------------------------------------------------------------------------------------------- */
+
+static void name_files(struct packed *p, struct buf *lock)
+{
+    struct buf name = { 0 };
+    for (const char *c = p->o.name; *c; c++) buf_add_char(&name, isalnum((unsigned char)*c) || strchr("._-", *c) ? *c : '_');
+    buf_printf(&p->path, "%s/%s-%016" PRIx64 ".packed", p->o.folder, name.data ? name.data : "", p->o.key.weights);
+    buf_printf(&p->making, "%s.new", p->path.data);
+    buf_printf(lock, "%s.lock", p->path.data);
+    buf_release(&name);
+}
+
+struct packed *packed_open(const struct packed_options *o)
+{
+    struct packed *p = MEM_NEW(struct packed);
+    struct buf     lock = { 0 };
+    p->o = *o;
+    p->lock = p->fd = -1;
+    p->t_open_ms = clock_ms();
+    p->table = MEM_ARRAY(struct packed_entry, o->n);
+    p->put = MEM_ARRAY(struct weight *, o->n);
+    name_files(p, &lock);
+    bool usable = try_copy(p);
+    if (!usable) {
+        (void)mkdir(o->folder, 0755); /* what is wrong with it, the lock file says */
+        p->lock = open(lock.data, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+        if (p->lock < 0) warn(p, lock.data, strerror(errno));
+        else usable = lock_or_wait(p) ? begin_making(p) : p->map.data != NULL;
+    }
+    buf_release(&lock);
+    if (usable) return p;
+    packed_close(p);
+    return NULL;
+}
+
+bool packed_is_ready(const struct packed *p) { return p->map.data != NULL; }
+
+static struct weight weight_at(const struct packed *p, size_t i)
+{
+    const struct packed_entry *e = (const struct packed_entry *)(p->map.data + sizeof(struct packed_head)) + i;
+    struct weight              w = p->o.plan[i];
+    w.data = (void *)(uintptr_t)(p->map.data + e->at); /* nobody writes to packed weights */
+    return w;
+}
+
+void packed_take(struct packed *p, struct weight *out) { *out = weight_at(p, p->n_done++); }
+
+void packed_put(struct packed *p, struct weight *w)
+{
+    size_t i = p->n_done++;
+    p->put[i] = w;
+    if (p->fd >= 0) (void)write_all(p, w->data, p->table[i].bytes, p->table[i].at);
+}
+
+/* Synced before it has its name: a copy that can be found is whole, whenever the machine stops. */
+static bool publish(struct packed *p)
+{
+    struct hash_job j = { .table = p->table, .put = p->put };
+    compute_pool_run(p->o.pool, (int)p->o.n, hash_one, &j);
+    packed_seal(&p->head, p->table);
+    if (!write_all(p, p->table, p->o.n * sizeof *p->table, sizeof p->head) || !write_all(p, &p->head, sizeof p->head, 0)) return false;
+    if (fsync(p->fd) != 0 || rename(p->making.data, p->path.data) != 0 || !sync_folder(p)) {
+        warn(p, "finishing", strerror(errno));
+        stop_making(p);
+        return false;
+    }
+    close(p->fd);
+    p->fd = -1;
+    log_info("packed weights written", "file=%s mib=%" PRIu64 " after_ms=%" PRIu64, p->path.data, p->head.bytes >> 20, clock_ms() - p->t_open_ms);
+    return true;
+}
+
+void packed_finish(struct packed *p)
+{
+    p->o.progress = NULL; /* that of packing is at its end */
+    if (packed_is_ready(p) || p->fd < 0 || !publish(p) || !try_copy(p)) return;
+    for (size_t i = 0; i < p->o.n; i++) {
+        pages_unmap(p->put[i]->data, p->put[i]->bytes);
+        *p->put[i] = weight_at(p, i);
+    }
+}
+
+void packed_close(struct packed *p)
+{
+    if (!p) return;
+    stop_making(p);
+    if (p->lock >= 0) close(p->lock);
+    if (p->map.data) { /* the head, and what nobody took */
+        for (size_t i = p->n_done; i < p->o.n; i++) pages_unmap(weight_at(p, i).data, p->o.plan[i].bytes);
+        pages_unmap((void *)(uintptr_t)p->map.data, pages_round(sizeof p->head + p->o.n * sizeof *p->table));
+    }
+    buf_release(&p->path);
+    buf_release(&p->making);
+    mem_free(p->table);
+    mem_free(p->put);
+    mem_free(p);
+}

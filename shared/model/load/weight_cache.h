@@ -1,0 +1,80 @@
+/* weight_cache.h - a copy of a model's packed weights on disk, so that a later start maps what an earlier one packed.
+ *
+ * One file per model, quantization and packed form, in a folder that the operator names; whoever can write there decides what the model
+ * says, as whoever can write the model's own files does. In the numbers of this processor (the packed forms are, too):
+ *
+ *     struct packed_head
+ *     struct packed_entry [n_weights]   shape, place and hash of each weight, in the order in which they are packed
+ *     the weights, each beginning on a page
+ *
+ *     packed_open ──▶ READY   a copy is there, it is that of these weights and every byte agrees with its hash: it is mapped, read-only and
+ *         │                   shared, so that all nodes of a host hold the weights once. packed_take hands them out
+ *         └──────▶ MAKING     no copy yet, or one that is refused (a warning says why). packed_put writes each weight as it is packed;
+ *                             packed_finish puts the copy in its place (synced, then renamed) and the weights on its pages
+ *
+ * No fault of the folder is one of the model: whatever goes wrong is one warning, and weights are packed as if there were no folder. A
+ * lock file makes one process at a time write; another that wants the same waits for the copy, as long as it grows.
+ * LIMIT: a copy that another program shortens while it is mapped ends this process with SIGBUS, as a model file would; copies are
+ * replaced, never rewritten. Copies of models that nobody uses any more are not removed.
+ * Life cycle: open after the plan, take or put every weight in order, finish, close. Thread: the loading one. */
+#ifndef BATON_MODEL_LOAD_WEIGHT_CACHE_H
+#define BATON_MODEL_LOAD_WEIGHT_CACHE_H
+
+#include "kernels/kernels.h"
+
+/* Raised when the packed bytes of an unchanged model change: another order of weights, another meaning of a form.
+ * tests/conformance/test_weight_cache.c knows the bytes of this version. */
+enum { PACKED_VERSION = 1 };
+
+struct packed_key {
+    uint64_t weights; /* which weights, how quantized and in which form: in the name of the file, too */
+    uint64_t files;   /* sizes and times of the checkpoint's files: edited ones are packed anew */
+};
+
+struct packed_head {
+    char     magic[8];
+    uint32_t version, n_weights;
+    struct packed_key key;
+    uint64_t bytes; /* of the file */
+    uint64_t hash;  /* of head, with 0 here, and table */
+};
+
+struct packed_entry {
+    uint64_t n_out, n_in, at, bytes, hash;
+    int32_t  form;
+    uint32_t paired;
+};
+
+/* Is the beginning of this file, `size` bytes long, a copy of the planned weights? ERR_FORMAT: of nothing, or damaged; ERR_STALE: of other
+ * weights or another version. The weights' own hashes are not looked at. */
+enum status packed_check(const void *file, size_t size, const struct packed_key *key, const struct weight *plan, size_t n, struct err *err) MUST_CHECK;
+/* Head and table for planned weights, hashes of the weights 0 until packed_seal; returns the bytes of head and table in whole pages. */
+size_t      packed_lay_out(struct packed_head *head, struct packed_entry *table, const struct packed_key *key, const struct weight *plan, size_t n);
+void        packed_seal(struct packed_head *head, const struct packed_entry *table);
+
+struct packed_options {
+    const char          *folder;  /* made when it is not there */
+    const char          *name;    /* of the model, for people: part of the file's name */
+    struct packed_key    key;
+    const struct weight *plan;    /* [n], as weight_plan gives them; kept until packed_close */
+    size_t               n;
+    struct compute_pool *pool;
+    void (*progress)(void *arg, double done); /* while a copy is read; may be NULL */
+    void                *progress_arg;
+};
+
+struct packed;
+
+/* NULL: there will be no copy, a warning has said why. */
+struct packed *packed_open(const struct packed_options *o);
+bool           packed_is_ready(const struct packed *p);
+/* READY: the next weight, the caller's from now on (weight_release). */
+void           packed_take(struct packed *p, struct weight *out);
+/* MAKING: the next weight has been packed. `w` is kept until packed_finish. */
+void           packed_put(struct packed *p, struct weight *w);
+/* MAKING: all were put. The weights' data moves: nobody may hold pointers to it. */
+void           packed_finish(struct packed *p);
+/* Weights that were taken stay; an unfinished copy is removed. */
+void           packed_close(struct packed *p);
+
+#endif

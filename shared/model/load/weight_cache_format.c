@@ -1,0 +1,67 @@
+/* weight_cache_format.c - head and table of a copy: what they must be for planned weights, and whether a file's are that. Thread: any. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "kernels/cpu/pages.h"
+#include "shared/base/hash.h"
+#include "shared/model/load/weight_cache.h"
+
+static const char MAGIC[8] = "batonpk";
+
+_Static_assert(sizeof(struct packed_head) == 48 && sizeof(struct packed_entry) == 48, "no holes that a hash would cover");
+
+static uint64_t hash_of(const struct packed_head *head, const struct packed_entry *table)
+{
+    struct packed_head h = *head;
+    h.hash = 0;
+    return hash_64(table, h.n_weights * sizeof *table, hash_64(&h, sizeof h, 0));
+}
+
+size_t packed_lay_out(struct packed_head *head, struct packed_entry *table, const struct packed_key *key, const struct weight *plan, size_t n)
+{
+    const size_t first = pages_round(sizeof *head + n * sizeof *table);
+    uint64_t     at = first;
+    for (size_t i = 0; i < n; at += plan[i++].bytes)
+        table[i] = (struct packed_entry){ .n_out = plan[i].n_out, .n_in = plan[i].n_in, .at = at, .bytes = plan[i].bytes, .form = plan[i].form,
+                                          .paired = plan[i].paired };
+    *head = (struct packed_head){ .version = PACKED_VERSION, .n_weights = (uint32_t)n, .key = *key, .bytes = at };
+    memcpy(head->magic, MAGIC, sizeof MAGIC);
+    return first;
+}
+
+void packed_seal(struct packed_head *head, const struct packed_entry *table) { head->hash = hash_of(head, table); }
+
+/* Where each weight must lie follows from the plan alone, so nothing in a file can lead out of it. */
+static enum status check_table(const struct packed_entry *have, const struct weight *plan, size_t n, uint64_t first, struct err *err)
+{
+    uint64_t at = first;
+    for (size_t i = 0; i < n; at += plan[i++].bytes)
+        if (have[i].n_out != plan[i].n_out || have[i].n_in != plan[i].n_in || have[i].at != at || have[i].bytes != plan[i].bytes ||
+            have[i].form != plan[i].form || have[i].paired != plan[i].paired)
+            return err_set(err, ERR_STALE, "its weight %zu is %" PRIu64 " x %" PRIu64 " in form %" PRId32 ", the model's %zu x %zu in form %d", i, have[i].n_out,
+                           have[i].n_in, have[i].form, plan[i].n_out, plan[i].n_in, plan[i].form);
+    return OK;
+}
+
+static enum status check_key(const struct packed_head *h, const struct packed_key *key, size_t n, struct err *err)
+{
+    if (h->version != PACKED_VERSION) return err_set(err, ERR_STALE, "it is of version %" PRIu32 ", this program's is %d", h->version, PACKED_VERSION);
+    if (h->key.weights != key->weights) return err_set(err, ERR_STALE, "it is a copy of other weights, or of another form of them");
+    if (h->key.files != key->files) return err_set(err, ERR_STALE, "the model's files have changed since it was made");
+    if (h->n_weights != n) return err_set(err, ERR_STALE, "it has %" PRIu32 " weights, the model %zu", h->n_weights, n);
+    return OK;
+}
+
+enum status packed_check(const void *file, size_t size, const struct packed_key *key, const struct weight *plan, size_t n, struct err *err)
+{
+    const struct packed_head  *h = file;
+    const struct packed_entry *table = (const struct packed_entry *)(h + 1);
+    uint64_t                   total = pages_round(sizeof *h + n * sizeof *table);
+    if (size < sizeof *h || memcmp(h->magic, MAGIC, sizeof MAGIC) != 0) return err_set(err, ERR_FORMAT, "it is no copy of packed weights");
+    TRY(check_key(h, key, n, err));
+    for (size_t i = 0; i < n; i++) total += plan[i].bytes;
+    if (size != h->bytes || size != total)
+        return err_set(err, ERR_FORMAT, "it has %zu bytes, its head says %" PRIu64 " and the model takes %" PRIu64, size, h->bytes, total);
+    if (h->hash != hash_of(h, table)) return err_set(err, ERR_FORMAT, "its table does not agree with its hash");
+    return check_table(table, plan, n, pages_round(sizeof *h + n * sizeof *table), err);
+}

@@ -1,0 +1,71 @@
+/* weights_dummy.c - tensors that no file holds: whatever is asked for is there, in the shape that it is asked for.
+ *
+ * Matrices are bf16, with a deviation of 1 / sqrt(n_in), so that a product is about as large as its input; norms are 1, biases small. What layers
+ * add to the hidden state is damped, but for the last feed-forward block: attention's means would otherwise make all tokens alike after a few
+ * layers, and send them to the same experts. So a hidden state is mostly its token's embedding, tokens go to all experts alike, and the last
+ * block makes of it another token, with logits near 0 and a deviation near 1. A tensor's seed is the hash of its name, so that a weight is the same whatever is
+ * quantised, split or loaded around it. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/weight_parts.h"
+#include "shared/base/hash.h"
+#include "shared/model/load/weights.h"
+
+static const float DAMPING = 1.0f / 8; /* beside an embedding's row */
+static const float BIAS_DEVIATION = 1.0f / 64, SELECTION_DEVIATION = 1.0f / 4096 /* scores of experts are some hundredths */;
+static const uint64_t DUMMY_MARK = 0x44554d4d00000000u; /* "DUMM" */
+
+static struct made_up made_up_of(const char *name, float deviation)
+{
+    return (struct made_up){ .seed = hash_64(name, strlen(name), MADE_UP_VERSION), .unit = deviation / MADE_UP_DEVIATION };
+}
+
+void weights_make_up(struct weights **out)
+{
+    struct weights *w = MEM_NEW(struct weights);
+    w->made_up = true;
+    *out = w;
+}
+
+/* Does the matrix make what is added to the hidden state, but for the end of it all? */
+static bool is_damped(const struct weights *w, const struct matrix_want *want)
+{
+    unsigned long layer;
+    if (strcmp(want->leaf, "o_proj") == 0) return true;
+    return strcmp(want->leaf, "down_proj") == 0 && sscanf(want->prefix, "model.layers.%lu.", &layer) == 1 && layer + 1 < w->n_layers;
+}
+
+static float deviation_of(const struct weights *w, const struct matrix_want *want)
+{
+    const float usual = 1 / sqrtf((float)want->n_in);
+    return is_damped(w, want) ? usual * DAMPING / sqrtf((float)want->n_out) : usual;
+}
+
+void weights_made_up_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out)
+{
+    char name[NAME_BYTES_MAX];
+    if (want->n_experts > 0) snprintf(name, sizeof name, "%s%" PRIu32 ".%s", want->prefix, want->i_expert, want->leaf);
+    else snprintf(name, sizeof name, "%s%s", want->prefix, want->leaf);
+    *out = (struct weight_src){ .dtype = DTYPE_BF16, .n_out = want->n_out, .n_in = want->n_in,
+                                .made_up = made_up_of(name, deviation_of(w, want)) };
+}
+
+void weights_made_up_vector(const char *name, size_t n, float **out)
+{
+    const bool norm = str_ends(str_of(name), "norm.weight");
+    float     *v = mem_aligned(64, n * sizeof *v);
+    const float deviation = str_ends(str_of(name), "e_score_correction_bias") ? SELECTION_DEVIATION : BIAS_DEVIATION;
+    const struct weight_src bias = { .dtype = DTYPE_F32, .n_out = 1, .n_in = n, .made_up = made_up_of(name, deviation) };
+    if (!norm) weight_made_up_row(&bias, 0, 0, n, v);
+    for (size_t i = 0; norm && i < n; i++) v[i] = 1;
+    *out = v;
+}
+
+uint64_t weights_made_up_fingerprint(uint64_t seed)
+{
+    const uint32_t version = MADE_UP_VERSION;
+    return DUMMY_MARK | (hash_64(&version, sizeof version, seed) & UINT32_MAX);
+}

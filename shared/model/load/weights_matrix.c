@@ -1,0 +1,167 @@
+/* weights_matrix.c - one matrix or vector out of the tensor that holds it, with its shape and type checked. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/model/load/weights.h"
+
+/* ---- places ------------------------------------------------------------------------------------------------------ */
+
+/* The places of struct matrix_want, in the order they are looked for. */
+enum { OWN, PART, OWN_OF_STACK, PART_OF_STACK, N_PLACES };
+
+/* The name at place i; false when the matrix cannot be there. */
+static bool place_name(const struct matrix_want *want, int place, char out[NAME_BYTES_MAX])
+{
+    const char *leaf = place == OWN || place == OWN_OF_STACK ? want->leaf : want->whole;
+    if (!leaf || (place >= OWN_OF_STACK && want->n_experts == 0)) return false;
+    if (place >= OWN_OF_STACK) snprintf(out, NAME_BYTES_MAX, "%s%s", want->prefix, leaf);
+    else if (want->n_experts > 0) snprintf(out, NAME_BYTES_MAX, "%s%" PRIu32 ".%s.weight", want->prefix, want->i_expert, leaf);
+    else snprintf(out, NAME_BYTES_MAX, "%s%s.weight", want->prefix, leaf);
+    return true;
+}
+
+static int find_place(const struct weights *w, const struct matrix_want *want, char name[NAME_BYTES_MAX])
+{
+    for (int place = 0; place < N_PLACES; place++)
+        if (place_name(want, place, name) && weights_find(w, name)) return place;
+    return -1;
+}
+
+bool weights_has_matrix(const struct weights *w, const struct matrix_want *want)
+{
+    char name[NAME_BYTES_MAX];
+    return find_place(w, want, name) >= 0;
+}
+
+/* ---- faults ------------------------------------------------------------------------------------------------------ */
+
+/* A missing matrix is named as files of this kind usually have it. */
+static enum status missing(const struct weights *w, const struct matrix_want *want, struct err *err)
+{
+    char name[NAME_BYTES_MAX], in_file[NAME_BYTES_MAX] = "";
+    int  usual = w->names.kind == NAMES_PADDLE && want->whole ? PART : w->names.kind == NAMES_GGUF && want->n_experts ? OWN_OF_STACK : OWN;
+    if (place_name(want, usual, name)) names_in_file(&w->names, name, in_file);
+    if (!in_file[0]) snprintf(in_file, sizeof in_file, "%s", name);
+    return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing", in_file);
+}
+
+static void shape_text(const uint64_t *shape, uint32_t n_dims, char *out, size_t cap)
+{
+    size_t at = 0;
+    for (uint32_t d = 0; d < n_dims && at < cap; d++)
+        at += (size_t)snprintf(out + at, cap - at, "%s%" PRIu64, d ? ", " : "", shape[d]);
+}
+
+static enum status check_type(const struct weights_tensor *t, struct err *err)
+{
+    struct buf  known = { 0 };
+    struct buf  name = { 0 };
+    if (t->dtype >= 0) return OK;
+    for (int i = 0; i < DTYPE_COUNT; i++) buf_printf(&known, "%s%s", i ? ", " : "", dtype_name((enum dtype)i));
+    buf_add_str(&name, t->name);
+    enum status st = err_field(err, ERR_UNSUPPORTED, name.data, "tensor %s is of type %s, which is not supported (these are: %s)", name.data,
+                               t->type_name, known.data);
+    buf_release(&known);
+    buf_release(&name);
+    return st;
+}
+
+static enum status wrong_shape(const struct weights_tensor *t, const uint64_t *shape, uint32_t n_dims, struct err *err)
+{
+    char name[ERR_FIELD_MAX], want[128] = "", have[128] = "";
+    snprintf(name, sizeof name, "%.*s", STR_ARG(str_sub(t->name, 0, ERR_FIELD_MAX)));
+    shape_text(shape, n_dims, want, sizeof want);
+    shape_text(t->shape, t->n_dims, have, sizeof have);
+    return err_field(err, ERR_FORMAT, name, "tensor %.*s has shape [%s], the configuration asks for [%s]", STR_ARG(str_sub(t->name, 0, NAME_BYTES_MAX)),
+                     have, want);
+}
+
+/* ---- f8 scales --------------------------------------------------------------------------------------------------- */
+
+static size_t blocks(size_t n) { return (n + F8_BLOCK - 1) / F8_BLOCK; }
+
+/* The scales of the part [first, first + n_out) of matrix i, from "<name>_scale_inv" with one value per 128 x 128 block. */
+static enum status take_scales(struct weights *w, const char *name, const struct matrix_want *want, size_t i, size_t n_stack, size_t first,
+                               size_t total, float **out, struct err *err)
+{
+    char         scale_name[NAME_BYTES_MAX + 16], in_file[NAME_BYTES_MAX];
+    const size_t across = blocks(want->n_in), down = blocks(total);
+    uint64_t     shape[3] = { n_stack, down, across };
+    snprintf(scale_name, sizeof scale_name, "%s_scale_inv", name);
+    const struct weights_tensor *t = weights_take(w, scale_name);
+    names_in_file(&w->names, scale_name, in_file);
+    if (!t) return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing: the scales of an f8 matrix", in_file);
+    const uint64_t *want_shape = n_stack ? shape : shape + 1;
+    const uint32_t  n_dims = n_stack ? 3 : 2;
+    if (t->n_dims != n_dims || memcmp(t->shape, want_shape, n_dims * sizeof *shape) != 0) return wrong_shape(t, want_shape, n_dims, err);
+    TRY(check_type(t, err));
+    if (dtype_block((enum dtype)t->dtype) != 1)
+        return err_field(err, ERR_UNSUPPORTED, in_file, "tensor %s is of type %s, scales are not", in_file, t->type_name);
+    if (first % F8_BLOCK != 0)
+        return err_field(err, ERR_UNSUPPORTED, in_file, "tensor %s: a matrix begins in the middle of a block of 128 rows, which is not supported", in_file);
+    size_t n = blocks(want->n_out) * across, begin = (i * down + first / F8_BLOCK) * across;
+    *out = MEM_ARRAY(float, n);
+    dtype_to_f32((enum dtype)t->dtype, t->data + dtype_row_bytes((enum dtype)t->dtype, begin), *out, n);
+    return OK;
+}
+
+/* ---- taking ------------------------------------------------------------------------------------------------------ */
+
+enum status weights_matrix(struct weights *w, const struct matrix_want *want, struct weight_src *out, struct err *err)
+{
+    char name[NAME_BYTES_MAX];
+    if (w->made_up) {
+        weights_made_up_matrix(w, want, out);
+        return OK;
+    }
+    const int place = find_place(w, want, name);
+    if (place < 0) return missing(w, want, err);
+    const struct weights_tensor *t = weights_take(w, name);
+    const bool     part = place == PART || place == PART_OF_STACK, stacked = place >= OWN_OF_STACK;
+    const bool     transposed = w->names.kind == NAMES_PADDLE && !want->is_table;
+    const size_t   rows = part ? want->total : want->n_out, first = part ? want->first : 0, i = stacked ? want->i_expert : 0;
+    const uint64_t shape[3] = { want->n_experts, transposed ? want->n_in : rows, transposed ? rows : want->n_in };
+    const uint64_t *want_shape = stacked ? shape : shape + 1;
+    const uint32_t  n_dims = stacked ? 3 : 2;
+    if (t->n_dims != n_dims || memcmp(t->shape, want_shape, n_dims * sizeof *shape) != 0) return wrong_shape(t, want_shape, n_dims, err);
+    TRY(check_type(t, err));
+    const enum dtype type = (enum dtype)t->dtype;
+    if (transposed && (dtype_block(type) != 1 || type == DTYPE_F8_E4M3))
+        return err_field(err, ERR_UNSUPPORTED, name, "tensor %s: a transposed matrix of type %s is not supported", name, t->type_name);
+    float *scales = NULL;
+    if (type == DTYPE_F8_E4M3) TRY(take_scales(w, name, want, i, stacked ? want->n_experts : 0, first, rows, &scales, err));
+    const size_t row_bytes = dtype_row_bytes(type, transposed ? rows : want->n_in);
+    const size_t skipped = transposed ? dtype_row_bytes(type, first) : first * row_bytes;
+    *out = (struct weight_src){ .dtype = type, .data = t->data + i * rows * dtype_row_bytes(type, want->n_in) + skipped, .n_out = want->n_out,
+                                .n_in = want->n_in, .row_bytes = row_bytes, .transposed = transposed, .scales = scales };
+    return OK;
+}
+
+/* Some files have a leading dimension of 1. */
+static bool is_vector(const struct weights_tensor *t, size_t n)
+{
+    for (uint32_t d = 0; d + 1 < t->n_dims; d++)
+        if (t->shape[d] != 1) return false;
+    return t->n_dims > 0 && t->shape[t->n_dims - 1] == n;
+}
+
+enum status weights_vector(struct weights *w, const char *name, size_t n, float **out, struct err *err)
+{
+    char in_file[NAME_BYTES_MAX];
+    if (w->made_up) {
+        weights_made_up_vector(name, n, out);
+        return OK;
+    }
+    const struct weights_tensor *t = weights_take(w, name);
+    names_in_file(&w->names, name, in_file);
+    if (!t) return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing", in_file);
+    if (!is_vector(t, n)) return wrong_shape(t, (uint64_t[]){ n }, 1, err);
+    TRY(check_type(t, err));
+    if (dtype_block((enum dtype)t->dtype) != 1 || t->dtype == DTYPE_F8_E4M3)
+        return err_field(err, ERR_UNSUPPORTED, in_file, "tensor %s is a vector of type %s, which is not supported", in_file, t->type_name);
+    float *v = mem_aligned(64, n * sizeof *v);
+    dtype_to_f32((enum dtype)t->dtype, t->data, v, n);
+    *out = v;
+    return OK;
+}

@@ -1,0 +1,37 @@
+/* fuzz_weight_cache.c - arbitrary bytes as head and table of a packed copy: what is taken is what the plan asks for, whatever the file says.
+ *
+ * The first byte says whether the hash over head and table is made right before they are looked at. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cpu/pages.h"
+#include "shared/model/load/weight_cache.h"
+
+enum { N = 3 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const struct packed_key KEY = { 0x1122334455667788u, 0x99aabbccddeeff00u };
+    const size_t        page = pages_round(1);
+    const struct weight plan[N] = { { .form = 2, .n_out = 16, .n_in = 8, .bytes = page }, { .form = 4, .paired = true, .n_out = 96, .n_in = 64, .bytes = 2 * page },
+                                    { .form = 0, .n_out = 1, .n_in = 1, .bytes = page } };
+    struct {
+        struct packed_head  head;
+        struct packed_entry table[N];
+    } file = { 0 }, want;
+    struct err err = { 0 };
+    if (size == 0) return 0;
+    size_t n = size - 1 < sizeof file ? size - 1 : sizeof file;
+    memcpy(&file, data + 1, n);
+    if (data[0] & 1 && file.head.n_weights == N) packed_seal(&file.head, file.table);
+    packed_lay_out(&want.head, want.table, &KEY, plan, N);
+    if (packed_check(&file, n < sizeof file ? n : (size_t)file.head.bytes, &KEY, plan, N, &err) != OK) {
+        if (err.code == OK || err.text[0] == 0) abort();
+        return 0;
+    }
+    for (size_t i = 0; i < N; i++) want.table[i].hash = file.table[i].hash; /* of the weights: not looked at here */
+    if (file.head.bytes != want.head.bytes || memcmp(file.table, want.table, sizeof want.table) != 0) abort();
+    return 0;
+}
