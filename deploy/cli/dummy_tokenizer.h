@@ -2,7 +2,7 @@
 #ifndef BATON_DEPLOY_CLI_DUMMY_TOKENIZER_H
 #define BATON_DEPLOY_CLI_DUMMY_TOKENIZER_H
 
-#include "shared/text/tokenizer.h"
+#include "shared/text/tokenizer/tokenizer.h"
 
 /* Of as many tokens as config.json in `folder` says: the first 256 are bytes, which is what text is cut into, and id N of the others is
  * spelled "<N>". */

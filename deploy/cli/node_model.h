@@ -6,9 +6,9 @@
 #include "deploy/cli/node_options.h"
 #include "shared/model/model.h"
 #include "shared/text/chat.h"
-#include "shared/text/reasoning.h"
-#include "shared/text/tokenizer.h"
-#include "shared/text/tool_parser.h"
+#include "shared/text/output/reasoning.h"
+#include "shared/text/tokenizer/tokenizer.h"
+#include "shared/text/output/tool_parser.h"
 
 struct node_model {
     struct tokenizer       *tokenizer;

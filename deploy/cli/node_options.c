@@ -15,8 +15,8 @@
 #include "shared/base/json.h"
 #include "shared/base/log.h"
 #include "shared/model/load/model_files.h"
-#include "shared/text/reasoning.h"
-#include "shared/text/tool_parser.h"
+#include "shared/text/output/reasoning.h"
+#include "shared/text/output/tool_parser.h"
 
 enum { SECRET_MAX = 4096 };
 

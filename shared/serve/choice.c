@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "shared/serve/call.h"
-#include "shared/serve/parts.h"
+#include "shared/serve/completion_request.h"
+#include "shared/serve/output_parser.h"
 
 void choice_init(struct choice *ch, struct call *c, uint32_t index)
 {

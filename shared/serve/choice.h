@@ -8,7 +8,7 @@
 #define BATON_SERVE_CHOICE_H
 
 #include "shared/serve/backend.h"
-#include "shared/text/detok.h"
+#include "shared/text/output/detokenizer.h"
 
 struct call;
 struct parts;

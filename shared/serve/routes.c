@@ -15,7 +15,7 @@
 #include "shared/base/thread.h"
 #include "shared/net/sse.h"
 #include "shared/serve/auth.h"
-#include "shared/serve/call.h"
+#include "shared/serve/completion_request.h"
 
 enum { GET = 1, POST = 2, OPEN = 4 /* no key */, ADMIN = 8 /* on the operator's port too */ };
 enum { CODE_CLASSES = 4 /* 2xx, 4xx, 5xx, gone */ };

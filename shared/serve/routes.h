@@ -3,7 +3,7 @@
 #ifndef BATON_SERVE_ROUTES_H
 #define BATON_SERVE_ROUTES_H
 
-#include "shared/serve/openai.h"
+#include "shared/serve/openai/openai.h"
 
 /* Make the metrics of all paths, so that they show before the first request. */
 void routes_register(struct serve *s);

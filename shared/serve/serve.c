@@ -9,7 +9,7 @@
 #include "shared/base/mem.h"
 #include "shared/base/sampling.h"
 #include "shared/base/thread.h"
-#include "shared/serve/call.h"
+#include "shared/serve/completion_request.h"
 #include "shared/serve/routes.h"
 
 enum { DEFAULT_MAX_N = 128, DEFAULT_MAX_PROMPTS = 2048, DEFAULT_MAX_LOGPROBS = 20 };

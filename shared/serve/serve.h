@@ -13,9 +13,9 @@
 #include "shared/net/http_server.h"
 #include "shared/serve/backend.h"
 #include "shared/text/chat.h"
-#include "shared/text/reasoning.h"
-#include "shared/text/tokenizer.h"
-#include "shared/text/tool_parser.h"
+#include "shared/text/output/reasoning.h"
+#include "shared/text/tokenizer/tokenizer.h"
+#include "shared/text/output/tool_parser.h"
 
 struct serve;
 

@@ -13,7 +13,7 @@
 #include "shared/text/chat.h"
 
 #include "shared/base/mem.h"
-#include "shared/text/jinja_ast.h"
+#include "shared/text/jinja/jinja_ast.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
 #ifndef BATON_TEXT_CHAT_H
 #define BATON_TEXT_CHAT_H
 
-#include "shared/text/jinja.h"
+#include "shared/text/jinja/jinja.h"
 
 struct chat;
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "shared/base/mem.h"
-#include "shared/text/reasoning.h"
-#include "shared/text/tool_parser.h"
+#include "shared/text/output/reasoning.h"
+#include "shared/text/output/tool_parser.h"
 #include "shared/text/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

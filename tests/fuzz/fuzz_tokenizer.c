@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "shared/base/mem.h"
-#include "shared/text/detok.h"
+#include "shared/text/output/detokenizer.h"
 #include "shared/text/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -8,7 +8,7 @@
 
 #include "shared/base/mem.h"
 #include "shared/model/load/gguf.h"
-#include "shared/text/tokenizer.h"
+#include "shared/text/tokenizer/tokenizer.h"
 #include "shared/text/utf8.h"
 
 enum { N_FILES = 4 };

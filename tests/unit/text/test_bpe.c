@@ -1,5 +1,5 @@
 /* Merging: both ways of doing it against the plain definition, and its time. */
-#include "shared/text/bpe.h"
+#include "shared/text/tokenizer/bpe.h"
 
 #include <string.h>
 

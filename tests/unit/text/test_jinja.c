@@ -1,6 +1,6 @@
 /* test_jinja.c - the template language: every construct, white space control, scopes, errors with their line, and limits.
  * tests/fixtures/jinja_compare.py compares thousands of templates with Python's implementation. */
-#include "shared/text/jinja.h"
+#include "shared/text/jinja/jinja.h"
 
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

@@ -1,5 +1,5 @@
 /* test_json_scan.c - the byte by byte JSON check against the whole-text one: equal verdicts on good, bad and random texts. */
-#include "shared/text/json_scan.h"
+#include "shared/text/output/json_scan.h"
 
 #include "shared/base/json.h"
 #include "shared/base/mem.h"

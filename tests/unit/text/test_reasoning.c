@@ -1,5 +1,5 @@
 /* test_reasoning.c - thoughts and answers apart: by whole texts, by every cut, and from every state a prompt leaves. */
-#include "shared/text/reasoning.h"
+#include "shared/text/output/reasoning.h"
 
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

@@ -2,7 +2,7 @@
  *
  * The real vocabularies are not part of the tree. BATON_TEST_VOCAB names the output of tests/fixtures/gguf_vocab.py for
  * SmolLM2; those of DeepSeek, Qwen, Llama 3 and Mistral are the business of tests/text/tokenizer_oracle.py. */
-#include "shared/text/tokenizer.h"
+#include "shared/text/tokenizer/tokenizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* Vocabularies other than tokenizer.json: SentencePiece models, tekken.json, tiktoken files, the arrays of a GGUF of the model
  * "llama", and the files beside them. Real ones are compared with the libraries by tests/text/tokenizer_oracle.py. */
-#include "shared/text/tokenizer.h"
+#include "shared/text/tokenizer/tokenizer.h"
 
 #include <string.h>
 

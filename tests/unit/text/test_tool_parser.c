@@ -1,6 +1,6 @@
 /* test_tool_parser.c - every form of writing tool calls: what is found, that it does not depend on how the text comes in pieces, and
  * that nothing is lost when it is malformed or cut. A new row of tool_formats.c needs examples here. */
-#include "shared/text/tool_parser.h"
+#include "shared/text/output/tool_parser.h"
 
 #include "shared/base/hash.h"
 #include "shared/base/mem.h"

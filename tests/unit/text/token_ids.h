@@ -3,7 +3,7 @@
 #define BATON_TESTS_UNIT_TEXT_TOKEN_IDS_H
 
 #include "shared/base/mem.h"
-#include "shared/text/tokenizer.h"
+#include "shared/text/tokenizer/tokenizer.h"
 #include "tests/harness/test.h"
 
 static inline void show_ids(const struct tokenizer *t, struct str text, bool add_special, struct buf *out)

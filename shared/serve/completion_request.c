@@ -1,0 +1,275 @@
+/* completion_request.c - see completion_request.h: the life of one API request. Thread: loop, but for prepare_work and write_work. */
+#include "shared/serve/completion_request.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/thread.h"
+
+enum { WRITE_INLINE_MAX = 4096 /* bytes of logprob records and ids that the loop may turn into text by itself */ };
+
+static void call_free(struct call *c)
+{
+    struct serve *s = c->serve;
+    map_del(&s->calls, map_key_u64(&c->id));
+    loop_timer_free(c->retry);
+    for (uint32_t i = 0; i < c->n_choices; i++) choice_release(&c->choices[i]);
+    for (uint32_t i = 0; i < c->n_prompts; i++) {
+        mem_free(c->prompts[i].tokens);
+        buf_release(&c->prompts[i].text);
+    }
+    cJSON_Delete(c->tools);
+    buf_release(&c->begun_call);
+    buf_release(&c->body);
+    buf_release(&c->head);
+    buf_release(&c->out);
+    arena_release(&c->arena);
+    mem_free(c);
+    serve_unref(s);
+}
+
+static void maybe_free(struct call *c)
+{
+    if (c->stage == CALL_ENDED && !c->on_worker && c->n_live == 0) call_free(c);
+}
+
+/* No reply function after this; what the backend still computes is stopped. */
+static void set_ended(struct call *c)
+{
+    c->stage = CALL_ENDED;
+    loop_timer_free(c->retry);
+    c->retry = NULL;
+    for (uint32_t i = 0; i < c->n_choices; i++)
+        if (c->choices[i].live) choice_cancel(&c->choices[i]);
+}
+
+/* ---- answers ---- */
+
+static void add_headers(const struct call *c, int http, uint32_t retry_after_s, struct buf *out)
+{
+    buf_printf(out, "x-request-id: %s\r\n", c->name);
+    if (http != 429 && http != 503) return;
+    if (retry_after_s == 0) retry_after_s = 1;
+    buf_printf(out, "Retry-After: %u\r\nretry-after-ms: %u000\r\n", retry_after_s, retry_after_s);
+}
+
+static void reply(struct call *c, int http, uint32_t retry_after_s, struct str body)
+{
+    struct buf headers = { 0 };
+    add_headers(c, http, retry_after_s, &headers);
+    set_ended(c);
+    c->reply.reply(c->reply.arg, http, headers.data, body);
+    buf_release(&headers);
+}
+
+static void fail(struct call *c, enum status st, const char *text, const char *param, uint32_t retry_after_s)
+{
+    struct buf body = { 0 };
+    if (!text || !text[0]) text = status_text(st);
+    log_debug("request failed", "req=%s st=%s why=\"%s\"", c->name, status_name(st), text);
+    serve_error_json(&body, st, text, param && param[0] ? param : NULL);
+    if (c->begun) {
+        set_ended(c);
+        stream_error(c, buf_str(&body));
+    } else {
+        reply(c, openai_error_status(st), retry_after_s, buf_str(&body));
+    }
+    buf_release(&body);
+}
+
+void call_fail(struct call *c, enum status st, const char *text, const char *param, uint32_t retry_after_s)
+{
+    fail(c, st, text, param, retry_after_s);
+    maybe_free(c);
+}
+
+void call_abandon(struct call *c)
+{
+    if (c->stage != CALL_ENDED) set_ended(c);
+}
+
+void call_cancel(struct call *c)
+{
+    c->canceled = true;
+    if (c->stage != CALL_ENDED) set_ended(c);
+    maybe_free(c);
+}
+
+/* ---- the whole answer ---- */
+
+static void write_work(void *arg)
+{
+    openai_write_body(arg);
+}
+
+static void on_written(void *arg)
+{
+    struct call *c = arg;
+    c->on_worker = false;
+    if (c->stage == CALL_WRITING) reply(c, 200, 0, buf_str(&c->out));
+    maybe_free(c);
+}
+
+static void write_answer(struct call *c)
+{
+    size_t work = 0;
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        const struct choice *ch = &c->choices[i];
+        work += ch->logprobs.len + ch->prompt_logprobs.len + ch->ids.len;
+        if (c->p.return_token_ids) work += ch->prompt->n_tokens * sizeof *ch->prompt->tokens;
+    }
+    c->stage = CALL_WRITING;
+    if (work > WRITE_INLINE_MAX && loop_work(c->serve->o.loop, write_work, on_written, c) == OK) {
+        c->on_worker = true;
+        return;
+    }
+    openai_write_body(c);
+    reply(c, 200, 0, buf_str(&c->out));
+}
+
+/* ---- sequences ---- */
+
+static void submit_more(struct call *c);
+
+static void on_retry(void *arg)
+{
+    struct call *c = arg;
+    loop_timer_free(c->retry);
+    c->retry = NULL;
+    submit_more(c);
+    maybe_free(c);
+}
+
+/* The backend is full. A call that has sequences in it, or has had, goes on when there is room again; one that has none is
+ * refused at the door. Returns whether to go on waiting. */
+static bool wait_for_room(struct call *c)
+{
+    if (c->n_live > 0) return true; /* the next end submits again */
+    if (c->n_done == 0 || clock_ms() - c->t_progress_ms > CALL_RETRY_MAX_MS) return false;
+    if (!c->retry) c->retry = loop_timer_start(c->serve->o.loop, CALL_RETRY_MS, 0, on_retry, c);
+    return true;
+}
+
+static void submit_more(struct call *c)
+{
+    while (c->stage == CALL_RUNNING && c->n_submitted < c->n_choices && c->n_live < CALL_WINDOW) {
+        struct choice *ch = &c->choices[c->n_submitted];
+        struct err err = { 0 };
+        enum status st = choice_submit(ch, &err);
+        if (st != OK) {
+            if (status_class_of(st) == CLASS_BUSY && wait_for_room(c)) return;
+            fail(c, st, err.text, err.field, 0);
+            return;
+        }
+        ch->live = true;
+        c->n_live++;
+        c->n_submitted++;
+        c->t_progress_ms = clock_ms();
+    }
+}
+
+void call_on_choice_end(struct call *c, struct choice *ch)
+{
+    c->n_live--;
+    c->n_done++;
+    c->t_progress_ms = clock_ms();
+    if (c->stage == CALL_RUNNING && ch->end.status != OK && !choice_is_over(ch))
+        fail(c, ch->end.status, ch->end.text, NULL, ch->end.retry_after_s);
+    if (c->stage == CALL_RUNNING && c->p.stream) stream_finish(ch);
+    if (c->stage == CALL_RUNNING) submit_more(c);
+    if (c->stage == CALL_RUNNING && c->n_done == c->n_choices) {
+        if (c->p.stream) {
+            stream_end(c);
+            if (c->stage == CALL_RUNNING) set_ended(c);
+        } else {
+            write_answer(c);
+        }
+    }
+    maybe_free(c);
+}
+
+static void start_sequences(struct call *c)
+{
+    c->n_choices = c->n_prompts * c->p.n;
+    c->choices = ARENA_ARRAY(&c->arena, struct choice, c->n_choices);
+    for (uint32_t i = 0; i < c->n_choices; i++) choice_init(&c->choices[i], c, i);
+    c->stage = CALL_RUNNING;
+    c->t_progress_ms = clock_ms();
+    openai_write_head(c);
+    submit_more(c);
+}
+
+/* ---- preparing ---- */
+
+static enum status prepare(struct call *c)
+{
+    cJSON *doc = NULL;
+    enum status st = json_parse(buf_str(&c->body), false, &doc, &c->err);
+    if (st == OK && !cJSON_IsObject(doc)) st = err_set(&c->err, ERR_INVALID, "the request body must be a JSON object");
+    if (st == OK) st = openai_check_model(c->serve, doc, &c->err);
+    if (st == OK) st = c->kind->prepare(c, doc, &c->err);
+    cJSON_Delete(doc);
+    buf_release(&c->body);
+    return st;
+}
+
+static void prepare_work(void *arg)
+{
+    struct call *c = arg;
+    c->st = prepare(c);
+}
+
+/* The header's name, else the body's, else one made up. */
+static void settle_name(struct call *c)
+{
+    if (!c->name[0]) snprintf(c->name, sizeof c->name, "%s", c->p.name[0] ? c->p.name : c->spare_name);
+    if (!c->name[0]) serve_make_name(c->name);
+}
+
+static void on_prepared(void *arg)
+{
+    struct call *c = arg;
+    c->on_worker = false;
+    if (c->stage == CALL_PREPARING) {
+        settle_name(c);
+        c->trace = c->trace || c->p.trace;
+        if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, 0);
+        else if (!c->kind->write_choice) reply(c, 200, 0, buf_str(&c->out));
+        else start_sequences(c);
+    }
+    maybe_free(c);
+}
+
+/* Answered at once: nothing was started. */
+static uint64_t refuse(struct call *c, enum status st, const char *text)
+{
+    settle_name(c);
+    fail(c, st, text, NULL, 0);
+    maybe_free(c);
+    return 0;
+}
+
+uint64_t call_start(struct serve *s, const struct call_options *o)
+{
+    struct call *c = MEM_NEW(struct call);
+    serve_ref(s);
+    c->serve = s;
+    c->id = ++s->last_id;
+    c->kind = o->kind;
+    c->reply = o->reply;
+    c->trace = o->trace;
+    c->created = clock_unix_s();
+    if (o->name && serve_name_is_good(str_of(o->name))) snprintf(c->name, sizeof c->name, "%s", o->name);
+    if (o->spare_name) snprintf(c->spare_name, sizeof c->spare_name, "%s", o->spare_name);
+    arena_init(&c->arena);
+    map_put(&s->calls, map_key_u64(&c->id), c);
+    if (!c->kind) return refuse(c, ERR_NOT_FOUND, "this path does not exist");
+    if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");
+    buf_add_str(&c->body, o->body);
+    if (loop_work(s->o.loop, prepare_work, on_prepared, c) != OK)
+        return refuse(c, ERR_BUSY, "too many requests are waiting to be read; try again shortly");
+    c->on_worker = true;
+    return c->id;
+}

@@ -1,0 +1,82 @@
+/* openai_prompt.c - a prompt, text or ids, becomes the tokens of a sequence. Thread: a worker. */
+#include "shared/serve/completion_request.h"
+
+#include <string.h>
+
+enum { ENCODE_LIMIT_CONTEXTS = 4 /* a text is tokenised up to so many context lengths, so that the error can say how long it is */ };
+
+void openai_alloc_prompts(struct call *c, uint32_t n)
+{
+    c->prompts = ARENA_ARRAY(&c->arena, struct prompt, n);
+    c->n_prompts = n;
+}
+
+static enum status too_long(const struct call *c, const struct openai_part *part, const char *more, size_t n, struct err *err)
+{
+    return err_field(err, ERR_TOO_LONG, part->param,
+                     "This model's maximum context length is %u tokens. However, you requested %s%zu tokens in the %s. "
+                     "Please reduce the length of the %s.",
+                     c->serve->o.max_model_len, more, n, part->place, part->place);
+}
+
+static enum status check_length(const struct call *c, const struct prompt *q, const struct openai_part *part, struct err *err)
+{
+    const struct sampling_params *s = &c->p.sampling;
+    size_t max = c->serve->o.max_model_len, n = q->n_tokens;
+    if (n == 0) return err_field(err, ERR_INVALID, part->param, "the %s must not be empty", part->place);
+    if (c->p.max_tokens_set && n <= max && n + s->max_tokens > max)
+        return err_field(err, ERR_TOO_LONG, part->param,
+                         "This model's maximum context length is %zu tokens. However, you requested %zu tokens (%zu in the %s, %u in the "
+                         "completion). Please reduce the length of the %s or completion.",
+                         max, n + s->max_tokens, n, part->place, s->max_tokens, part->place);
+    if (n > max || (n == max && s->max_tokens > 0)) return too_long(c, part, "", n, err);
+    if (s->min_tokens > max - n)
+        return err_field(err, ERR_INVALID, "min_tokens", "min_tokens is %u, but after the %s only %zu tokens fit into the context", s->min_tokens,
+                         part->place, max - n);
+    return OK;
+}
+
+static enum status encode(const struct call *c, struct prompt *q, const struct openai_part *part, struct err *err)
+{
+    size_t limit = (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS;
+    if (c->p.truncate >= 0) limit = SIZE_MAX; /* the end of the text is what is kept */
+    enum status st = tokenizer_encode(c->serve->o.tokenizer, part->text, c->p.add_special, limit, &q->tokens, &q->n_tokens, err);
+    return st == ERR_TOO_LONG ? too_long(c, part, "more than ", limit, err) : st;
+}
+
+/* A tokenizer may know tokens for which the model has no row (added ones, above all). */
+static enum status check_known(const struct call *c, const struct prompt *q, const struct openai_part *part, struct err *err)
+{
+    const struct serve *s = c->serve;
+    for (size_t i = 0; i < q->n_tokens; i++) {
+        if (q->tokens[i] >= 0 && (uint32_t)q->tokens[i] < s->o.n_vocab) continue;
+        struct str piece = tokenizer_piece(s->o.tokenizer, q->tokens[i]);
+        return err_field(err, ERR_INVALID, part->param, "token %d ('%.*s') in the %s is known to the tokenizer, but the model has tokens 0 to %u only", q->tokens[i],
+                         (int)(piece.n < 40 ? piece.n : 40), piece.p, part->place, s->o.n_vocab - 1);
+    }
+    return OK;
+}
+
+static void keep_last(struct prompt *q, size_t n)
+{
+    if (q->n_tokens <= n) return;
+    memmove(q->tokens, q->tokens + (q->n_tokens - n), n * sizeof *q->tokens);
+    q->n_tokens = n;
+}
+
+enum status openai_add_prompt(struct call *c, uint32_t i, const struct openai_part *part, struct err *err)
+{
+    struct prompt *q = &c->prompts[i];
+    if (part->ids) TRY(openai_parse_ids(c->serve, part->ids, part->param, &q->tokens, &q->n_tokens, err));
+    else TRY(encode(c, q, part, err));
+    TRY(check_known(c, q, part, err));
+    size_t n_all = q->n_tokens;
+    if (c->p.truncate >= 0) keep_last(q, (size_t)c->p.truncate);
+    TRY(check_length(c, q, part, err));
+    if (!c->p.echo) return OK;
+    if (part->ids || q->n_tokens < n_all || !c->p.skip_special)
+        tokenizer_decode(c->serve->o.tokenizer, q->tokens, q->n_tokens, c->p.skip_special, &q->text);
+    else buf_add_str(&q->text, part->text);
+    q->n_chars = openai_text_chars(buf_str(&q->text));
+    return OK;
+}

@@ -1,0 +1,120 @@
+/* openai_response.c - what answers of both APIs share: their head, usage, ends, ids, and the trace. Thread: as openai.h says. */
+#include "shared/serve/completion_request.h"
+#include "shared/serve/output_parser.h"
+
+void openai_write_head(struct call *c)
+{
+    buf_clear(&c->head);
+    buf_printf(&c->head, "{\"id\":\"%s%s\",\"created\":%lld,\"model\":", c->kind->id_prefix, c->name, (long long)c->created);
+    json_add_string(&c->head, str_of(c->serve->names[0]));
+}
+
+void openai_write_ids(struct buf *out, const char *name, const int32_t *ids, size_t n)
+{
+    buf_printf(out, ",\"%s\":[", name);
+    for (size_t i = 0; i < n; i++) buf_printf(out, i ? ",%d" : "%d", ids[i]);
+    buf_add_char(out, ']');
+}
+
+/* stop_reason is vLLM's: the stop string or the stop id of the request; null for the model's own end token. */
+void openai_write_finish(const struct choice *ch, bool finish, struct buf *out)
+{
+    const struct openai_params *p = &ch->call->p;
+    if (!finish) {
+        buf_add_c(out, ",\"finish_reason\":null");
+        return;
+    }
+    buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", choice_finish_reason(ch));
+    if (ch->stop >= 0) {
+        json_add_string(out, p->stops[ch->stop]);
+        return;
+    }
+    for (uint32_t i = 0; i < p->sampling.n_stop_ids && ch->end.finish == FINISH_STOP; i++) {
+        if (p->sampling.stop_ids[i] != ch->end.stop_token) continue;
+        buf_printf(out, "%d", ch->end.stop_token);
+        return;
+    }
+    buf_add_c(out, "null");
+}
+
+void openai_write_usage(const struct call *c, struct buf *out)
+{
+    size_t prompt = 0, answer = 0, cached = 0, thoughts = 0;
+    for (uint32_t i = 0; i < c->n_prompts; i++) {
+        prompt += c->prompts[i].n_tokens;
+        cached += c->choices[i * c->p.n].end.trace.n_cached;
+    }
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        answer += c->choices[i].n_tokens;
+        if (c->choices[i].parts) thoughts += parts_n_reasoning_tokens(c->choices[i].parts);
+    }
+    buf_printf(out, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}", prompt,
+               answer, prompt + answer, cached);
+    if (c->kind->has_parts && c->serve->o.reasoning) buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%zu}", thoughts);
+    buf_add_char(out, '}');
+}
+
+/* ---- the trace ---- */
+
+static void add_ms(struct buf *out, const char *name, uint64_t ns)
+{
+    buf_printf(out, ",\"%s\":%.3f", name, (double)ns * 1e-6);
+}
+
+static void add_trace_members(const struct gen_trace *t, struct buf *out)
+{
+    buf_add_c(out, "\"prefill_node\":");
+    json_add_string(out, str_of(t->prefill_node));
+    buf_add_c(out, ",\"decode_node\":");
+    json_add_string(out, str_of(t->decode_node));
+    buf_add_c(out, ",\"transport\":");
+    json_add_string(out, str_of(t->transport));
+    buf_printf(out, ",\"kv_bytes\":%llu", (unsigned long long)t->kv_bytes);
+    buf_printf(out, ",\"kv_bytes_per_second\":%.0f,\"kv_link_bytes_per_second\":%llu", gen_trace_kv_rate(t),
+               (unsigned long long)t->kv_link_speed);
+    add_ms(out, "kv_ms", t->kv_ns);
+    add_ms(out, "kv_busy_ms", t->kv_busy_ns);
+    add_ms(out, "kv_tail_ms", t->kv_tail_ns);
+    add_ms(out, "place_ms", t->place_ns);
+    add_ms(out, "queue_ms", t->queue_ns);
+    add_ms(out, "prefill_ms", t->prefill_ns);
+    add_ms(out, "first_token_ms", t->first_token_ns);
+    add_ms(out, "decode_ms", t->decode_ns);
+    add_ms(out, "total_ms", t->total_ns);
+    buf_printf(out, ",\"cached_tokens\":%u,\"decode_cached_tokens\":%u,\"recomputed_tokens\":%u,\"moves\":%u", t->n_cached, t->n_decode_cached,
+               t->n_recomputed, t->n_moves);
+}
+
+/* The first choice's; with several, all of them follow in the member "choices", in their order. */
+void openai_write_trace(const struct call *c, struct buf *out)
+{
+    buf_add_char(out, '{');
+    add_trace_members(&c->choices[0].end.trace, out);
+    for (uint32_t i = 0; c->n_choices > 1 && i < c->n_choices; i++) {
+        buf_add_c(out, i ? ",{" : ",\"choices\":[{");
+        add_trace_members(&c->choices[i].end.trace, out);
+        buf_add_char(out, '}');
+    }
+    buf_add_c(out, c->n_choices > 1 ? "]}" : "}");
+}
+
+/* ---- whole ---- */
+
+void openai_write_body(struct call *c)
+{
+    struct buf *out = &c->out;
+    buf_add_str(out, buf_str(&c->head));
+    buf_printf(out, ",\"object\":\"%s\",\"choices\":[", c->kind->object);
+    for (uint32_t i = 0; i < c->n_choices; i++) {
+        if (i) buf_add_char(out, ',');
+        c->kind->write_choice(&c->choices[i], out);
+    }
+    buf_add_c(out, "],\"usage\":");
+    openai_write_usage(c, out);
+    if (c->kind->write_top) c->kind->write_top(&c->choices[0], false, out);
+    if (c->trace) {
+        buf_add_c(out, ",\"baton\":");
+        openai_write_trace(c, out);
+    }
+    buf_add_char(out, '}');
+}

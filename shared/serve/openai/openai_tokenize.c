@@ -1,0 +1,71 @@
+/* openai_tokenize.c - /tokenize (a prompt, or messages as the chat API would render them) and /detokenize, in vLLM's shapes.
+ * Thread: a worker. */
+#include "shared/serve/completion_request.h"
+
+static void write_tokens(const struct call *c, const int32_t *ids, size_t n, bool strings, struct buf *out)
+{
+    buf_printf(out, "{\"count\":%zu,\"max_model_len\":%u", n, c->serve->o.max_model_len);
+    openai_write_ids(out, "tokens", ids, n);
+    if (strings) {
+        buf_add_c(out, ",\"token_strs\":[");
+        for (size_t i = 0; i < n; i++) {
+            if (i) buf_add_char(out, ',');
+            json_add_string(out, tokenizer_piece(c->serve->o.tokenizer, ids[i]));
+        }
+        buf_add_char(out, ']');
+    }
+    buf_add_char(out, '}');
+}
+
+static enum status tokenize(struct call *c, cJSON *doc, struct buf *text, struct err *err)
+{
+    const char *prompt = NULL;
+    bool chat = json_member(doc, "messages") != NULL, add_special = !chat, strings = false;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    TRY(json_get_str(doc, "prompt", &prompt, err));
+    TRY(json_get_bool(doc, "add_special_tokens", &add_special, err));
+    TRY(json_get_bool(doc, "return_token_strs", &strings, err));
+    if (!chat && !prompt) return err_field(err, ERR_INVALID, "prompt", "the request has neither prompt nor messages");
+    if (chat) {
+        struct openai_tools tools;
+        struct openai_opening opening = { 0 };
+        TRY(openai_tools_parse(c->serve, doc, true, &c->arena, &tools, err));
+        TRY(openai_render_chat(c->serve, doc, &tools, &opening, text, err));
+    }
+    struct str s = chat ? buf_str(text) : str_of(prompt);
+    enum status st = tokenizer_encode(c->serve->o.tokenizer, s, add_special, SIZE_MAX, &ids, &n, err);
+    if (st == OK) write_tokens(c, ids, n, strings, &c->out);
+    mem_free(ids);
+    return st;
+}
+
+static enum status tokenize_prepare(struct call *c, cJSON *doc, struct err *err)
+{
+    struct buf text = { 0 };
+    enum status st = tokenize(c, doc, &text, err);
+    buf_release(&text);
+    return st;
+}
+
+static enum status detokenize_prepare(struct call *c, cJSON *doc, struct err *err)
+{
+    struct buf text = { 0 };
+    bool skip_special = false;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    const cJSON *tokens = json_member(doc, "tokens");
+    TRY(json_get_bool(doc, "skip_special_tokens", &skip_special, err));
+    if (!tokens) return err_field(err, ERR_INVALID, "tokens", "the request has no tokens");
+    TRY(openai_parse_ids(c->serve, tokens, "tokens", &ids, &n, err));
+    tokenizer_decode(c->serve->o.tokenizer, ids, n, skip_special, &text);
+    mem_free(ids);
+    buf_add_c(&c->out, "{\"prompt\":");
+    json_add_string(&c->out, buf_str(&text));
+    buf_add_char(&c->out, '}');
+    buf_release(&text);
+    return OK;
+}
+
+const struct openai_kind OPENAI_TOKENIZE = { .prepare = tokenize_prepare };
+const struct openai_kind OPENAI_DETOKENIZE = { .prepare = detokenize_prepare };

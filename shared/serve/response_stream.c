@@ -1,0 +1,98 @@
+/* stream.c - a streamed answer: one chunk per token, each written at once. Only a token of a chat answer whose text waits for what
+ * follows (it may begin a tag) and of which nothing else is to be told has none.
+ *
+ * Nothing is sent before the first token exists, so that the time to the first event is the time to the first token, and so that
+ * an error until then still has its HTTP status. The first chunk of a choice carries role and content together. After an error
+ * the stream ends with it and [DONE]. Thread: loop. */
+#include <stdio.h>
+
+#include "shared/serve/completion_request.h"
+#include "shared/serve/output_parser.h"
+
+static void begin(struct call *c)
+{
+    char headers[REQUEST_NAME_MAX + 32];
+    if (c->begun) return;
+    snprintf(headers, sizeof headers, "x-request-id: %s\r\n", c->name);
+    c->begun = true;
+    c->reply.begin(c->reply.arg, headers);
+}
+
+static void send_event(struct call *c, struct str json)
+{
+    if (c->reply.chunk(c->reply.arg, json) != OK) call_abandon(c);
+}
+
+static void begin_chunk(struct call *c)
+{
+    begin(c);
+    buf_clear(&c->out);
+    buf_add_str(&c->out, buf_str(&c->head));
+    buf_printf(&c->out, ",\"object\":\"%s\",\"choices\":[", c->kind->chunk_object);
+}
+
+static void end_chunk(struct call *c, bool usage, bool trace)
+{
+    if (usage) {
+        buf_add_c(&c->out, ",\"usage\":");
+        openai_write_usage(c, &c->out);
+    }
+    if (trace) {
+        buf_add_c(&c->out, ",\"baton\":");
+        openai_write_trace(c, &c->out);
+    }
+    buf_add_char(&c->out, '}');
+    send_event(c, buf_str(&c->out));
+}
+
+static void send_choice(struct choice *ch, bool finish)
+{
+    struct call *c = ch->call;
+    begin_chunk(c);
+    c->kind->write_chunk(ch, finish, &c->out);
+    buf_add_char(&c->out, ']');
+    if (!ch->sent && c->kind->write_top) c->kind->write_top(ch, true, &c->out);
+    ch->sent = true;
+    if (ch->parts) parts_sent(ch->parts);
+    buf_clear(&ch->text);
+    buf_clear(&ch->ids);
+    buf_clear(&ch->logprobs);
+    /* The trace goes with the last chunk: the usage chunk, or the finish of the choice that ends last. */
+    end_chunk(c, c->p.continuous_usage, finish && c->trace && !c->p.include_usage && c->n_done == c->n_choices);
+}
+
+static bool has_news(const struct choice *ch)
+{
+    const struct openai_params *p = &ch->call->p;
+    if (!ch->parts || !ch->sent || ch->text.len) return true;
+    return parts_has_news(ch->parts, p->include_reasoning) || p->n_logprobs >= 0 || p->return_token_ids || p->continuous_usage;
+}
+
+void stream_token(struct choice *ch)
+{
+    if (has_news(ch)) send_choice(ch, false);
+}
+
+void stream_finish(struct choice *ch) { send_choice(ch, true); }
+
+static void end(struct call *c)
+{
+    /* A receiver that is gone learns nothing from an error here. */
+    if (c->reply.chunk(c->reply.arg, STR("[DONE]")) == OK) c->reply.end(c->reply.arg);
+}
+
+void stream_end(struct call *c)
+{
+    if (c->p.include_usage) {
+        begin_chunk(c);
+        buf_add_char(&c->out, ']');
+        end_chunk(c, true, c->trace);
+        if (c->stage == CALL_ENDED) return; /* abandoned */
+    }
+    end(c);
+}
+
+void stream_error(struct call *c, struct str json)
+{
+    if (c->reply.chunk(c->reply.arg, json) == OK) end(c);
+}

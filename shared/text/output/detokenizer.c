@@ -1,0 +1,106 @@
+/* detokenizer.c - see detokenizer.h.
+ *
+ * `held` is valid text that may be the beginning of a stop string, followed by at most 3 bytes that may be the beginning of a
+ * character. Stop strings are looked for in the text only. Which of several counts does not depend on how the text came in
+ * parts: the one that is complete first, and of those that end together the longest.
+ * A space in front that the model's decoder would take off a whole text stays: an answer goes on from its prompt.
+ * Thread: its owner's. */
+#include "shared/text/output/detokenizer.h"
+
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/text/utf8.h"
+
+void detok_init(struct detok *d, const struct tokenizer *tok, bool skip_special, const struct str *stops, size_t n_stops, bool include_stop)
+{
+    ASSERT(n_stops <= DETOK_STOPS_MAX);
+    *d = (struct detok){ .tok = tok, .n_stops = n_stops, .stopped = -1, .skip_special = skip_special, .include_stop = include_stop };
+    for (size_t i = 0; i < n_stops; i++) {
+        d->stops[i] = stops[i];
+        if (stops[i].n > d->stop_max) d->stop_max = stops[i].n;
+    }
+}
+
+/* Make everything from `from` on valid, except for an unfinished character at the end. Returns the length of the text. */
+static size_t settle(struct buf *held, size_t from)
+{
+    struct str raw = str_sub(buf_str(held), from, SIZE_MAX);
+    size_t n_unfinished = utf8_unfinished(raw);
+    struct str whole = str_sub(raw, 0, raw.n - n_unfinished);
+    if (!utf8_is_valid(whole)) {
+        struct buf valid = { 0 };
+        utf8_add_valid(&valid, whole);
+        buf_add(&valid, raw.p + whole.n, n_unfinished);
+        held->len = from;
+        buf_add_str(held, buf_str(&valid));
+        buf_release(&valid);
+    }
+    return held->len - n_unfinished;
+}
+
+/* The stop string that is complete first, or -1; *start and *stop are where it lies. */
+static int find_stop(const struct detok *d, struct str text, size_t *start, size_t *stop)
+{
+    int found = -1;
+    for (size_t i = 0; i < d->n_stops; i++) {
+        if (d->stops[i].n == 0) continue;
+        size_t at = str_find(text, d->stops[i]);
+        if (at == SIZE_MAX) continue;
+        size_t end = at + d->stops[i].n;
+        if (found >= 0 && (end > *stop || (end == *stop && at >= *start))) continue;
+        found = (int)i;
+        *start = at;
+        *stop = end;
+    }
+    return found;
+}
+
+/* Length of the longest end of `text` with which a stop string could begin. */
+static size_t stop_prefix(const struct detok *d, struct str text)
+{
+    size_t k = d->stop_max > 0 ? d->stop_max - 1 : 0;
+    if (k > text.n) k = text.n;
+    for (; k > 0; k--)
+        for (size_t i = 0; i < d->n_stops; i++)
+            if (d->stops[i].n > k && memcmp(d->stops[i].p, text.p + text.n - k, k) == 0) return k;
+    return 0;
+}
+
+/* Give out what is certain of the first n_text bytes held. True when a stop string is in them. */
+static bool give_out(struct detok *d, size_t n_text, bool is_last, struct buf *out)
+{
+    struct str text = str_sub(buf_str(&d->held), 0, n_text);
+    size_t start = 0, stop = 0;
+    d->stopped = find_stop(d, text, &start, &stop);
+    if (d->stopped >= 0) {
+        buf_add_str(out, str_sub(text, 0, d->include_stop ? stop : start));
+        buf_clear(&d->held);
+        return true;
+    }
+    size_t n = is_last ? n_text : n_text - stop_prefix(d, text);
+    buf_add_str(out, str_sub(text, 0, n));
+    buf_consume(&d->held, n);
+    return false;
+}
+
+bool detok_push(struct detok *d, int32_t id, struct buf *out)
+{
+    if (d->stopped >= 0) return false;
+    size_t n_text = d->held.len - utf8_unfinished(buf_str(&d->held));
+    tokenizer_token_bytes(d->tok, id, d->skip_special, &d->held);
+    return give_out(d, settle(&d->held, n_text), false, out);
+}
+
+void detok_finish(struct detok *d, struct buf *out)
+{
+    if (d->stopped >= 0) return;
+    size_t n_unfinished = utf8_unfinished(buf_str(&d->held));
+    if (n_unfinished > 0) {
+        d->held.len -= n_unfinished;
+        buf_add_c(&d->held, "\xEF\xBF\xBD");
+    }
+    (void)give_out(d, d->held.len, true, out);
+}
+
+void detok_release(struct detok *d) { buf_release(&d->held); }

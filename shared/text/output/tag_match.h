@@ -1,0 +1,17 @@
+/* tag_match.h - finding a tag in text that is still coming: whole, not at all, or perhaps once more has come. Thread: any. */
+#ifndef BATON_TEXT_OUTPUT_TAG_MATCH_H
+#define BATON_TEXT_OUTPUT_TAG_MATCH_H
+
+#include "shared/base/str.h"
+
+enum tag_match { TAG_NO, TAG_PARTIAL, TAG_WHOLE };
+
+/* Whether `text` begins with `tag`; TAG_PARTIAL: all there is of `text` is the beginning of `tag`. */
+enum tag_match tag_at(struct str text, struct str tag);
+/* Length of the longest end of `text` that is a beginning, but not all, of `tag`. */
+size_t         tag_partial(struct str text, struct str tag);
+/* Number of ASCII white space bytes at the beginning, and at the end. */
+size_t         tag_blanks(struct str text);
+size_t         tag_blanks_at_end(struct str text);
+
+#endif

@@ -1,0 +1,267 @@
+/* tool_formats.c - the table of forms in which models write calls, and those that are JSON between tags.
+ *
+ *     hermes       <tool_call>{"name": N, "arguments": A}</tool_call> ...                       Qwen2.5, Qwen3, Hermes
+ *     ernie        the same; the answer around it is taken apart by reasoning.h                 ERNIE-4.5 that thinks
+ *     qwen3_coder  <tool_call><function=N><parameter=K>V</parameter>...</function></tool_call>  tool_format_xml.c
+ *     deepseek_v3  calls-begin (call-begin function sep N \n ```json \n A \n ``` call-end)* calls-end    DeepSeek-V3, R1
+ *     deepseek_v31 calls-begin (call-begin N sep A call-end)* calls-end                                  DeepSeek-V3.1
+ *     llama3_json  {"name": N, "parameters": A}, also after <|python_tag|>; several separated by ; or lines
+ *     mistral      [TOOL_CALLS][{"name": N, "arguments": A}, ...]
+ *     mistral_v11  [TOOL_CALLS]N[ARGS]A ...
+ *
+ * A row reads what its neighbour writes where that costs nothing (the two of DeepSeek, the two of Mistral). Closing tags may be
+ * missing: models end their answer instead. Thread: any (constant). */
+#include <string.h>
+
+#include "shared/base/mem.h"
+#include "shared/text/output/format_name.h"
+#include "shared/text/output/tag_match.h"
+#include "shared/text/output/tool_format_xml.h"
+
+#define TEXT(literal) { (literal), sizeof(literal) - 1 } /* a struct str that is constant */
+
+#define DS_CALLS_BEGIN "<\xEF\xBD\x9Ctool\xE2\x96\x81" "calls\xE2\x96\x81" "begin\xEF\xBD\x9C>"
+#define DS_CALLS_END   "<\xEF\xBD\x9Ctool\xE2\x96\x81" "calls\xE2\x96\x81" "end\xEF\xBD\x9C>"
+#define DS_CALL_BEGIN  "<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "begin\xEF\xBD\x9C>"
+#define DS_CALL_END    "<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "end\xEF\xBD\x9C>"
+#define DS_SEP         "<\xEF\xBD\x9Ctool\xE2\x96\x81" "sep\xEF\xBD\x9C>"
+
+static bool has(struct str text, const char *what) { return str_find(text, str_of(what)) != SIZE_MAX; }
+
+/* Begin a call and go on, unless no more are wanted. */
+static enum tool_step begin_call(struct tool_parser *p, int then)
+{
+    if (!tool_call_begin(p)) return TOOL_MORE;
+    p->state = then;
+    return TOOL_ON;
+}
+
+/* ---- hermes, ernie ---- */
+
+static enum tool_step hermes_step(struct tool_parser *p, bool last)
+{
+    (void)last;
+    switch (p->state) {
+    case 1: return begin_call(p, 2);
+    case 2: return tool_read_call(p, false, 3);
+    default: return tool_expect(p, STR("</tool_call>"), 0, 0);
+    }
+}
+
+/* {"name": "N", "arguments": ; without the blank that a model's tokens have at their front. */
+static void begin_object(struct str name, const char *arguments, struct buf *out)
+{
+    buf_add_c(out, "{\"name\": \"");
+    if (!name.p) return;
+    out->len--;
+    json_add_string(out, name);
+    buf_printf(out, ", \"%s\":", arguments);
+}
+
+static void hermes_begin(struct str name, struct buf *out)
+{
+    buf_add_c(out, "<tool_call>\n");
+    begin_object(name, "arguments", out);
+}
+
+static bool hermes_is_in(struct str t) { return has(t, "<tool_call>") && !has(t, "<function=") && !has(t, "<arg_key>"); }
+static bool ernie_is_in(struct str t) { return hermes_is_in(t) && (has(t, "<response>") || has(t, "think_mode=")); }
+
+/* ---- deepseek ---- */
+
+static enum tool_step deepseek_name(struct tool_parser *p, struct str name, int then)
+{
+    enum tool_step st = tool_call_name(p, name);
+    if (st != TOOL_BAD) p->state = then;
+    return st;
+}
+
+/* After the separator: the arguments of a tool that is named before it, or the name, when a type is. */
+static enum tool_step deepseek_after_sep(struct tool_parser *p)
+{
+    tool_take(p, tag_blanks(tool_rest(p)));
+    if (tool_rest(p).n == 0) return TOOL_MORE;
+    if (tool_rest(p).p[0] == '{') return deepseek_name(p, buf_str(&p->word), 7);
+    p->state = 5;
+    return TOOL_ON;
+}
+
+static enum tool_step deepseek_step(struct tool_parser *p, bool last)
+{
+    struct str     text = { 0 };
+    enum tool_step st;
+    (void)last;
+    switch (p->state) {
+    case 1:
+        if (p->opened == 0) return tool_expect(p, STR(DS_CALL_BEGIN), 2, TOOL_STATE_BAD);
+        p->state = 2;
+        return TOOL_ON;
+    case 2: return begin_call(p, 3);
+    case 3:
+        st = tool_read_until(p, STR(DS_SEP), &text, 4);
+        buf_add_str(&p->word, text);
+        return st;
+    case 4: return deepseek_after_sep(p);
+    case 5:
+        st = tool_read_until(p, STR("\n"), &text, 6);
+        return st == TOOL_ON ? deepseek_name(p, text, 6) : st;
+    case 6: return tool_expect(p, STR("```json"), 7, 7);
+    case 7: return tool_read_arguments(p, 8);
+    case 8: return tool_expect(p, STR("```"), 9, 9);
+    case 9: return tool_expect(p, STR(DS_CALL_END), 10, 10);
+    case 10: return tool_expect(p, STR(DS_CALL_BEGIN), 2, 11);
+    default: return tool_expect(p, STR(DS_CALLS_END), 0, 0);
+    }
+}
+
+static void deepseek_v3_begin(struct str name, struct buf *out)
+{
+    buf_add_c(out, DS_CALLS_BEGIN DS_CALL_BEGIN "function" DS_SEP);
+    if (!name.p) return;
+    buf_add_str(out, name);
+    buf_add_c(out, "\n```json\n");
+}
+
+static void deepseek_v31_begin(struct str name, struct buf *out)
+{
+    buf_add_c(out, DS_CALLS_BEGIN DS_CALL_BEGIN);
+    if (!name.p) return;
+    buf_add_str(out, name);
+    buf_add_c(out, DS_SEP);
+}
+
+static bool deepseek_v3_is_in(struct str t) { return has(t, DS_SEP) && has(t, "```json"); }
+static bool deepseek_v31_is_in(struct str t) { return has(t, DS_SEP) && !has(t, "```json"); }
+
+/* ---- llama ---- */
+
+static enum tool_step llama_next(struct tool_parser *p)
+{
+    tool_take(p, tag_blanks(tool_rest(p)));
+    if (tool_rest(p).n == 0) return TOOL_MORE;
+    p->state = tool_rest(p).p[0] == '{' ? 1 : 0;
+    return TOOL_ON;
+}
+
+static enum tool_step llama_step(struct tool_parser *p, bool last)
+{
+    (void)last;
+    switch (p->state) {
+    case 1: return begin_call(p, 2);
+    case 2: return tool_read_call(p, true, 3);
+    case 3: return tool_expect(p, STR(";"), 1, 4);
+    default: return llama_next(p);
+    }
+}
+
+static void llama_begin(struct str name, struct buf *out) { begin_object(name, "parameters", out); }
+/* Other models with Llama's headers write calls in forms of their own; only this one's template spells "parameters". */
+static bool llama_is_in(struct str t) { return has(t, "<|start_header_id|>") && has(t, "tools") && has(t, "\"parameters\""); }
+
+/* ---- mistral ---- */
+
+static enum tool_step mistral_first(struct tool_parser *p)
+{
+    tool_take(p, tag_blanks(tool_rest(p)));
+    if (tool_rest(p).n == 0) return TOOL_MORE;
+    char c = tool_rest(p).p[0];
+    if (c == '[') tool_take(p, 1);
+    p->state = c == '[' || c == '{' ? 2 : 5;
+    return TOOL_ON;
+}
+
+/* Up to the tag or the object that follows it; not taken. */
+static enum tool_step mistral_word(struct tool_parser *p, struct str *out)
+{
+    struct str rest = tool_rest(p);
+    size_t     n = 0;
+    while (n < rest.n && rest.p[n] != '[' && rest.p[n] != '{') n++;
+    if (n > TOOL_NAME_MAX) return TOOL_BAD;
+    if (n == rest.n) return TOOL_MORE;
+    *out = str_sub(rest, 0, n);
+    tool_take(p, n);
+    return TOOL_ON;
+}
+
+static enum tool_step mistral_step(struct tool_parser *p, bool last)
+{
+    struct str     word = { 0 };
+    enum tool_step st;
+    (void)last;
+    switch (p->state) {
+    case 1: return mistral_first(p);
+    case 2: return begin_call(p, 3);
+    case 3: return tool_read_call(p, false, 4);
+    case 4: return tool_expect(p, STR(","), 2, 11);
+    case 5: return begin_call(p, 6);
+    case 6:
+        st = mistral_word(p, &word);
+        if (st == TOOL_ON) st = tool_call_name(p, word);
+        if (st == TOOL_ON) p->state = 7;
+        return st;
+    case 7: return tool_expect(p, STR("[CALL_ID]"), 8, 9);
+    case 8:
+        st = mistral_word(p, &word);
+        if (st == TOOL_ON) p->state = 9;
+        return st;
+    case 9: return tool_expect(p, STR("[ARGS]"), 10, 10);
+    case 10: return tool_read_arguments(p, 0);
+    default: return tool_expect(p, STR("]"), 0, 0);
+    }
+}
+
+static void mistral_begin(struct str name, struct buf *out)
+{
+    buf_add_c(out, "[TOOL_CALLS][");
+    begin_object(name, "arguments", out);
+}
+
+static void mistral_v11_begin(struct str name, struct buf *out)
+{
+    buf_add_c(out, "[TOOL_CALLS]");
+    if (!name.p) return;
+    buf_add_str(out, name);
+    buf_add_c(out, "[ARGS]");
+}
+
+static bool mistral_v11_is_in(struct str t) { return has(t, "[TOOL_CALLS]") && has(t, "[ARGS]"); }
+static bool mistral_is_in(struct str t) { return has(t, "[TOOL_CALLS]") || has(t, "[AVAILABLE_TOOLS]"); }
+
+/* ---- the table: of several that are in a template the first counts ---- */
+
+static const struct tool_format ROWS[] = {
+    { .name = "qwen3_coder", .aliases = "qwen3_xml", .open = { TEXT("<tool_call>"), TEXT("<function=") },
+      .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") }, .is_in = tool_xml_is_in, .step = tool_xml_step, .begin = tool_xml_begin },
+    { .name = "ernie", .aliases = "ernie-x1 ernie45 ernie-45-vl-thinking", .open = { TEXT("<tool_call>") },
+      .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") }, .is_in = ernie_is_in, .step = hermes_step, .begin = hermes_begin },
+    { .name = "hermes", .aliases = "qwen qwen25 qwen3", .open = { TEXT("<tool_call>") }, .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") },
+      .is_in = hermes_is_in, .step = hermes_step, .begin = hermes_begin },
+    { .name = "deepseek_v3", .aliases = "deepseek deepseek-r1 deepseek-v3-0324", .open = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALL_BEGIN) },
+      .markers = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALLS_END), TEXT(DS_CALL_BEGIN), TEXT(DS_CALL_END), TEXT(DS_SEP) },
+      .is_in = deepseek_v3_is_in, .step = deepseek_step, .begin = deepseek_v3_begin },
+    { .name = "deepseek_v31", .aliases = "", .open = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALL_BEGIN) },
+      .markers = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALLS_END), TEXT(DS_CALL_BEGIN), TEXT(DS_CALL_END), TEXT(DS_SEP) },
+      .is_in = deepseek_v31_is_in, .step = deepseek_step, .begin = deepseek_v31_begin },
+    { .name = "llama3_json", .aliases = "llama3 llama4_json", .open = { TEXT("<|python_tag|>") }, .markers = { TEXT("<|python_tag|>") }, .bare = true,
+      .is_in = llama_is_in, .step = llama_step, .begin = llama_begin },
+    { .name = "mistral_v11", .aliases = "", .open = { TEXT("[TOOL_CALLS]") }, .markers = { TEXT("[TOOL_CALLS]"), TEXT("[CALL_ID]"), TEXT("[ARGS]") },
+      .short_ids = true, .is_in = mistral_v11_is_in, .step = mistral_step, .begin = mistral_v11_begin },
+    { .name = "mistral", .aliases = "", .open = { TEXT("[TOOL_CALLS]") }, .markers = { TEXT("[TOOL_CALLS]"), TEXT("[CALL_ID]"), TEXT("[ARGS]") },
+      .short_ids = true, .is_in = mistral_is_in, .step = mistral_step, .begin = mistral_begin },
+};
+
+const struct tool_format *tool_format_at(size_t i) { return i < COUNT_OF(ROWS) ? &ROWS[i] : NULL; }
+
+const struct tool_format *tool_format_find(struct str name)
+{
+    for (size_t i = 0; i < COUNT_OF(ROWS); i++)
+        if (format_is_named(name, ROWS[i].name, ROWS[i].aliases)) return &ROWS[i];
+    return NULL;
+}
+
+const struct tool_format *tool_format_of_template(struct str source)
+{
+    for (size_t i = 0; i < COUNT_OF(ROWS); i++)
+        if (ROWS[i].is_in(source)) return &ROWS[i];
+    return NULL;
+}

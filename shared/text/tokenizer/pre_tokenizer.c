@@ -1,0 +1,290 @@
+/* pre_tokenizer.c - see pre_tokenizer.h.
+ *
+ * A stage reads the spans of the pieces and writes those of the next stage; only stages that insert characters copy text.
+ * Patterns are compiled to machine code where the host allows it. The text is known to be valid UTF-8, so PCRE2 does not
+ * check it again for every match, which would make splitting quadratic.
+ * Thread: as in pre_tokenizer.h. */
+#include "shared/text/tokenizer/pre_tokenizer.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <string.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+#include "shared/text/tokenizer/regex_translate.h"
+
+/* Steps one match may take beyond those that a plain scan of the text needs; hostile patterns reach it. */
+enum { MATCH_STEPS_BASE = 1000 * 1000, MATCH_STEPS_PER_BYTE = 16 };
+/* A pattern with what regex_translate.h adds to it. */
+enum { TRANSLATED_MAX = 64 * PRETOK_PATTERN_MAX };
+
+enum stage_kind { STAGE_SPLIT, STAGE_PREFIX_SPACE, STAGE_METASPACE };
+
+struct pretok_stage {
+    enum stage_kind      kind;
+    pcre2_code          *code; /* STAGE_SPLIT */
+    enum pretok_behavior behavior;
+    bool                 invert;
+    struct buf           mark; /* STAGE_METASPACE */
+    enum pretok_prepend  prepend;
+};
+
+/* ---- building ---- */
+
+static enum status add_stage(struct pretok *p, enum stage_kind kind, struct pretok_stage **out, struct err *err)
+{
+    if (p->n == PRETOK_STAGES_MAX)
+        return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than %d stages", PRETOK_STAGES_MAX);
+    /* One is what models have; several could make a text grow without bound. */
+    for (size_t i = 0; i < p->n; i++)
+        if (kind != STAGE_SPLIT && p->stages[i]->kind != STAGE_SPLIT)
+            return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than one stage that inserts characters");
+    struct pretok_stage *s = MEM_NEW(struct pretok_stage);
+    s->kind = kind;
+    p->stages[p->n++] = s;
+    *out = s;
+    return OK;
+}
+
+static enum status compile(struct str pattern, uint32_t options, pcre2_code **out, struct err *err)
+{
+    int code = 0;
+    PCRE2_SIZE at = 0;
+    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+    if (!context) return err_set(err, ERR_NOMEM, "not enough memory for a pattern");
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+    pcre2_set_max_pattern_length(context, TRANSLATED_MAX);
+    *out = pcre2_compile((PCRE2_SPTR)pattern.p, pattern.n, options, &code, &at, context);
+    pcre2_compile_context_free(context);
+    if (*out) {
+        /* Without it (no executable memory allowed) the interpreter gives the same answers. */
+        (void)pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE);
+        return OK;
+    }
+    PCRE2_UCHAR why[128] = "";
+    pcre2_get_error_message(code, why, sizeof why);
+    return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern cannot be used: %s (at byte %zu)", (char *)why, at);
+}
+
+static enum status add_pattern(struct pretok *p, struct str pattern, uint32_t options, enum pretok_behavior behavior, bool invert,
+                               struct err *err)
+{
+    pcre2_code *code = NULL;
+    struct pretok_stage *s = NULL;
+    TRY(compile(pattern, options, &code, err));
+    enum status st = add_stage(p, STAGE_SPLIT, &s, err);
+    if (st != OK) {
+        pcre2_code_free(code);
+        return st;
+    }
+    s->code = code;
+    s->behavior = behavior;
+    s->invert = invert;
+    return OK;
+}
+
+enum status pretok_add_split(struct pretok *p, struct str regex, enum pretok_behavior behavior, bool invert, struct err *err)
+{
+    struct buf pattern = { 0 };
+    enum status st = regex.n > PRETOK_PATTERN_MAX ? err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern has over %d bytes", PRETOK_PATTERN_MAX)
+                                                  : regex_translate(regex, &pattern, err);
+    /* MULTILINE: in the patterns' own dialect ^ and $ are about lines. */
+    if (st == OK)
+        st = add_pattern(p, buf_str(&pattern), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, behavior, invert, err);
+    buf_release(&pattern);
+    return st;
+}
+
+enum status pretok_add_split_literal(struct pretok *p, struct str text, enum pretok_behavior behavior, bool invert, struct err *err)
+{
+    if (text.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokeniser splits at an empty string");
+    return add_pattern(p, text, PCRE2_UTF | PCRE2_LITERAL, behavior, invert, err);
+}
+
+enum status pretok_add_prefix_space(struct pretok *p, struct err *err)
+{
+    struct pretok_stage *s = NULL;
+    return add_stage(p, STAGE_PREFIX_SPACE, &s, err);
+}
+
+enum status pretok_add_metaspace(struct pretok *p, struct str mark, enum pretok_prepend prepend, bool split, struct err *err)
+{
+    struct pretok_stage *s = NULL;
+    if (mark.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokeniser replaces spaces by an empty string");
+    TRY(add_stage(p, STAGE_METASPACE, &s, err));
+    s->prepend = prepend;
+    buf_add_str(&s->mark, mark);
+    return split ? pretok_add_split_literal(p, mark, PRETOK_MERGED_WITH_NEXT, false, err) : OK;
+}
+
+void pretok_release(struct pretok *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        pcre2_code_free(p->stages[i]->code);
+        buf_release(&p->stages[i]->mark);
+        mem_free(p->stages[i]);
+    }
+    *p = (struct pretok){ 0 };
+}
+
+/* ---- running ---- */
+
+static void add_span(struct pretok_pieces *w, size_t at, size_t n)
+{
+    if (w->n_next == w->cap_next) {
+        w->cap_next = w->cap_next ? w->cap_next * 2 : 64;
+        w->next = mem_realloc(w->next, w->cap_next, sizeof *w->next);
+    }
+    w->next[w->n_next++] = (struct pretok_span){ at, n };
+}
+
+/* Cutting one piece. */
+struct cut {
+    const struct pretok_stage *stage;
+    struct pretok_pieces      *pieces;
+    size_t                     n_before;  /* spans made from other pieces */
+    bool                       was_match; /* the part before this one */
+};
+
+static void add_part(struct cut *c, size_t at, size_t n, bool matched)
+{
+    bool is_match = matched != c->stage->invert, joins = false;
+    bool has_previous = c->pieces->n_next > c->n_before;
+    switch (c->stage->behavior) {
+    case PRETOK_ISOLATED: break;
+    case PRETOK_REMOVED: break;
+    case PRETOK_MERGED_WITH_PREVIOUS: joins = is_match && !c->was_match; break;
+    case PRETOK_MERGED_WITH_NEXT: joins = !is_match && c->was_match; break;
+    case PRETOK_CONTIGUOUS: joins = is_match == c->was_match; break;
+    }
+    c->was_match = is_match;
+    if (joins && has_previous) c->pieces->next[c->pieces->n_next - 1].n += n;
+    else if (c->stage->behavior != PRETOK_REMOVED || !is_match) add_span(c->pieces, at, n);
+}
+
+/* The next match that is not empty, from *start on; PCRE2_ERROR_NOMATCH or another error when there is none. */
+static int next_match(const pcre2_code *code, struct str s, size_t *start, size_t *stop, pcre2_match_data *data,
+                      pcre2_match_context *context)
+{
+    const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
+    int rc = pcre2_match(code, (PCRE2_SPTR)s.p, s.n, *start, options, data, context);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
+        rc = pcre2_match(code, (PCRE2_SPTR)s.p, s.n, *start, options | PCRE2_NO_JIT, data, context);
+    if (rc < 0) return rc;
+    const PCRE2_SIZE *at = pcre2_get_ovector_pointer(data);
+    if (at[0] < *start || at[1] <= at[0]) return PCRE2_ERROR_INTERNAL; /* \K moved the start */
+    *start = at[0];
+    *stop = at[1];
+    return 0;
+}
+
+static enum status split_span(struct cut *c, struct pretok_span span, pcre2_match_data *data, pcre2_match_context *context,
+                              struct err *err)
+{
+    struct str s = { c->pieces->text.data + span.at, span.n };
+    size_t done = 0, stop = 0;
+    int rc = 0;
+    c->n_before = c->pieces->n_next;
+    c->was_match = false;
+    while (done < s.n) {
+        size_t start = done;
+        rc = next_match(c->stage->code, s, &start, &stop, data, context);
+        if (rc < 0) break;
+        if (start > done) add_part(c, span.at + done, start - done, false);
+        add_part(c, span.at + start, stop - start, true);
+        done = stop;
+    }
+    if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
+        PCRE2_UCHAR why[128] = "";
+        pcre2_get_error_message(rc, why, sizeof why);
+        return err_set(err, ERR_INVALID, "this text cannot be split by the model's pre-tokeniser: %s", (char *)why);
+    }
+    if (done < s.n) add_part(c, span.at + done, s.n - done, false);
+    return OK;
+}
+
+static enum status split_all(const struct pretok_stage *s, struct pretok_pieces *w, struct err *err)
+{
+    struct cut cut = { .stage = s, .pieces = w };
+    enum status st = ERR_NOMEM;
+    pcre2_match_data *data = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *context = pcre2_match_context_create(NULL);
+    if (data && context) {
+        size_t steps = MATCH_STEPS_BASE + w->text.len * MATCH_STEPS_PER_BYTE;
+        pcre2_set_match_limit(context, steps > UINT32_MAX ? UINT32_MAX : (uint32_t)steps);
+        st = OK;
+    }
+    for (size_t i = 0; i < w->n && st == OK; i++) st = split_span(&cut, w->spans[i], data, context, err);
+    if (!data || !context) err_set(err, st, "not enough memory to split a text");
+    pcre2_match_data_free(data);
+    pcre2_match_context_free(context);
+    return st;
+}
+
+static void copy_text(const struct pretok_stage *s, bool is_start, struct str piece, struct buf *out)
+{
+    if (s->kind == STAGE_PREFIX_SPACE) {
+        if (!str_starts(piece, " ")) buf_add_char(out, ' ');
+        buf_add_str(out, piece);
+        return;
+    }
+    bool has_mark = str_starts(piece, " ") || str_starts(piece, s->mark.data);
+    if (!has_mark && (s->prepend == PRETOK_ALWAYS || (s->prepend == PRETOK_FIRST && is_start))) buf_add_str(out, buf_str(&s->mark));
+    struct str rest = piece, part;
+    for (bool first = true; str_split(&rest, ' ', &part); first = false) {
+        if (!first) buf_add_str(out, buf_str(&s->mark));
+        buf_add_str(out, part);
+    }
+}
+
+/* Stages that insert characters write a new text. */
+static void rewrite_all(const struct pretok_stage *s, bool is_start, struct pretok_pieces *w)
+{
+    buf_clear(&w->scratch);
+    for (size_t i = 0; i < w->n; i++) {
+        size_t at = w->scratch.len;
+        struct str piece = { w->text.data + w->spans[i].at, w->spans[i].n };
+        copy_text(s, is_start && i == 0, piece, &w->scratch);
+        add_span(w, at, w->scratch.len - at);
+    }
+    struct buf text = w->text;
+    w->text = w->scratch;
+    w->scratch = text;
+}
+
+/* What the stage wrote becomes what the next one reads. */
+static void turn(struct pretok_pieces *w)
+{
+    struct pretok_span *spans = w->spans;
+    size_t cap = w->cap;
+    w->spans = w->next;
+    w->cap = w->cap_next;
+    w->n = w->n_next;
+    w->next = spans;
+    w->cap_next = cap;
+    w->n_next = 0;
+}
+
+enum status pretok_run(const struct pretok *p, bool is_start, struct pretok_pieces *pieces, struct err *err)
+{
+    pieces->n = pieces->n_next = 0;
+    if (pieces->text.len == 0) return OK;
+    add_span(pieces, 0, pieces->text.len);
+    turn(pieces);
+    for (size_t i = 0; i < p->n; i++) {
+        if (p->stages[i]->kind == STAGE_SPLIT) TRY(split_all(p->stages[i], pieces, err));
+        else rewrite_all(p->stages[i], is_start, pieces);
+        turn(pieces);
+    }
+    return OK;
+}
+
+void pretok_pieces_release(struct pretok_pieces *pieces)
+{
+    buf_release(&pieces->text);
+    buf_release(&pieces->scratch);
+    mem_free(pieces->spans);
+    mem_free(pieces->next);
+    *pieces = (struct pretok_pieces){ 0 };
+}

@@ -1,0 +1,105 @@
+/* spm_encode.c - encoding in SentencePiece's way (spm.h).
+ *
+ * A run of characters between user-defined pieces becomes symbols: the id of the character's piece, a number from n_pieces on for
+ * a character that pieces hold but that is none, or -2 - code point for one that no piece holds. What is left after merging is
+ * given out; unused pieces are taken apart into what they were made of, unknown characters become bytes or <unk>.
+ * Thread: the caller's. */
+#include "shared/text/tokenizer/encoder.h"
+
+#include "shared/text/utf8.h"
+
+/* A symbol without a piece. Of several in a row that are unknown the first stands for all. */
+static enum status put_bare(struct encoder *e, int32_t cp)
+{
+    const struct tokenizer *t = e->t;
+    char c[UTF8_CHAR_MAX];
+    struct str s = { c, utf8_put(cp, c) };
+    bool has_bytes = encoder_has_bytes(t, s), again = e->after_unk;
+    e->after_unk = !has_bytes;
+    for (size_t i = 0; has_bytes && i < s.n; i++) TRY(encoder_push(e, &t->byte_ids[(unsigned char)c[i]], 1));
+    return has_bytes || again || t->unk < 0 ? OK : encoder_push(e, &t->unk, 1);
+}
+
+static void keep_apart(struct encoder *e, int32_t id)
+{
+    if (e->n_apart == e->cap_apart) {
+        e->cap_apart = e->cap_apart ? e->cap_apart * 2 : 64;
+        e->apart = mem_realloc(e->apart, e->cap_apart, sizeof *e->apart);
+    }
+    e->apart[e->n_apart++] = id;
+}
+
+static int32_t code_point(const struct spm *s, int32_t symbol)
+{
+    return symbol < 0 ? -2 - symbol : s->bare[(size_t)symbol - s->n_pieces];
+}
+
+/* An unused piece of several characters was made by a merge, so the pair is known; each part is shorter than the whole. */
+static enum status put_symbol(struct encoder *e, int32_t id)
+{
+    const struct spm *s = &e->t->spm;
+    int32_t left, right;
+    keep_apart(e, id);
+    while (e->n_apart > 0) {
+        id = e->apart[--e->n_apart];
+        if (id < 0 || (size_t)id >= s->n_pieces) {
+            TRY(put_bare(e, code_point(s, id)));
+            continue;
+        }
+        e->after_unk = false;
+        if (e->t->tokens[id].taken_apart) {
+            bpe_origin(&e->work, id, &left, &right);
+            keep_apart(e, right);
+            keep_apart(e, left);
+        } else {
+            TRY(encoder_push(e, &id, 1));
+        }
+    }
+    return OK;
+}
+
+static enum status put_run(struct encoder *e, size_t n_symbols)
+{
+    size_t n = bpe_merge(&e->t->bpe, e->symbols, n_symbols, &e->work);
+    for (size_t i = 0; i < n; i++) TRY(put_symbol(e, e->symbols[i]));
+    return OK;
+}
+
+/* Text in normal form. A run ends before a user-defined piece, and between characters that no piece holds side by side. */
+static enum status encode_normal(struct encoder *e, struct str text)
+{
+    const struct spm *s = &e->t->spm;
+    size_t n = 0, len;
+    int32_t before = 0, cp, id;
+    for (size_t at = 0; at < text.n; at += len) {
+        len = added_match(&s->user_defined, text, at, &id);
+        bool defined = len > 0;
+        if (!defined) len = utf8_next(text, at, &cp);
+        if (!defined && cp < 0) cp = UTF8_REPLACEMENT; /* a file's own pieces and replacements may end inside a character */
+        if (n > 0 && (defined || (s->cuts && !spm_has_pair(s, before, cp)))) {
+            TRY(put_run(e, n));
+            n = 0;
+        }
+        if (defined) {
+            e->after_unk = false;
+            TRY(encoder_push(e, &id, 1));
+            continue;
+        }
+        int32_t symbol = charmap_get(&s->symbols, cp);
+        e->symbols[n++] = symbol >= 0 ? symbol : -2 - cp;
+        before = cp;
+    }
+    return put_run(e, n);
+}
+
+enum status encode_spm(struct encoder *e, struct str text, bool is_start)
+{
+    buf_clear(&e->section);
+    enum status st = spm_normalize(&e->t->spm, text, is_start, &e->section);
+    if (st == OK && e->section.len > INT32_MAX) st = ERR_TOO_LONG;
+    if (st != OK) return err_set(e->err, st, "the text grows too much when it is normalised");
+    TRY(encoder_expect(e, e->section.len));
+    encoder_reserve(e, e->section.len);
+    e->after_unk = false;
+    return encode_normal(e, buf_str(&e->section));
+}
