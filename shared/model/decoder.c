@@ -197,27 +197,27 @@ static enum status pack_all(struct binder *b)
     return st;
 }
 
-bool decoder_keeps_copy(const struct model *m, const struct model_options *o)
+bool decoder_uses_weight_cache(const struct model *m, const struct model_options *o)
 {
-    return o->packed_folder && m->kernels->device->is_host && !m->weights->made_up; /* making them up takes no longer than reading a copy */
+    return o->weight_cache_folder && m->kernels->device->is_host && !m->weights->made_up; /* making them up takes no longer than reading a copy */
 }
 
 /* From the copy on disk, or packed and then put there. */
-static enum status pack_weights(struct binder *b, const struct model_options *o, const struct packed_key *key)
+static enum status pack_weights(struct binder *b, const struct model_options *o, const struct weight_cache_key *key)
 {
     const struct decoder       *d = b->m->decoder;
     const char                 *base = strrchr(o->path, '/');
-    const struct packed_options p = { .folder = o->packed_folder, .name = base ? base + 1 : o->path, .key = *key, .plan = d->plan, .n = d->n_plan,
+    const struct weight_cache_options p = { .folder = o->weight_cache_folder, .name = base ? base + 1 : o->path, .key = *key, .plan = d->plan, .n = d->n_plan,
                                       .pool = b->m->kernels->pool, .progress = o->progress, .progress_arg = o->progress_arg };
-    b->packed = decoder_keeps_copy(b->m, o) ? packed_open(&p) : NULL;
-    b->converting = !b->packed || !packed_is_ready(b->packed);
+    b->cache = decoder_uses_weight_cache(b->m, o) ? weight_cache_open(&p) : NULL;
+    b->converting = !b->cache || !weight_cache_is_ready(b->cache);
     if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
     enum status st = make_room(b);
     if (st == OK) st = pack_all(b);
     if (!d->room.ptr) pages_unmap(b->room, b->room_bytes); /* what nothing was packed into */
-    if (st == OK && b->packed) packed_finish(b->packed);
-    b->m->weights_mapped = b->packed && packed_is_ready(b->packed);
-    packed_close(b->packed);
+    if (st == OK && b->cache) weight_cache_finish(b->cache);
+    b->m->weights_mapped = b->cache && weight_cache_is_ready(b->cache);
+    weight_cache_close(b->cache);
     return st;
 }
 
@@ -251,7 +251,7 @@ static enum status make_angles(struct model *m, struct err *err)
     return OK;
 }
 
-enum status decoder_pack(struct model *m, const struct model_options *o, const struct packed_key *key, struct err *err)
+enum status decoder_pack(struct model *m, const struct model_options *o, const struct weight_cache_key *key, struct err *err)
 {
     const struct totals *t = &m->decoder->totals;
     struct binder b = { .m = m, .err = err, .packing = true, .weight_total = t->weights, .progress = o->progress, .progress_arg = o->progress_arg };

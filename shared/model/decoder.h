@@ -13,11 +13,11 @@
 
 /* m->decoder from m->weights, nothing packed yet; fills m->weight_bytes, buffer_bytes and rope_bytes. */
 enum status decoder_plan(struct model *m, struct err *err) MUST_CHECK;
-/* Are packed copies of these weights kept in o->packed_folder? */
-bool        decoder_keeps_copy(const struct model *m, const struct model_options *o);
-struct packed_key;
-/* Pack, or take from o->packed_folder what `key` names, and allocate. */
-enum status decoder_pack(struct model *m, const struct model_options *o, const struct packed_key *key, struct err *err) MUST_CHECK;
+/* Are packed copies of these weights kept in o->weight_cache_folder? */
+bool        decoder_uses_weight_cache(const struct model *m, const struct model_options *o);
+struct weight_cache_key;
+/* Pack, or take from o->weight_cache_folder what `key` names, and allocate. */
+enum status decoder_pack(struct model *m, const struct model_options *o, const struct weight_cache_key *key, struct err *err) MUST_CHECK;
 void        decoder_free(struct model *m);
 /* True: the device chooses the tokens, and may not be done yet. False: logits and KV are there. */
 bool        decoder_forward(struct model *m, const struct model_batch *b);

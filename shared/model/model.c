@@ -101,12 +101,12 @@ static uint64_t fingerprint(const struct model *m)
 }
 
 /* What packed bytes depend on. The configuration is part of it: it decides which tensors become which matrices. */
-static struct packed_key packed_key_of(const struct model *m)
+static struct weight_cache_key weight_cache_key_of(const struct model *m)
 {
     struct buf b = { 0 };
     buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->ops->forms, (int)m->kernels->activations, (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
-    struct packed_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)), weights_files_state(m->weights) };
+    struct weight_cache_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)), weights_files_state(m->weights) };
     buf_release(&b);
     return key;
 }
@@ -142,7 +142,7 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
 static enum status pack(struct model *m, const struct model_options *o, const char *path, struct err *err)
 {
     log_plan(m, o, path);
-    const struct packed_key key = decoder_keeps_copy(m, o) ? packed_key_of(m) : (struct packed_key){ 0 };
+    const struct weight_cache_key key = decoder_uses_weight_cache(m, o) ? weight_cache_key_of(m) : (struct weight_cache_key){ 0 };
     enum status st = decoder_pack(m, o, &key, err);
     if (st != OK) return err_prefix(err, "%s: ", path);
     m->fingerprint = fingerprint(m);

@@ -107,7 +107,7 @@ struct model_options {
     uint32_t           usual_len;     /* 0: all that the model has */
     bool               dummy;         /* weights are made up: `path` is a folder of which config.json is read and no weights (--load-format dummy) */
     enum quantize      quantize;      /* of the plain matrices of attention, feed-forward blocks and experts */
-    const char        *packed_folder; /* where packed copies of weights are kept (weight_cache.h); NULL: none are */
+    const char        *weight_cache_folder; /* where packed copies of weights are kept (weight_cache.h); NULL: none are */
     struct kernel_ctx *kernels;       /* borrowed until model_free */
     /* Progress in 0..1 while weights are packed; may be NULL. */
     void (*progress)(void *arg, double done);

@@ -89,7 +89,7 @@ static struct path sub_folder(const char *name)
 
 /* ---- the same bits ----------------------------------------------------------------------------------------------- */
 
-/* Hash of the table: shape, place and hash of every weight. Of version PACKED_VERSION; when this test fails after a change to packing, raise
+/* Hash of the table: shape, place and hash of every weight. Of version WEIGHT_CACHE_VERSION; when this test fails after a change to packing, raise
  * that number and put the new values here, or old copies will be taken for new ones. */
 static const struct {
     const char    *model;
@@ -110,8 +110,8 @@ static uint64_t table_hash(const char *path)
     struct buf b = { 0 };
     struct err err;
     CHECK_OK(file_read(path, 1 << 30, &b, &err));
-    const struct packed_head *h = (const struct packed_head *)(const void *)b.data;
-    uint64_t hash = hash_64(h + 1, h->n_weights * sizeof(struct packed_entry), 0);
+    const struct weight_cache_header *h = (const struct weight_cache_header *)(const void *)b.data;
+    uint64_t hash = hash_64(h + 1, h->n_weights * sizeof(struct weight_cache_entry), 0);
     buf_release(&b);
     return hash;
 }
@@ -134,7 +134,7 @@ TEST(the_same_bits_and_the_bytes_of_this_version)
         if (table != BYTES[i].table) fprintf(stderr, "%s: the table's hash is 0x%016llx\n", BYTES[i].model, (unsigned long long)table);
         changed = changed || table != BYTES[i].table;
     }
-    if (changed) test_fail(__FILE__, __LINE__, "packed bytes have changed: raise PACKED_VERSION and write the hashes above into this test");
+    if (changed) test_fail(__FILE__, __LINE__, "packed bytes have changed: raise WEIGHT_CACHE_VERSION and write the hashes above into this test");
 }
 
 /* How many copies a folder has, and a number that changes when one of them is another file. */
@@ -199,12 +199,12 @@ TEST(damaged_copies_are_made_anew)
 {
     static const struct damage DAMAGES[] = {
         { "empty", 0, 0 }, { "cut in its head", 0, 40 }, { "cut in its table", 0, 100 }, { "cut behind its table", 0, 4096 },
-        { "one byte longer", 0, -2 }, { "of another kind", 1, -1 }, { "of another version", offsetof(struct packed_head, version), -1 },
-        { "of other weights", offsetof(struct packed_head, key.weights), -1 }, { "of older files", offsetof(struct packed_head, key.files), -1 },
-        { "with another number of weights", offsetof(struct packed_head, n_weights), -1 },
-        { "with another length in its head", offsetof(struct packed_head, bytes), -1 }, { "with another hash", offsetof(struct packed_head, hash), -1 },
-        { "with another shape", sizeof(struct packed_head) + offsetof(struct packed_entry, n_in), -1 },
-        { "with a weight elsewhere", sizeof(struct packed_head) + sizeof(struct packed_entry) + offsetof(struct packed_entry, at), -1 },
+        { "one byte longer", 0, -2 }, { "of another kind", 1, -1 }, { "of another version", offsetof(struct weight_cache_header, version), -1 },
+        { "of other weights", offsetof(struct weight_cache_header, key.weights), -1 }, { "of older files", offsetof(struct weight_cache_header, key.files), -1 },
+        { "with another number of weights", offsetof(struct weight_cache_header, n_weights), -1 },
+        { "with another length in its head", offsetof(struct weight_cache_header, bytes), -1 }, { "with another hash", offsetof(struct weight_cache_header, hash), -1 },
+        { "with another shape", sizeof(struct weight_cache_header) + offsetof(struct weight_cache_entry, n_in), -1 },
+        { "with a weight elsewhere", sizeof(struct weight_cache_header) + sizeof(struct weight_cache_entry) + offsetof(struct weight_cache_entry, at), -1 },
         { "with a bit turned in its first weight", 4096 * 2 + 3, -1 }, { "with a bit turned in its last weight", -4096, -1 },
     };
     const struct path   model = golden("qwen3", "model");

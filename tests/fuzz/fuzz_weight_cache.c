@@ -13,21 +13,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const struct packed_key KEY = { 0x1122334455667788u, 0x99aabbccddeeff00u };
+    static const struct weight_cache_key KEY = { 0x1122334455667788u, 0x99aabbccddeeff00u };
     const size_t        page = pages_round(1);
     const struct weight plan[N] = { { .form = 2, .n_out = 16, .n_in = 8, .bytes = page }, { .form = 4, .paired = true, .n_out = 96, .n_in = 64, .bytes = 2 * page },
                                     { .form = 0, .n_out = 1, .n_in = 1, .bytes = page } };
     struct {
-        struct packed_head  head;
-        struct packed_entry table[N];
+        struct weight_cache_header  head;
+        struct weight_cache_entry table[N];
     } file = { 0 }, want;
     struct err err = { 0 };
     if (size == 0) return 0;
     size_t n = size - 1 < sizeof file ? size - 1 : sizeof file;
     memcpy(&file, data + 1, n);
-    if (data[0] & 1 && file.head.n_weights == N) packed_seal(&file.head, file.table);
-    packed_lay_out(&want.head, want.table, &KEY, plan, N);
-    if (packed_check(&file, n < sizeof file ? n : (size_t)file.head.bytes, &KEY, plan, N, &err) != OK) {
+    if (data[0] & 1 && file.head.n_weights == N) weight_cache_seal(&file.head, file.table);
+    weight_cache_lay_out(&want.head, want.table, &KEY, plan, N);
+    if (weight_cache_check(&file, n < sizeof file ? n : (size_t)file.head.bytes, &KEY, plan, N, &err) != OK) {
         if (err.code == OK || err.text[0] == 0) abort();
         return 0;
     }

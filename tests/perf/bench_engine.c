@@ -110,7 +110,7 @@ static enum status rig_open(struct rig *r, const char *path, const char *isa, in
     struct kv_layout layout;
     enum status      st = kernel_ctx_create(isa, exact ? ACTIVATIONS_F32 : ACTIVATIONS_FAST, n_threads, &r->kernels, err);
     if (st != OK) return st;
-    struct model_options o = { .path = path, .max_rows = r->rows_max, .max_model_len = TOKENS_MAX, .packed_folder = packed, .kernels = r->kernels };
+    struct model_options o = { .path = path, .max_rows = r->rows_max, .max_model_len = TOKENS_MAX, .weight_cache_folder = packed, .kernels = r->kernels };
     st = model_load(&o, &r->model, err);
     if (st != OK) return st;
     r->n_blocks = STREAMS_MAX * (TOKENS_MAX / BLOCK_TOKENS);

@@ -104,8 +104,8 @@ static void *take_room(struct binder *b, size_t bytes)
 static enum status take_or_pack(struct binder *b, struct weight_pack_args a, const struct weight *plan, struct weight *to)
 {
     struct kernel_ctx *k = b->m->kernels;
-    if (b->packed && packed_is_ready(b->packed)) {
-        packed_take(b->packed, to);
+    if (b->cache && weight_cache_is_ready(b->cache)) {
+        weight_cache_take(b->cache, to);
         ASSERT(to->form == plan->form && to->n_out == plan->n_out && to->n_in == plan->n_in); /* both passes ask in one order */
         return OK;
     }
@@ -113,7 +113,7 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a, con
     const uint64_t t0 = clock_ns();
     TRY(k->ops->weight_pack(k, &a, to, b->err));
     b->pack_ns += clock_ns() - t0;
-    if (b->packed) packed_put(b->packed, to);
+    if (b->cache) weight_cache_put(b->cache, to);
     return OK;
 }
 

@@ -37,7 +37,7 @@ struct binder {
     size_t        source_bytes;
     struct read_ahead *ahead;   /* second pass: who reads them; may be NULL */
     uint64_t      pack_ns;      /* second pass: in weight_pack */
-    struct packed *packed;      /* second pass: the copy on disk; NULL: none */
+    struct weight_cache *cache;      /* second pass: the copy on disk; NULL: none */
     char         *room;         /* second pass: memory for the weights still to come, side by side so that huge pages fit; NULL: each has its own */
     size_t        room_bytes;   /* left of them */
     size_t        weight_bytes; /* packed sizes this pass came by */

@@ -22,24 +22,24 @@
 #include "shared/base/mem.h"
 #include "shared/model/load/file_map.h"
 
-enum { LOOK_MS = 100, STILL_MS = 120000 /* a copy that is written but does not grow: syncing a large one takes its time */, READ_AT_ONCE = 64 };
+enum { POLL_MS = 100, STALL_MS = 120000 /* a copy that is written but does not grow: syncing a large one takes its time */, READ_AT_ONCE = 64 };
 
-struct packed {
-    struct packed_options o;
-    struct buf            path, making; /* the copy, and while it is written */
+struct weight_cache {
+    struct weight_cache_options o;
+    struct buf            path, tmp_path; /* the copy, and while it is written */
     int                   lock;         /* -1: none held */
     int                   fd;           /* of `making`, -1 when nothing is written (any more) */
     struct file_map       map;          /* READY */
-    struct packed_head    head;
-    struct packed_entry  *table;        /* [n] */
+    struct weight_cache_header    head;
+    struct weight_cache_entry  *table;        /* [n] */
     struct weight       **put;          /* [n] MAKING: where the weights are */
     size_t                n_done;       /* taken or put */
     bool                  refused;      /* there is a copy, of no use */
-    ino_t                 looked_at;    /* the file that had the copy's name when it was looked at last; 0: none */
+    ino_t                 seen_inode;    /* the file that had the copy's name when it was looked at last; 0: none */
     uint64_t              t_open_ms;
 };
 
-static void warn(const struct packed *p, const char *what, const char *why)
+static void warn(const struct weight_cache *p, const char *what, const char *why)
 {
     log_warn("no packed copy of weights", "file=%s %s: %s; weights are packed at every start", p->path.data, what, why);
 }
@@ -47,7 +47,7 @@ static void warn(const struct packed *p, const char *what, const char *why)
 /* ---- hashes ------------------------------------------------------------------------------------------------------ */
 
 struct hash_job {
-    struct packed_entry *table;  /* of the first */
+    struct weight_cache_entry *table;  /* of the first */
     const char          *file;   /* NULL: hashes are made of `put` */
     struct weight      **put;
     _Atomic size_t       n_wrong;
@@ -56,19 +56,19 @@ struct hash_job {
 static void hash_one(void *arg, int index, int thread)
 {
     struct hash_job     *j = arg;
-    struct packed_entry *e = &j->table[index];
+    struct weight_cache_entry *e = &j->table[index];
     (void)thread;
     if (!j->file) e->hash = hash_64(j->put[index]->data, e->bytes, 0);
     else if (e->hash != hash_64(j->file + e->at, e->bytes, 0)) atomic_fetch_add(&j->n_wrong, 1);
 }
 
 /* Reading every byte also brings a cold copy into memory, in order, before the node says that it is ready. */
-static size_t count_wrong(const struct packed *p, const struct file_map *map)
+static size_t count_wrong(const struct weight_cache *p, const struct file_map *map)
 {
     struct hash_job j = { .file = (const char *)map->data };
     for (size_t i = 0; i < p->o.n && atomic_load(&j.n_wrong) == 0; i += READ_AT_ONCE) {
         size_t n = p->o.n - i < READ_AT_ONCE ? p->o.n - i : READ_AT_ONCE;
-        j.table = (struct packed_entry *)(uintptr_t)(map->data + sizeof(struct packed_head)) + i; /* only read */
+        j.table = (struct weight_cache_entry *)(uintptr_t)(map->data + sizeof(struct weight_cache_header)) + i; /* only read */
         compute_pool_run(p->o.pool, (int)n, hash_one, &j);
         if (p->o.progress) p->o.progress(p->o.progress_arg, (double)(j.table[n - 1].at + j.table[n - 1].bytes) / (double)map->bytes);
     }
@@ -78,11 +78,11 @@ static size_t count_wrong(const struct packed *p, const struct file_map *map)
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 /* ERR_NOT_FOUND: there is no file. */
-static enum status map_copy(struct packed *p, struct err *err)
+static enum status map_copy(struct weight_cache *p, struct err *err)
 {
     struct file_map map;
     TRY(file_map_open(p->path.data, &map, err));
-    enum status st = packed_check(map.data, map.bytes, &p->o.key, p->o.plan, p->o.n, err);
+    enum status st = weight_cache_check(map.data, map.bytes, &p->o.key, p->o.plan, p->o.n, err);
     size_t      n_wrong = st == OK ? count_wrong(p, &map) : 0;
     if (n_wrong) st = err_set(err, ERR_FORMAT, "%zu weights or more do not agree with their hashes", n_wrong);
     if (st != OK) {
@@ -93,17 +93,17 @@ static enum status map_copy(struct packed *p, struct err *err)
     return OK;
 }
 
-static ino_t which_copy(const struct packed *p)
+static ino_t current_inode(const struct weight_cache *p)
 {
     struct stat st;
     return stat(p->path.data, &st) == 0 ? st.st_ino : 0;
 }
 
 /* True when the copy is there and good. */
-static bool try_copy(struct packed *p)
+static bool try_copy(struct weight_cache *p)
 {
     struct err err = { 0 };
-    p->looked_at = which_copy(p);
+    p->seen_inode = current_inode(p);
     enum status st = map_copy(p, &err);
     p->refused = st != OK && st != ERR_NOT_FOUND;
     if (p->refused) log_warn("packed copy of weights is refused", "file=%s %s", p->path.data, err.text);
@@ -114,22 +114,22 @@ static bool try_copy(struct packed *p)
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-static void stop_making(struct packed *p)
+static void stop_writing(struct weight_cache *p)
 {
     if (p->fd < 0) return;
     close(p->fd);
     p->fd = -1;
-    unlink(p->making.data);
+    unlink(p->tmp_path.data);
 }
 
-static bool write_all(struct packed *p, const void *data, size_t n, uint64_t at)
+static bool write_all(struct weight_cache *p, const void *data, size_t n, uint64_t at)
 {
     for (size_t done = 0; done < n;) {
         ssize_t got = pwrite(p->fd, (const char *)data + done, n - done, (off_t)(at + done));
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) {
             warn(p, "writing", strerror(got < 0 ? errno : ENOSPC));
-            stop_making(p);
+            stop_writing(p);
             return false;
         }
         done += (size_t)got;
@@ -138,21 +138,21 @@ static bool write_all(struct packed *p, const void *data, size_t n, uint64_t at)
 }
 
 /* Room is asked for at once where the file system can tell, so that a disk is not filled up for nothing. */
-static bool begin_making(struct packed *p)
+static bool begin_writing(struct weight_cache *p)
 {
-    packed_lay_out(&p->head, p->table, &p->o.key, p->o.plan, p->o.n);
-    p->fd = open(p->making.data, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    weight_cache_lay_out(&p->head, p->table, &p->o.key, p->o.plan, p->o.n);
+    p->fd = open(p->tmp_path.data, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (p->fd < 0) {
-        warn(p, p->making.data, strerror(errno));
+        warn(p, p->tmp_path.data, strerror(errno));
         return false;
     }
     if (fallocate(p->fd, 0, 0, (off_t)p->head.bytes) == 0 || (errno != ENOSPC && errno != EFBIG && errno != EDQUOT)) return true;
     warn(p, "its size", strerror(errno));
-    stop_making(p);
+    stop_writing(p);
     return false;
 }
 
-static bool sync_folder(const struct packed *p)
+static bool sync_folder(const struct weight_cache *p)
 {
     int  fd = open(p->o.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool ok = fd >= 0 && fsync(fd) == 0;
@@ -163,56 +163,56 @@ static bool sync_folder(const struct packed *p)
 /* ---- the lock ---------------------------------------------------------------------------------------------------- */
 
 /* When the copy that somebody writes was written to last; its size says nothing, room may have been asked for at once. */
-static uint64_t last_write(const struct packed *p)
+static uint64_t last_write(const struct weight_cache *p)
 {
     struct stat st;
-    return stat(p->making.data, &st) == 0 ? (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec : 0;
+    return stat(p->tmp_path.data, &st) == 0 ? (uint64_t)st.st_mtim.tv_sec * 1000000000 + (uint64_t)st.st_mtim.tv_nsec : 0;
 }
 
 /* True with the lock; false when it cannot be had, after a warning, or when a copy appeared (then p->map is there). A copy is whole from the
  * moment it has its name, so whoever waits looks at it without the lock: of several that wait, none waits for another's reading. */
-static bool lock_or_wait(struct packed *p)
+static bool lock_or_wait(struct weight_cache *p)
 {
     uint64_t t_written_ms = clock_ms(), written = last_write(p);
-    bool     told = false;
+    bool     logged = false;
     while (flock(p->lock, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EINTR) continue;
         if (errno != EWOULDBLOCK) {
             warn(p, "locking", strerror(errno));
             return false;
         }
-        if (!told) log_info("packed weights are awaited", "file=%s another process is packing them", p->path.data);
-        told = true;
-        nanosleep(&(struct timespec){ .tv_nsec = LOOK_MS * 1000000L }, NULL);
-        if (which_copy(p) != p->looked_at && try_copy(p)) return false;
+        if (!logged) log_info("packed weights are awaited", "file=%s another process is packing them", p->path.data);
+        logged = true;
+        nanosleep(&(struct timespec){ .tv_nsec = POLL_MS * 1000000L }, NULL);
+        if (current_inode(p) != p->seen_inode && try_copy(p)) return false;
         if (last_write(p) != written) t_written_ms = clock_ms(), written = last_write(p);
-        if (clock_ms() - t_written_ms < STILL_MS) continue;
+        if (clock_ms() - t_written_ms < STALL_MS) continue;
         warn(p, "waiting", "the process that is writing it makes no progress");
         return false;
     }
-    return (p->refused && !told) || !try_copy(p); /* one may have been finished while nobody looked */
+    return (p->refused && !logged) || !try_copy(p); /* one may have been finished while nobody looked */
 }
 
 /* ---- life cycle -------------------------------------------------------------------------------------------------- */
 
-static void name_files(struct packed *p, struct buf *lock)
+static void name_files(struct weight_cache *p, struct buf *lock)
 {
     struct buf name = { 0 };
     for (const char *c = p->o.name; *c; c++) buf_add_char(&name, isalnum((unsigned char)*c) || strchr("._-", *c) ? *c : '_');
     buf_printf(&p->path, "%s/%s-%016" PRIx64 ".packed", p->o.folder, name.data ? name.data : "", p->o.key.weights);
-    buf_printf(&p->making, "%s.new", p->path.data);
+    buf_printf(&p->tmp_path, "%s.new", p->path.data);
     buf_printf(lock, "%s.lock", p->path.data);
     buf_release(&name);
 }
 
-struct packed *packed_open(const struct packed_options *o)
+struct weight_cache *weight_cache_open(const struct weight_cache_options *o)
 {
-    struct packed *p = MEM_NEW(struct packed);
+    struct weight_cache *p = MEM_NEW(struct weight_cache);
     struct buf     lock = { 0 };
     p->o = *o;
     p->lock = p->fd = -1;
     p->t_open_ms = clock_ms();
-    p->table = MEM_ARRAY(struct packed_entry, o->n);
+    p->table = MEM_ARRAY(struct weight_cache_entry, o->n);
     p->put = MEM_ARRAY(struct weight *, o->n);
     name_files(p, &lock);
     bool usable = try_copy(p);
@@ -220,27 +220,27 @@ struct packed *packed_open(const struct packed_options *o)
         (void)mkdir(o->folder, 0755); /* what is wrong with it, the lock file says */
         p->lock = open(lock.data, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
         if (p->lock < 0) warn(p, lock.data, strerror(errno));
-        else usable = lock_or_wait(p) ? begin_making(p) : p->map.data != NULL;
+        else usable = lock_or_wait(p) ? begin_writing(p) : p->map.data != NULL;
     }
     buf_release(&lock);
     if (usable) return p;
-    packed_close(p);
+    weight_cache_close(p);
     return NULL;
 }
 
-bool packed_is_ready(const struct packed *p) { return p->map.data != NULL; }
+bool weight_cache_is_ready(const struct weight_cache *p) { return p->map.data != NULL; }
 
-static struct weight weight_at(const struct packed *p, size_t i)
+static struct weight weight_at(const struct weight_cache *p, size_t i)
 {
-    const struct packed_entry *e = (const struct packed_entry *)(p->map.data + sizeof(struct packed_head)) + i;
+    const struct weight_cache_entry *e = (const struct weight_cache_entry *)(p->map.data + sizeof(struct weight_cache_header)) + i;
     struct weight              w = p->o.plan[i];
     w.data = (void *)(uintptr_t)(p->map.data + e->at); /* nobody writes to packed weights */
     return w;
 }
 
-void packed_take(struct packed *p, struct weight *out) { *out = weight_at(p, p->n_done++); }
+void weight_cache_take(struct weight_cache *p, struct weight *out) { *out = weight_at(p, p->n_done++); }
 
-void packed_put(struct packed *p, struct weight *w)
+void weight_cache_put(struct weight_cache *p, struct weight *w)
 {
     size_t i = p->n_done++;
     p->put[i] = w;
@@ -248,15 +248,15 @@ void packed_put(struct packed *p, struct weight *w)
 }
 
 /* Synced before it has its name: a copy that can be found is whole, whenever the machine stops. */
-static bool publish(struct packed *p)
+static bool install_file(struct weight_cache *p)
 {
     struct hash_job j = { .table = p->table, .put = p->put };
     compute_pool_run(p->o.pool, (int)p->o.n, hash_one, &j);
-    packed_seal(&p->head, p->table);
+    weight_cache_seal(&p->head, p->table);
     if (!write_all(p, p->table, p->o.n * sizeof *p->table, sizeof p->head) || !write_all(p, &p->head, sizeof p->head, 0)) return false;
-    if (fsync(p->fd) != 0 || rename(p->making.data, p->path.data) != 0 || !sync_folder(p)) {
+    if (fsync(p->fd) != 0 || rename(p->tmp_path.data, p->path.data) != 0 || !sync_folder(p)) {
         warn(p, "finishing", strerror(errno));
-        stop_making(p);
+        stop_writing(p);
         return false;
     }
     close(p->fd);
@@ -265,27 +265,27 @@ static bool publish(struct packed *p)
     return true;
 }
 
-void packed_finish(struct packed *p)
+void weight_cache_finish(struct weight_cache *p)
 {
     p->o.progress = NULL; /* that of packing is at its end */
-    if (packed_is_ready(p) || p->fd < 0 || !publish(p) || !try_copy(p)) return;
+    if (weight_cache_is_ready(p) || p->fd < 0 || !install_file(p) || !try_copy(p)) return;
     for (size_t i = 0; i < p->o.n; i++) {
         pages_unmap(p->put[i]->data, p->put[i]->bytes);
         *p->put[i] = weight_at(p, i);
     }
 }
 
-void packed_close(struct packed *p)
+void weight_cache_close(struct weight_cache *p)
 {
     if (!p) return;
-    stop_making(p);
+    stop_writing(p);
     if (p->lock >= 0) close(p->lock);
     if (p->map.data) { /* the head, and what nobody took */
         for (size_t i = p->n_done; i < p->o.n; i++) pages_unmap(weight_at(p, i).data, p->o.plan[i].bytes);
         pages_unmap((void *)(uintptr_t)p->map.data, pages_round(sizeof p->head + p->o.n * sizeof *p->table));
     }
     buf_release(&p->path);
-    buf_release(&p->making);
+    buf_release(&p->tmp_path);
     mem_free(p->table);
     mem_free(p->put);
     mem_free(p);
