@@ -41,7 +41,7 @@ struct weight_cache_header {
 
 struct weight_cache_entry {
     uint64_t n_out, n_in, at, bytes, hash;
-    int32_t  form;
+    int32_t  layout;
     uint32_t paired;
 };
 
