@@ -199,7 +199,7 @@ static enum status pack_all(struct binder *b)
 
 bool decoder_uses_weight_cache(const struct model *m, const struct model_options *o)
 {
-    return o->weight_cache_folder && m->kernels->device->is_host && !m->weights->made_up; /* making them up takes no longer than reading a copy */
+    return o->weight_cache_folder && m->kernels->device->is_host && !m->weights->dummy; /* making them up takes no longer than reading a copy */
 }
 
 /* From the copy on disk, or packed and then put there. */

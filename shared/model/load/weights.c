@@ -156,7 +156,7 @@ static uint64_t sample(const struct weights_tensor *t, uint64_t seed)
 
 uint64_t weights_fingerprint(const struct weights *w, uint64_t seed)
 {
-    if (w->made_up) return weights_made_up_fingerprint(seed);
+    if (w->dummy) return weights_dummy_fingerprint(seed);
     for (size_t i = 0; i < w->n_tensors; i++) {
         const struct weights_tensor *t = &w->tensors[i];
         seed = hash_64(t->name.p, t->name.n, seed);

@@ -34,7 +34,7 @@ struct weights {
     struct safetensors_set set;
     struct map             by_name;
     struct names           names;
-    bool                   made_up;  /* there are no files, and no tensors in the list */
+    bool                   dummy;  /* there are no files, and no tensors in the list */
     uint32_t               n_layers; /* of made-up ones: set before matrices are taken */
 };
 
@@ -56,7 +56,7 @@ struct matrix_want {
 /* `path` is a folder with safetensors or a .gguf file. */
 enum status weights_open(const char *path, struct weights **out, struct err *err) MUST_CHECK;
 /* Weights without files: fixed pseudo-random numbers, the same on every node and device. */
-void        weights_make_up(struct weights **out);
+void        weights_create_dummy(struct weights **out);
 void        weights_close(struct weights *w);
 
 /* The tensor, or NULL. The second form marks it used. */
@@ -79,8 +79,8 @@ uint64_t    weights_files_state(const struct weights *w);
 
 /* ---- weights_dummy.c, for the functions above ---- */
 
-void        weights_made_up_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out);
-void        weights_made_up_vector(const char *name, size_t n, float **out);
-uint64_t    weights_made_up_fingerprint(uint64_t seed);
+void        weights_dummy_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out);
+void        weights_dummy_vector(const char *name, size_t n, float **out);
+uint64_t    weights_dummy_fingerprint(uint64_t seed);
 
 #endif

@@ -16,17 +16,17 @@
 
 static const float DAMPING = 1.0f / 8; /* beside an embedding's row */
 static const float BIAS_DEVIATION = 1.0f / 64, SELECTION_DEVIATION = 1.0f / 4096 /* scores of experts are some hundredths */;
-static const uint64_t DUMMY_MARK = 0x44554d4d00000000u; /* "DUMM" */
+static const uint64_t DUMMY_TAG = 0x44554d4d00000000u; /* "DUMM" */
 
-static struct made_up made_up_of(const char *name, float deviation)
+static struct made_up dummy_of(const char *name, float deviation)
 {
     return (struct made_up){ .seed = hash_64(name, strlen(name), MADE_UP_VERSION), .unit = deviation / MADE_UP_DEVIATION };
 }
 
-void weights_make_up(struct weights **out)
+void weights_create_dummy(struct weights **out)
 {
     struct weights *w = MEM_NEW(struct weights);
-    w->made_up = true;
+    w->dummy = true;
     *out = w;
 }
 
@@ -44,28 +44,28 @@ static float deviation_of(const struct weights *w, const struct matrix_want *wan
     return is_damped(w, want) ? usual * DAMPING / sqrtf((float)want->n_out) : usual;
 }
 
-void weights_made_up_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out)
+void weights_dummy_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out)
 {
     char name[NAME_BYTES_MAX];
     if (want->n_experts > 0) snprintf(name, sizeof name, "%s%" PRIu32 ".%s", want->prefix, want->i_expert, want->leaf);
     else snprintf(name, sizeof name, "%s%s", want->prefix, want->leaf);
     *out = (struct weight_src){ .dtype = DTYPE_BF16, .n_out = want->n_out, .n_in = want->n_in,
-                                .made_up = made_up_of(name, deviation_of(w, want)) };
+                                .made_up = dummy_of(name, deviation_of(w, want)) };
 }
 
-void weights_made_up_vector(const char *name, size_t n, float **out)
+void weights_dummy_vector(const char *name, size_t n, float **out)
 {
     const bool norm = str_ends(str_of(name), "norm.weight");
     float     *v = mem_aligned(64, n * sizeof *v);
     const float deviation = str_ends(str_of(name), "e_score_correction_bias") ? SELECTION_DEVIATION : BIAS_DEVIATION;
-    const struct weight_src bias = { .dtype = DTYPE_F32, .n_out = 1, .n_in = n, .made_up = made_up_of(name, deviation) };
+    const struct weight_src bias = { .dtype = DTYPE_F32, .n_out = 1, .n_in = n, .made_up = dummy_of(name, deviation) };
     if (!norm) weight_made_up_row(&bias, 0, 0, n, v);
     for (size_t i = 0; norm && i < n; i++) v[i] = 1;
     *out = v;
 }
 
-uint64_t weights_made_up_fingerprint(uint64_t seed)
+uint64_t weights_dummy_fingerprint(uint64_t seed)
 {
     const uint32_t version = MADE_UP_VERSION;
-    return DUMMY_MARK | (hash_64(&version, sizeof version, seed) & UINT32_MAX);
+    return DUMMY_TAG | (hash_64(&version, sizeof version, seed) & UINT32_MAX);
 }

@@ -111,8 +111,8 @@ static enum status take_scales(struct weights *w, const char *name, const struct
 enum status weights_matrix(struct weights *w, const struct matrix_want *want, struct weight_src *out, struct err *err)
 {
     char name[NAME_BYTES_MAX];
-    if (w->made_up) {
-        weights_made_up_matrix(w, want, out);
+    if (w->dummy) {
+        weights_dummy_matrix(w, want, out);
         return OK;
     }
     const int place = find_place(w, want, name);
@@ -149,8 +149,8 @@ static bool is_vector(const struct weights_tensor *t, size_t n)
 enum status weights_vector(struct weights *w, const char *name, size_t n, float **out, struct err *err)
 {
     char in_file[NAME_BYTES_MAX];
-    if (w->made_up) {
-        weights_made_up_vector(name, n, out);
+    if (w->dummy) {
+        weights_dummy_vector(name, n, out);
         return OK;
     }
     const struct weights_tensor *t = weights_take(w, name);
