@@ -40,7 +40,7 @@ enum status attention_gqa_bind(struct binder *b, const char *layer, struct atten
 {
     const struct model_config *c = &b->m->config;
     const size_t hidden = c->hidden, q = q_width(c), kv = kv_width(c), all = q + 2 * kv;
-    char prefix[NAME_BYTES_MAX / 2];
+    char prefix[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
     const struct {
         struct weight     *to;

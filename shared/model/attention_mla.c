@@ -125,7 +125,7 @@ static enum status bind_up(struct binder *b, const char *prefix, struct attentio
     struct matrix_want k_b = { .prefix = prefix, .leaf = "k_b_proj", .n_out = c->kv_lora, .n_in = c->nope, .n_experts = a->n_heads };
     struct matrix_want v_b = { .prefix = prefix, .leaf = "v_b_proj", .n_out = c->v, .n_in = c->kv_lora, .n_experts = a->n_heads };
     if (!weights_has_matrix(b->m->weights, &k_b)) return bind_kv_b(b, prefix, a);
-    char joint[NAME_BYTES_MAX];
+    char joint[TENSOR_NAME_BYTES_MAX];
     snprintf(joint, sizeof joint, "%skv_b_proj.weight", prefix);
     (void)weights_take(b->m->weights, joint); /* some files have both; they are equal */
     for (k_b.i_expert = v_b.i_expert = 0; k_b.i_expert < a->n_heads; k_b.i_expert++, v_b.i_expert++) TRY(bind_head_split(b, &k_b, &v_b, a));
@@ -137,7 +137,7 @@ enum status attention_mla_bind(struct binder *b, const char *layer, struct atten
     const struct model_config *c = &b->m->config;
     const struct widths        n = widths_of(c);
     const size_t               hidden = c->hidden, q_lora = c->mla.q_lora;
-    char prefix[NAME_BYTES_MAX / 2];
+    char prefix[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
     a->n_heads = c->n_heads;
     if (!a->k_up) a->k_up = MEM_ARRAY(struct weight, a->n_heads);

@@ -54,7 +54,7 @@ struct decoder {
 static enum status bind_layer(struct binder *b, struct layer *l, uint32_t i)
 {
     const struct model_config *c = &b->m->config;
-    char layer[NAME_BYTES_MAX / 4], mlp[NAME_BYTES_MAX / 2];
+    char layer[TENSOR_NAME_BYTES_MAX / 4], mlp[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(layer, sizeof layer, "model.layers.%u.", i);
     snprintf(mlp, sizeof mlp, "%smlp.", layer);
     TRY(bind_vector(b, layer, "input_layernorm.weight", c->hidden, &l->attn_norm));

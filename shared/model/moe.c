@@ -22,7 +22,7 @@ enum status moe_bind(struct binder *b, const char *layer, struct moe *e)
 {
     const struct model_config *c = &b->m->config;
     const size_t hidden = c->hidden, n = c->moe.intermediate;
-    char mlp[NAME_BYTES_MAX / 2], experts[NAME_BYTES_MAX / 2], shared[NAME_BYTES_MAX / 2];
+    char mlp[TENSOR_NAME_BYTES_MAX / 2], experts[TENSOR_NAME_BYTES_MAX / 2], shared[TENSOR_NAME_BYTES_MAX / 2];
     snprintf(mlp, sizeof mlp, "%smlp.", layer);
     snprintf(experts, sizeof experts, "%smlp.experts.", layer);
     snprintf(shared, sizeof shared, "%smlp.shared_experts.", layer);

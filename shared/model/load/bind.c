@@ -155,10 +155,10 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, e
 }
 
 /* For people: the place of a matrix, without what kinds of files add to it. */
-static const char *name_of(const struct matrix_want *want, char out[NAME_BYTES_MAX])
+static const char *name_of(const struct matrix_want *want, char out[TENSOR_NAME_BYTES_MAX])
 {
-    if (want->n_experts > 0) snprintf(out, NAME_BYTES_MAX, "%s%s of expert %" PRIu32, want->prefix, want->leaf, want->i_expert);
-    else snprintf(out, NAME_BYTES_MAX, "%s%s", want->prefix, want->leaf);
+    if (want->n_experts > 0) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s of expert %" PRIu32, want->prefix, want->leaf, want->i_expert);
+    else snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", want->prefix, want->leaf);
     return out;
 }
 
@@ -167,7 +167,7 @@ enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum b
     struct weight_src src;
     TRY(bind_take(b, want, &src));
     void *scales = (void *)src.scales;
-    char        what[NAME_BYTES_MAX];
+    char        what[TENSOR_NAME_BYTES_MAX];
     enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(want, what), to);
     mem_free(scales);
     return st;
@@ -178,7 +178,7 @@ enum status bind_pair(struct binder *b, const struct matrix_want *gate, const st
     struct weight_src src[2];
     TRY(bind_take(b, gate, &src[0]));
     void       *scales[2] = { (void *)src[0].scales, NULL };
-    char        what[NAME_BYTES_MAX];
+    char        what[TENSOR_NAME_BYTES_MAX];
     enum status st = bind_take(b, up, &src[1]);
     if (st == OK) {
         scales[1] = (void *)src[1].scales;
@@ -207,7 +207,7 @@ static enum status bind_vectors(struct binder *b, const char *prefix, const char
 {
     float *all = take(&b->vectors, n_names * n * sizeof **to);
     for (size_t i = 0; i < n_names; i++) {
-        char   full[NAME_BYTES_MAX];
+        char   full[TENSOR_NAME_BYTES_MAX];
         float *v;
         snprintf(full, sizeof full, "%s%s", prefix, names[i]);
         TRY(weights_vector(b->m->weights, full, n, &v, b->err));
@@ -230,7 +230,7 @@ enum status bind_vector_pair(struct binder *b, const char *prefix, const char *f
 
 enum status bind_vector_if_present(struct binder *b, const char *prefix, const char *name, size_t n, float **to)
 {
-    char full[NAME_BYTES_MAX];
+    char full[TENSOR_NAME_BYTES_MAX];
     snprintf(full, sizeof full, "%s%s", prefix, name);
     return weights_find(b->m->weights, full) ? bind_vector(b, prefix, name, n, to) : OK;
 }

@@ -91,40 +91,40 @@ static void part_in_gguf(const char *part, char *out, size_t cap)
 }
 
 /* "model.layers.<n>.<part>" → "blk.<n>.<part>" */
-static void in_gguf(const char *name, char out[NAME_BYTES_MAX])
+static void in_gguf(const char *name, char out[TENSOR_NAME_BYTES_MAX])
 {
     static const char LAYERS[] = "model.layers.";
-    char              part[NAME_BYTES_MAX / 2] = "";
+    char              part[TENSOR_NAME_BYTES_MAX / 2] = "";
     out[0] = 0;
     for (size_t i = 0; i < COUNT_OF(GLOBAL_NAMES); i++)
-        if (strcmp(name, GLOBAL_NAMES[i][0]) == 0) snprintf(out, NAME_BYTES_MAX, "%s", GLOBAL_NAMES[i][1]);
+        if (strcmp(name, GLOBAL_NAMES[i][0]) == 0) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s", GLOBAL_NAMES[i][1]);
     if (strncmp(name, LAYERS, sizeof LAYERS - 1) != 0) return;
     const char *number = name + sizeof LAYERS - 1, *dot = strchr(number, '.');
     if (dot) part_in_gguf(dot + 1, part, sizeof part);
-    if (part[0]) snprintf(out, NAME_BYTES_MAX, "blk.%.*s.%s", (int)(dot - number), number, part);
+    if (part[0]) snprintf(out, TENSOR_NAME_BYTES_MAX, "blk.%.*s.%s", (int)(dot - number), number, part);
 }
 
 /* ---- safetensors ------------------------------------------------------------------------------------------------- */
 
-static void replace(char name[NAME_BYTES_MAX], const char *from, const char *to)
+static void replace(char name[TENSOR_NAME_BYTES_MAX], const char *from, const char *to)
 {
-    char  rest[NAME_BYTES_MAX];
+    char  rest[TENSOR_NAME_BYTES_MAX];
     char *at = strstr(name, from);
     if (!at) return;
     snprintf(rest, sizeof rest, "%s", at + strlen(from));
-    snprintf(at, NAME_BYTES_MAX - (size_t)(at - name), "%s%s", to, rest);
+    snprintf(at, TENSOR_NAME_BYTES_MAX - (size_t)(at - name), "%s%s", to, rest);
 }
 
-void names_in_file(const struct names *n, const char *name, char out[NAME_BYTES_MAX])
+void tensor_names_in_file(const struct tensor_names *n, const char *name, char out[TENSOR_NAME_BYTES_MAX])
 {
     static const char MODEL[] = "model.";
-    if (n->kind == NAMES_GGUF) {
+    if (n->kind == TENSOR_NAMES_GGUF) {
         in_gguf(name, out);
         return;
     }
     bool inside = strncmp(name, MODEL, sizeof MODEL - 1) == 0;
-    if (n->kind == NAMES_PADDLE) snprintf(out, NAME_BYTES_MAX, "%s%s", inside ? "ernie." : "", inside ? name + sizeof MODEL - 1 : name);
-    else snprintf(out, NAME_BYTES_MAX, "%s%s", n->prefix, inside && n->drop_model ? name + sizeof MODEL - 1 : name);
-    const struct weights_alias *a = n->kind == NAMES_PADDLE ? PADDLE_ALIASES : n->aliases;
+    if (n->kind == TENSOR_NAMES_PADDLE) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", inside ? "ernie." : "", inside ? name + sizeof MODEL - 1 : name);
+    else snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", n->prefix, inside && n->drop_model ? name + sizeof MODEL - 1 : name);
+    const struct weights_alias *a = n->kind == TENSOR_NAMES_PADDLE ? PADDLE_ALIASES : n->aliases;
     for (; a && a->ours; a++) replace(out, a->ours, a->theirs);
 }

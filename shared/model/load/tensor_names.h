@@ -13,22 +13,22 @@
 #include "shared/base/str.h"
 #include "shared/model/families/model_registry.h"
 
-enum { NAME_BYTES_MAX = 256 };
+enum { TENSOR_NAME_BYTES_MAX = 256 };
 
-enum names_kind {
-    NAMES_HF,     /* Hugging Face: [n_out, n_in], the family's aliases */
-    NAMES_PADDLE, /* PaddlePaddle: "ernie." for "model.", matrices [n_in, n_out], gate and up in "up_gate_proj" */
-    NAMES_GGUF
+enum tensor_names_kind {
+    TENSOR_NAMES_HF,     /* Hugging Face: [n_out, n_in], the family's aliases */
+    TENSOR_NAMES_PADDLE, /* PaddlePaddle: "ernie." for "model.", matrices [n_in, n_out], gate and up in "up_gate_proj" */
+    TENSOR_NAMES_GGUF
 };
 
-struct names {
-    enum names_kind             kind;
-    const char                 *prefix;     /* NAMES_HF: put before the name .. */
+struct tensor_names {
+    enum tensor_names_kind             kind;
+    const char                 *prefix;     /* TENSOR_NAMES_HF: put before the name .. */
     bool                        drop_model; /* .. whose leading "model." is left out */
     const struct weights_alias *aliases;    /* of the family; NULL: none */
 };
 
 /* The spelling in the file; "" when files of this kind have no such tensor. */
-void names_in_file(const struct names *n, const char *name, char out[NAME_BYTES_MAX]);
+void tensor_names_in_file(const struct tensor_names *n, const char *name, char out[TENSOR_NAME_BYTES_MAX]);
 
 #endif

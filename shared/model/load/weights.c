@@ -15,15 +15,15 @@ enum { SAMPLE_BYTES = 4096 };
 /* Which spelling of the embedding's name does the folder use? All other names follow it. */
 static void find_spelling(struct weights *w)
 {
-    static const struct names SPELLINGS[] = {
-        { NAMES_HF, "", false, NULL },        { NAMES_HF, "", true, NULL },
-        { NAMES_HF, "language_model.", false, NULL }, { NAMES_HF, "language_model.", true, NULL },
-        { NAMES_HF, "model.language_model.", true, NULL }, { NAMES_PADDLE, "", false, NULL },
+    static const struct tensor_names SPELLINGS[] = {
+        { TENSOR_NAMES_HF, "", false, NULL },        { TENSOR_NAMES_HF, "", true, NULL },
+        { TENSOR_NAMES_HF, "language_model.", false, NULL }, { TENSOR_NAMES_HF, "language_model.", true, NULL },
+        { TENSOR_NAMES_HF, "model.language_model.", true, NULL }, { TENSOR_NAMES_PADDLE, "", false, NULL },
     };
-    w->names = w->gguf ? (struct names){ .kind = NAMES_GGUF } : SPELLINGS[0];
+    w->names = w->gguf ? (struct tensor_names){ .kind = TENSOR_NAMES_GGUF } : SPELLINGS[0];
     for (size_t i = 0; !w->gguf && i < COUNT_OF(SPELLINGS); i++) {
-        char name[NAME_BYTES_MAX];
-        names_in_file(&SPELLINGS[i], "model.embed_tokens.weight", name);
+        char name[TENSOR_NAME_BYTES_MAX];
+        tensor_names_in_file(&SPELLINGS[i], "model.embed_tokens.weight", name);
         if (!map_get(&w->by_name, str_of(name))) continue;
         w->names = SPELLINGS[i];
         return;
@@ -84,7 +84,7 @@ enum status weights_open(const char *path, struct weights **out, struct err *err
     if (w->n_tensors > 0) qsort(w->tensors, w->n_tensors, sizeof *w->tensors, by_name);
     for (size_t i = 0; i < w->n_tensors; i++) map_put(&w->by_name, w->tensors[i].name, &w->tensors[i]);
     find_spelling(w);
-    if (w->names.kind == NAMES_PADDLE) mark_bf16(w);
+    if (w->names.kind == TENSOR_NAMES_PADDLE) mark_bf16(w);
     *out = w;
     return OK;
 }
@@ -101,17 +101,17 @@ void weights_close(struct weights *w)
 
 /* ---- use --------------------------------------------------------------------------------------------------------- */
 
-static struct weights_tensor *find(const struct weights *w, const struct names *names, const char *name)
+static struct weights_tensor *find(const struct weights *w, const struct tensor_names *names, const char *name)
 {
-    char in_file[NAME_BYTES_MAX];
-    names_in_file(names, name, in_file);
+    char in_file[TENSOR_NAME_BYTES_MAX];
+    tensor_names_in_file(names, name, in_file);
     return in_file[0] ? map_get(&w->by_name, str_of(in_file)) : NULL;
 }
 
 /* Newer transformers save some families' tensors under the names that all families have. */
 const struct weights_tensor *weights_find(const struct weights *w, const char *name)
 {
-    struct names plain = w->names;
+    struct tensor_names plain = w->names;
     plain.aliases = NULL;
     const struct weights_tensor *t = find(w, &w->names, name);
     return t || !w->names.aliases ? t : find(w, &plain, name);

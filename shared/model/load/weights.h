@@ -33,7 +33,7 @@ struct weights {
     struct gguf           *gguf;    /* NULL for a folder */
     struct safetensors_set set;
     struct map             by_name;
-    struct names           names;
+    struct tensor_names           names;
     bool                   dummy;  /* there are no files, and no tensors in the list */
     uint32_t               n_layers; /* of made-up ones: set before matrices are taken */
 };

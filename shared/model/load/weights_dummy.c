@@ -46,7 +46,7 @@ static float deviation_of(const struct weights *w, const struct matrix_want *wan
 
 void weights_dummy_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out)
 {
-    char name[NAME_BYTES_MAX];
+    char name[TENSOR_NAME_BYTES_MAX];
     if (want->n_experts > 0) snprintf(name, sizeof name, "%s%" PRIu32 ".%s", want->prefix, want->i_expert, want->leaf);
     else snprintf(name, sizeof name, "%s%s", want->prefix, want->leaf);
     *out = (struct weight_src){ .dtype = DTYPE_BF16, .n_out = want->n_out, .n_in = want->n_in,

@@ -11,17 +11,17 @@
 enum { OWN, PART, OWN_OF_STACK, PART_OF_STACK, N_PLACES };
 
 /* The name at place i; false when the matrix cannot be there. */
-static bool place_name(const struct matrix_want *want, int place, char out[NAME_BYTES_MAX])
+static bool place_name(const struct matrix_want *want, int place, char out[TENSOR_NAME_BYTES_MAX])
 {
     const char *leaf = place == OWN || place == OWN_OF_STACK ? want->leaf : want->whole;
     if (!leaf || (place >= OWN_OF_STACK && want->n_experts == 0)) return false;
-    if (place >= OWN_OF_STACK) snprintf(out, NAME_BYTES_MAX, "%s%s", want->prefix, leaf);
-    else if (want->n_experts > 0) snprintf(out, NAME_BYTES_MAX, "%s%" PRIu32 ".%s.weight", want->prefix, want->i_expert, leaf);
-    else snprintf(out, NAME_BYTES_MAX, "%s%s.weight", want->prefix, leaf);
+    if (place >= OWN_OF_STACK) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", want->prefix, leaf);
+    else if (want->n_experts > 0) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%" PRIu32 ".%s.weight", want->prefix, want->i_expert, leaf);
+    else snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s.weight", want->prefix, leaf);
     return true;
 }
 
-static int find_place(const struct weights *w, const struct matrix_want *want, char name[NAME_BYTES_MAX])
+static int find_place(const struct weights *w, const struct matrix_want *want, char name[TENSOR_NAME_BYTES_MAX])
 {
     for (int place = 0; place < N_PLACES; place++)
         if (place_name(want, place, name) && weights_find(w, name)) return place;
@@ -30,7 +30,7 @@ static int find_place(const struct weights *w, const struct matrix_want *want, c
 
 bool weights_has_matrix(const struct weights *w, const struct matrix_want *want)
 {
-    char name[NAME_BYTES_MAX];
+    char name[TENSOR_NAME_BYTES_MAX];
     return find_place(w, want, name) >= 0;
 }
 
@@ -39,9 +39,9 @@ bool weights_has_matrix(const struct weights *w, const struct matrix_want *want)
 /* A missing matrix is named as files of this kind usually have it. */
 static enum status missing(const struct weights *w, const struct matrix_want *want, struct err *err)
 {
-    char name[NAME_BYTES_MAX], in_file[NAME_BYTES_MAX] = "";
-    int  usual = w->names.kind == NAMES_PADDLE && want->whole ? PART : w->names.kind == NAMES_GGUF && want->n_experts ? OWN_OF_STACK : OWN;
-    if (place_name(want, usual, name)) names_in_file(&w->names, name, in_file);
+    char name[TENSOR_NAME_BYTES_MAX], in_file[TENSOR_NAME_BYTES_MAX] = "";
+    int  usual = w->names.kind == TENSOR_NAMES_PADDLE && want->whole ? PART : w->names.kind == TENSOR_NAMES_GGUF && want->n_experts ? OWN_OF_STACK : OWN;
+    if (place_name(want, usual, name)) tensor_names_in_file(&w->names, name, in_file);
     if (!in_file[0]) snprintf(in_file, sizeof in_file, "%s", name);
     return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing", in_file);
 }
@@ -73,7 +73,7 @@ static enum status wrong_shape(const struct weights_tensor *t, const uint64_t *s
     snprintf(name, sizeof name, "%.*s", STR_ARG(str_sub(t->name, 0, ERR_FIELD_MAX)));
     shape_text(shape, n_dims, want, sizeof want);
     shape_text(t->shape, t->n_dims, have, sizeof have);
-    return err_field(err, ERR_FORMAT, name, "tensor %.*s has shape [%s], the configuration asks for [%s]", STR_ARG(str_sub(t->name, 0, NAME_BYTES_MAX)),
+    return err_field(err, ERR_FORMAT, name, "tensor %.*s has shape [%s], the configuration asks for [%s]", STR_ARG(str_sub(t->name, 0, TENSOR_NAME_BYTES_MAX)),
                      have, want);
 }
 
@@ -85,12 +85,12 @@ static size_t blocks(size_t n) { return (n + F8_BLOCK - 1) / F8_BLOCK; }
 static enum status take_scales(struct weights *w, const char *name, const struct matrix_want *want, size_t i, size_t n_stack, size_t first,
                                size_t total, float **out, struct err *err)
 {
-    char         scale_name[NAME_BYTES_MAX + 16], in_file[NAME_BYTES_MAX];
+    char         scale_name[TENSOR_NAME_BYTES_MAX + 16], in_file[TENSOR_NAME_BYTES_MAX];
     const size_t across = blocks(want->n_in), down = blocks(total);
     uint64_t     shape[3] = { n_stack, down, across };
     snprintf(scale_name, sizeof scale_name, "%s_scale_inv", name);
     const struct weights_tensor *t = weights_take(w, scale_name);
-    names_in_file(&w->names, scale_name, in_file);
+    tensor_names_in_file(&w->names, scale_name, in_file);
     if (!t) return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing: the scales of an f8 matrix", in_file);
     const uint64_t *want_shape = n_stack ? shape : shape + 1;
     const uint32_t  n_dims = n_stack ? 3 : 2;
@@ -110,7 +110,7 @@ static enum status take_scales(struct weights *w, const char *name, const struct
 
 enum status weights_matrix(struct weights *w, const struct matrix_want *want, struct weight_src *out, struct err *err)
 {
-    char name[NAME_BYTES_MAX];
+    char name[TENSOR_NAME_BYTES_MAX];
     if (w->dummy) {
         weights_dummy_matrix(w, want, out);
         return OK;
@@ -119,7 +119,7 @@ enum status weights_matrix(struct weights *w, const struct matrix_want *want, st
     if (place < 0) return missing(w, want, err);
     const struct weights_tensor *t = weights_take(w, name);
     const bool     part = place == PART || place == PART_OF_STACK, stacked = place >= OWN_OF_STACK;
-    const bool     transposed = w->names.kind == NAMES_PADDLE && !want->is_table;
+    const bool     transposed = w->names.kind == TENSOR_NAMES_PADDLE && !want->is_table;
     const size_t   rows = part ? want->total : want->n_out, first = part ? want->first : 0, i = stacked ? want->i_expert : 0;
     const uint64_t shape[3] = { want->n_experts, transposed ? want->n_in : rows, transposed ? rows : want->n_in };
     const uint64_t *want_shape = stacked ? shape : shape + 1;
@@ -148,13 +148,13 @@ static bool is_vector(const struct weights_tensor *t, size_t n)
 
 enum status weights_vector(struct weights *w, const char *name, size_t n, float **out, struct err *err)
 {
-    char in_file[NAME_BYTES_MAX];
+    char in_file[TENSOR_NAME_BYTES_MAX];
     if (w->dummy) {
         weights_dummy_vector(name, n, out);
         return OK;
     }
     const struct weights_tensor *t = weights_take(w, name);
-    names_in_file(&w->names, name, in_file);
+    tensor_names_in_file(&w->names, name, in_file);
     if (!t) return err_field(err, ERR_NOT_FOUND, in_file, "tensor %s is missing", in_file);
     if (!is_vector(t, n)) return wrong_shape(t, (uint64_t[]){ n }, 1, err);
     TRY(check_type(t, err));

@@ -5,18 +5,18 @@
 
 #include "tests/harness/test.h"
 
-static void is(const struct names *n, const char *name, const char *want)
+static void is(const struct tensor_names *n, const char *name, const char *want)
 {
-    char have[NAME_BYTES_MAX];
-    names_in_file(n, name, have);
+    char have[TENSOR_NAME_BYTES_MAX];
+    tensor_names_in_file(n, name, have);
     if (strcmp(have, want) != 0) test_fail(__FILE__, __LINE__, "%s is \"%s\", expected \"%s\"", name, have, want);
 }
 
 TEST(folders)
 {
     static const struct weights_alias ALIASES[] = { { ".mlp.", ".block_sparse_moe." }, { ".up_proj.", ".w3." }, { NULL, NULL } };
-    const struct names plain = { NAMES_HF, "", false, NULL }, wrapped = { NAMES_HF, "language_model.", false, NULL };
-    const struct names bare = { NAMES_HF, "", true, NULL }, mixtral = { NAMES_HF, "", false, ALIASES };
+    const struct tensor_names plain = { TENSOR_NAMES_HF, "", false, NULL }, wrapped = { TENSOR_NAMES_HF, "language_model.", false, NULL };
+    const struct tensor_names bare = { TENSOR_NAMES_HF, "", true, NULL }, mixtral = { TENSOR_NAMES_HF, "", false, ALIASES };
     is(&plain, "model.layers.3.self_attn.q_proj.weight", "model.layers.3.self_attn.q_proj.weight");
     is(&wrapped, "model.norm.weight", "language_model.model.norm.weight");
     is(&wrapped, "lm_head.weight", "language_model.lm_head.weight");
@@ -28,7 +28,7 @@ TEST(folders)
 
 TEST(paddle)
 {
-    const struct names n = { NAMES_PADDLE, "", false, NULL };
+    const struct tensor_names n = { TENSOR_NAMES_PADDLE, "", false, NULL };
     is(&n, "model.embed_tokens.weight", "ernie.embed_tokens.weight");
     is(&n, "lm_head.weight", "lm_head.weight");
     is(&n, "model.layers.1.self_attn.qkv_proj.weight", "ernie.layers.1.self_attn.qkv_proj.weight");
@@ -39,7 +39,7 @@ TEST(paddle)
 
 TEST(gguf)
 {
-    const struct names n = { .kind = NAMES_GGUF };
+    const struct tensor_names n = { .kind = TENSOR_NAMES_GGUF };
     is(&n, "model.embed_tokens.weight", "token_embd.weight");
     is(&n, "lm_head.weight", "output.weight");
     is(&n, "model.layers.12.post_attention_layernorm.weight", "blk.12.ffn_norm.weight");
