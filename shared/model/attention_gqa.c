@@ -44,14 +44,14 @@ enum status attention_gqa_bind(struct binder *b, const char *layer, struct atten
     snprintf(prefix, sizeof prefix, "%sself_attn.", layer);
     const struct {
         struct weight     *to;
-        struct matrix_want want;
+        struct matrix_spec spec;
     } matrices[] = {
         { &a->q, { .prefix = prefix, .leaf = "q_proj", .whole = "qkv_proj", .n_out = q, .n_in = hidden, .first = 0, .total = all } },
         { &a->k, { .prefix = prefix, .leaf = "k_proj", .whole = "qkv_proj", .n_out = kv, .n_in = hidden, .first = q, .total = all } },
         { &a->v, { .prefix = prefix, .leaf = "v_proj", .whole = "qkv_proj", .n_out = kv, .n_in = hidden, .first = q + kv, .total = all } },
         { &a->o, { .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = q } },
     };
-    for (size_t i = 0; i < COUNT_OF(matrices); i++) TRY(bind_matrix(b, &matrices[i].want, BIND_QUANTIZED, matrices[i].to));
+    for (size_t i = 0; i < COUNT_OF(matrices); i++) TRY(bind_matrix(b, &matrices[i].spec, BIND_QUANTIZED, matrices[i].to));
     TRY(bind_biases(b, prefix, a));
     if (!c->qk_norm) return OK;
     TRY(bind_vector(b, prefix, "q_norm.weight", c->head_dim, &a->q_norm));

@@ -86,10 +86,10 @@ static enum status bind_kv_b(struct binder *b, const char *prefix, struct attent
 {
     const struct mla_config *c = &b->m->config.mla;
     const size_t             per_head = (size_t)c->nope + c->v;
-    const struct matrix_want want = { .prefix = prefix, .leaf = "kv_b_proj", .n_out = a->n_heads * per_head, .n_in = c->kv_lora };
+    const struct matrix_spec spec = { .prefix = prefix, .leaf = "kv_b_proj", .n_out = a->n_heads * per_head, .n_in = c->kv_lora };
     struct weight_src        src;
     void                    *copy;
-    TRY(bind_take(b, &want, &src));
+    TRY(bind_lookup(b, &spec, &src));
     void       *scales = (void *)src.scales;
     enum status st = make_plain(b, &src, &copy);
     for (uint32_t i = 0; i < a->n_heads && st == OK; i++) {
@@ -102,12 +102,12 @@ static enum status bind_kv_b(struct binder *b, const char *prefix, struct attent
 }
 
 /* Newer GGUF files: one matrix per head, k_b the other way round. */
-static enum status bind_head_split(struct binder *b, const struct matrix_want *k_b, const struct matrix_want *v_b, struct attention_mla *a)
+static enum status bind_head_split(struct binder *b, const struct matrix_spec *k_b, const struct matrix_spec *v_b, struct attention_mla *a)
 {
     struct weight_src k, v;
     void             *k_copy = NULL, *v_copy = NULL;
-    TRY(bind_take(b, k_b, &k));
-    TRY(bind_take(b, v_b, &v));
+    TRY(bind_lookup(b, k_b, &k));
+    TRY(bind_lookup(b, v_b, &v));
     enum status st = make_plain(b, &k, &k_copy);
     if (st == OK) st = make_plain(b, &v, &v_copy);
     if (st == OK) {
@@ -122,8 +122,8 @@ static enum status bind_head_split(struct binder *b, const struct matrix_want *k
 static enum status bind_up(struct binder *b, const char *prefix, struct attention_mla *a)
 {
     const struct mla_config *c = &b->m->config.mla;
-    struct matrix_want k_b = { .prefix = prefix, .leaf = "k_b_proj", .n_out = c->kv_lora, .n_in = c->nope, .n_experts = a->n_heads };
-    struct matrix_want v_b = { .prefix = prefix, .leaf = "v_b_proj", .n_out = c->v, .n_in = c->kv_lora, .n_experts = a->n_heads };
+    struct matrix_spec k_b = { .prefix = prefix, .leaf = "k_b_proj", .n_out = c->kv_lora, .n_in = c->nope, .n_experts = a->n_heads };
+    struct matrix_spec v_b = { .prefix = prefix, .leaf = "v_b_proj", .n_out = c->v, .n_in = c->kv_lora, .n_experts = a->n_heads };
     if (!weights_has_matrix(b->m->weights, &k_b)) return bind_kv_b(b, prefix, a);
     char joint[TENSOR_NAME_BYTES_MAX];
     snprintf(joint, sizeof joint, "%skv_b_proj.weight", prefix);
@@ -144,11 +144,11 @@ enum status attention_mla_bind(struct binder *b, const char *layer, struct atten
     if (!a->v_up) a->v_up = MEM_ARRAY(struct weight, a->n_heads);
     if (!a->k_up_transposed) a->k_up_transposed = MEM_ARRAY(struct weight, a->n_heads);
 
-    const struct matrix_want q = { .prefix = prefix, .leaf = "q_proj", .n_out = n.q, .n_in = hidden };
-    const struct matrix_want q_a = { .prefix = prefix, .leaf = "q_a_proj", .n_out = q_lora, .n_in = hidden };
-    const struct matrix_want q_b = { .prefix = prefix, .leaf = "q_b_proj", .n_out = n.q, .n_in = q_lora };
-    const struct matrix_want kv_a = { .prefix = prefix, .leaf = "kv_a_proj_with_mqa", .n_out = n.latent, .n_in = hidden };
-    const struct matrix_want o = { .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = n.out };
+    const struct matrix_spec q = { .prefix = prefix, .leaf = "q_proj", .n_out = n.q, .n_in = hidden };
+    const struct matrix_spec q_a = { .prefix = prefix, .leaf = "q_a_proj", .n_out = q_lora, .n_in = hidden };
+    const struct matrix_spec q_b = { .prefix = prefix, .leaf = "q_b_proj", .n_out = n.q, .n_in = q_lora };
+    const struct matrix_spec kv_a = { .prefix = prefix, .leaf = "kv_a_proj_with_mqa", .n_out = n.latent, .n_in = hidden };
+    const struct matrix_spec o = { .prefix = prefix, .leaf = "o_proj", .n_out = hidden, .n_in = n.out };
     if (q_lora) {
         TRY(bind_matrix(b, &q_a, BIND_QUANTIZED, &a->q_a));
         TRY(bind_matrix(b, &q_b, BIND_QUANTIZED, &a->q_b));

@@ -76,8 +76,8 @@ static bool head_is_embedding(struct binder *b)
 static enum status bind_ends(struct binder *b, struct decoder *d)
 {
     const struct model_config *c = &b->m->config;
-    const struct matrix_want   embed = { .prefix = "model.", .leaf = "embed_tokens", .n_out = c->n_vocab, .n_in = c->hidden, .is_table = true };
-    const struct matrix_want   head = { .prefix = "", .leaf = "lm_head", .n_out = c->n_vocab, .n_in = c->hidden };
+    const struct matrix_spec   embed = { .prefix = "model.", .leaf = "embed_tokens", .n_out = c->n_vocab, .n_in = c->hidden, .is_table = true };
+    const struct matrix_spec   head = { .prefix = "", .leaf = "lm_head", .n_out = c->n_vocab, .n_in = c->hidden };
     TRY(bind_matrix(b, &embed, BIND_AS_STORED, &d->embed));
     TRY(bind_vector(b, "model.", "norm.weight", c->hidden, &d->final_norm));
     return head_is_embedding(b) ? OK : bind_matrix(b, &head, BIND_AS_STORED, &d->head);

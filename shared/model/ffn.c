@@ -5,9 +5,9 @@
 enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn *f)
 {
     const size_t             hidden = b->m->config.hidden;
-    const struct matrix_want gate = { .prefix = prefix, .leaf = "gate_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = 0, .total = 2 * n };
-    const struct matrix_want up = { .prefix = prefix, .leaf = "up_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = n, .total = 2 * n };
-    const struct matrix_want down = { .prefix = prefix, .leaf = "down_proj", .n_out = hidden, .n_in = n };
+    const struct matrix_spec gate = { .prefix = prefix, .leaf = "gate_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = 0, .total = 2 * n };
+    const struct matrix_spec up = { .prefix = prefix, .leaf = "up_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = n, .total = 2 * n };
+    const struct matrix_spec down = { .prefix = prefix, .leaf = "down_proj", .n_out = hidden, .n_in = n };
     TRY(bind_pair(b, &gate, &up, BIND_QUANTIZED, &f->gate_up));
     TRY(bind_matrix(b, &down, BIND_QUANTIZED, &f->down));
     if (!b->m->config.mlp_bias) return OK;

@@ -30,13 +30,13 @@ enum status moe_bind(struct binder *b, const char *layer, struct moe *e)
     if (!e->gate_up) e->gate_up = MEM_ARRAY(struct weight, e->n_experts);
     if (!e->down) e->down = MEM_ARRAY(struct weight, e->n_experts);
 
-    const struct matrix_want router = { .prefix = mlp, .leaf = "gate", .n_out = e->n_experts, .n_in = hidden };
+    const struct matrix_spec router = { .prefix = mlp, .leaf = "gate", .n_out = e->n_experts, .n_in = hidden };
     TRY(bind_matrix(b, &router, BIND_F32, &e->router));
     if (c->moe.selection_bias) TRY(bind_vector(b, mlp, "gate.e_score_correction_bias", e->n_experts, &e->selection_bias));
     for (uint32_t i = 0; i < e->n_experts; i++) {
-        struct matrix_want gate = { .prefix = experts, .leaf = "gate_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = 0,
+        struct matrix_spec gate = { .prefix = experts, .leaf = "gate_proj", .whole = "gate_up_proj", .n_out = n, .n_in = hidden, .first = 0,
                                     .total = 2 * n, .i_expert = i, .n_experts = e->n_experts };
-        struct matrix_want up = gate, down = gate;
+        struct matrix_spec up = gate, down = gate;
         up.leaf = "up_proj";
         up.first = n;
         down.leaf = "down_proj";

@@ -69,9 +69,9 @@ static void note_source(struct binder *b, const struct weight_src *s)
     b->source_bytes += s->data ? s->n_out * dtype_row_bytes(s->dtype, s->n_in) : 0;
 }
 
-enum status bind_take(struct binder *b, const struct matrix_want *want, struct weight_src *out)
+enum status bind_lookup(struct binder *b, const struct matrix_spec *spec, struct weight_src *out)
 {
-    TRY(weights_matrix(b->m->weights, want, out, b->err));
+    TRY(weights_matrix(b->m->weights, spec, out, b->err));
     note_source(b, out);
     return OK;
 }
@@ -155,31 +155,31 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, e
 }
 
 /* For people: the place of a matrix, without what kinds of files add to it. */
-static const char *name_of(const struct matrix_want *want, char out[TENSOR_NAME_BYTES_MAX])
+static const char *name_of(const struct matrix_spec *spec, char out[TENSOR_NAME_BYTES_MAX])
 {
-    if (want->n_experts > 0) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s of expert %" PRIu32, want->prefix, want->leaf, want->i_expert);
-    else snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", want->prefix, want->leaf);
+    if (spec->n_experts > 0) snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s of expert %" PRIu32, spec->prefix, spec->leaf, spec->i_expert);
+    else snprintf(out, TENSOR_NAME_BYTES_MAX, "%s%s", spec->prefix, spec->leaf);
     return out;
 }
 
-enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum bind_as as, struct weight *to)
+enum status bind_matrix(struct binder *b, const struct matrix_spec *spec, enum bind_as as, struct weight *to)
 {
     struct weight_src src;
-    TRY(bind_take(b, want, &src));
+    TRY(bind_lookup(b, spec, &src));
     void *scales = (void *)src.scales;
     char        what[TENSOR_NAME_BYTES_MAX];
-    enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(want, what), to);
+    enum status st = pack_as(b, &src, 1, JOIN_STACKED, as, name_of(spec, what), to);
     mem_free(scales);
     return st;
 }
 
-enum status bind_pair(struct binder *b, const struct matrix_want *gate, const struct matrix_want *up, enum bind_as as, struct weight *to)
+enum status bind_pair(struct binder *b, const struct matrix_spec *gate, const struct matrix_spec *up, enum bind_as as, struct weight *to)
 {
     struct weight_src src[2];
-    TRY(bind_take(b, gate, &src[0]));
+    TRY(bind_lookup(b, gate, &src[0]));
     void       *scales[2] = { (void *)src[0].scales, NULL };
     char        what[TENSOR_NAME_BYTES_MAX];
-    enum status st = bind_take(b, up, &src[1]);
+    enum status st = bind_lookup(b, up, &src[1]);
     if (st == OK) {
         scales[1] = (void *)src[1].scales;
         st = pack_as(b, src, 2, JOIN_PAIRED, as, name_of(gate, what), to);

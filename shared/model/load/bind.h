@@ -50,11 +50,11 @@ struct binder {
 };
 
 /* The matrix as files have it (weights_matrix); in the second pass it has been read. */
-enum status bind_take(struct binder *b, const struct matrix_want *want, struct weight_src *out) MUST_CHECK;
-enum status bind_matrix(struct binder *b, const struct matrix_want *want, enum bind_as as, struct weight *to) MUST_CHECK;
+enum status bind_lookup(struct binder *b, const struct matrix_spec *spec, struct weight_src *out) MUST_CHECK;
+enum status bind_matrix(struct binder *b, const struct matrix_spec *spec, enum bind_as as, struct weight *to) MUST_CHECK;
 /* Gate and up, for MATMUL_SILU_MUL. */
-enum status bind_pair(struct binder *b, const struct matrix_want *gate, const struct matrix_want *up, enum bind_as as, struct weight *to) MUST_CHECK;
-/* A matrix that the caller took itself (bind_take) and perhaps cut into pieces. */
+enum status bind_pair(struct binder *b, const struct matrix_spec *gate, const struct matrix_spec *up, enum bind_as as, struct weight *to) MUST_CHECK;
+/* A matrix that the caller took itself (bind_lookup) and perhaps cut into pieces. */
 enum status bind_source(struct binder *b, const struct weight_src *src, const char *what, struct weight *to) MUST_CHECK;
 /* "<prefix><name>", [n] f32, in the device's memory, which the decoder owns. */
 enum status bind_vector(struct binder *b, const char *prefix, const char *name, size_t n, float **to) MUST_CHECK;

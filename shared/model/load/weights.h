@@ -44,7 +44,7 @@ struct weights {
  * and where n_experts > 0, for expert i
  *   <prefix><i>.<leaf>.weight, <prefix><i>.<whole>.weight
  *   <prefix><leaf>, <prefix><whole>             matrix i of a stack of n_experts */
-struct matrix_want {
+struct matrix_spec {
     const char *prefix, *leaf;
     const char *whole;      /* NULL: never part of another */
     size_t      n_out, n_in;
@@ -63,9 +63,9 @@ void        weights_close(struct weights *w);
 const struct weights_tensor *weights_find(const struct weights *w, const char *name);
 const struct weights_tensor *weights_take(struct weights *w, const char *name);
 /* Is the matrix in the file, in any of its places? */
-bool        weights_has_matrix(const struct weights *w, const struct matrix_want *want);
+bool        weights_has_matrix(const struct weights *w, const struct matrix_spec *spec);
 /* Data is borrowed until weights_close; out->scales (f8 only, else NULL) are the caller's to mem_free. */
-enum status weights_matrix(struct weights *w, const struct matrix_want *want, struct weight_src *out, struct err *err) MUST_CHECK;
+enum status weights_matrix(struct weights *w, const struct matrix_spec *spec, struct weight_src *out, struct err *err) MUST_CHECK;
 /* [n] (or [1, n]) converted to f32; *out is freed with mem_free. */
 enum status weights_vector(struct weights *w, const char *name, size_t n, float **out, struct err *err) MUST_CHECK;
 /* ERR_UNSUPPORTED naming the first tensor nobody took; tables that can be recomputed, and draft models, are passed over. */
@@ -79,7 +79,7 @@ uint64_t    weights_files_state(const struct weights *w);
 
 /* ---- weights_dummy.c, for the functions above ---- */
 
-void        weights_dummy_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out);
+void        weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spec, struct weight_src *out);
 void        weights_dummy_vector(const char *name, size_t n, float **out);
 uint64_t    weights_dummy_fingerprint(uint64_t seed);
 

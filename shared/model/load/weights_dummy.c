@@ -31,26 +31,26 @@ void weights_create_dummy(struct weights **out)
 }
 
 /* Does the matrix make what is added to the hidden state, but for the end of it all? */
-static bool is_damped(const struct weights *w, const struct matrix_want *want)
+static bool is_damped(const struct weights *w, const struct matrix_spec *spec)
 {
     unsigned long layer;
-    if (strcmp(want->leaf, "o_proj") == 0) return true;
-    return strcmp(want->leaf, "down_proj") == 0 && sscanf(want->prefix, "model.layers.%lu.", &layer) == 1 && layer + 1 < w->n_layers;
+    if (strcmp(spec->leaf, "o_proj") == 0) return true;
+    return strcmp(spec->leaf, "down_proj") == 0 && sscanf(spec->prefix, "model.layers.%lu.", &layer) == 1 && layer + 1 < w->n_layers;
 }
 
-static float deviation_of(const struct weights *w, const struct matrix_want *want)
+static float deviation_of(const struct weights *w, const struct matrix_spec *spec)
 {
-    const float usual = 1 / sqrtf((float)want->n_in);
-    return is_damped(w, want) ? usual * DAMPING / sqrtf((float)want->n_out) : usual;
+    const float usual = 1 / sqrtf((float)spec->n_in);
+    return is_damped(w, spec) ? usual * DAMPING / sqrtf((float)spec->n_out) : usual;
 }
 
-void weights_dummy_matrix(const struct weights *w, const struct matrix_want *want, struct weight_src *out)
+void weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spec, struct weight_src *out)
 {
     char name[TENSOR_NAME_BYTES_MAX];
-    if (want->n_experts > 0) snprintf(name, sizeof name, "%s%" PRIu32 ".%s", want->prefix, want->i_expert, want->leaf);
-    else snprintf(name, sizeof name, "%s%s", want->prefix, want->leaf);
-    *out = (struct weight_src){ .dtype = DTYPE_BF16, .n_out = want->n_out, .n_in = want->n_in,
-                                .made_up = dummy_of(name, deviation_of(w, want)) };
+    if (spec->n_experts > 0) snprintf(name, sizeof name, "%s%" PRIu32 ".%s", spec->prefix, spec->i_expert, spec->leaf);
+    else snprintf(name, sizeof name, "%s%s", spec->prefix, spec->leaf);
+    *out = (struct weight_src){ .dtype = DTYPE_BF16, .n_out = spec->n_out, .n_in = spec->n_in,
+                                .made_up = dummy_of(name, deviation_of(w, spec)) };
 }
 
 void weights_dummy_vector(const char *name, size_t n, float **out)
