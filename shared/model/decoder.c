@@ -39,8 +39,8 @@ struct decoder {
     struct moe_work           moe;
     struct attn_list         *lists;   /* of the step: all its sequences, then attention_mla_lists */
     float                    *logits;  /* [max_logits, V]; NULL where the host's memory serves */
-    /* What all of these, norms, biases and angles point into; room: weights, where the kernels leave that memory ours. */
-    struct dev_mem            buffers, vectors, angle_table, room;
+    /* What all of these, norms, biases and angles point into; weight_arena: weights, where the kernels leave that memory ours. */
+    struct dev_mem            buffers, vectors, angle_table, weight_arena;
     void                     *host;
     struct totals             totals;
     struct weight            *plan;    /* [n_plan] of all weights, between plan and pack */
@@ -151,18 +151,18 @@ enum status decoder_plan(struct model *m, struct err *err)
 /* ---- pack -------------------------------------------------------------------------------------------------------- */
 
 /* One piece for all weights. The processor's become the weights' own, page by page, and each can have pages of its own; a device's are ours. */
-static enum status make_room(struct binder *b)
+static enum status alloc_weight_arena(struct binder *b)
 {
     struct decoder *d = b->m->decoder;
     const size_t    bytes = d->totals.weights;
     if (!b->converting || bytes == 0) return OK;
     if (b->m->kernels->device->is_host) {
-        b->room = pages_map(bytes);
+        b->weight_arena = pages_map(bytes);
     } else {
-        TRY(device_mem_alloc(b->m->kernels->device, bytes, DEVICE_MEM_PRIVATE, &d->room, b->err));
-        b->room = d->room.ptr;
+        TRY(device_mem_alloc(b->m->kernels->device, bytes, DEVICE_MEM_PRIVATE, &d->weight_arena, b->err));
+        b->weight_arena = d->weight_arena.ptr;
     }
-    b->room_bytes = b->room ? bytes : 0;
+    b->weight_arena_bytes = b->weight_arena ? bytes : 0;
     return OK;
 }
 
@@ -212,9 +212,9 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
     b->cache = decoder_uses_weight_cache(b->m, o) ? weight_cache_open(&p) : NULL;
     b->converting = !b->cache || !weight_cache_is_ready(b->cache);
     if (!b->converting) b->progress = NULL; /* reading the copy was what took its time */
-    enum status st = make_room(b);
+    enum status st = alloc_weight_arena(b);
     if (st == OK) st = pack_all(b);
-    if (!d->room.ptr) pages_unmap(b->room, b->room_bytes); /* what nothing was packed into */
+    if (!d->weight_arena.ptr) pages_unmap(b->weight_arena, b->weight_arena_bytes); /* what nothing was packed into */
     if (st == OK && b->cache) weight_cache_finish(b->cache);
     b->m->weights_mapped = b->cache && weight_cache_is_ready(b->cache);
     weight_cache_close(b->cache);
@@ -222,7 +222,7 @@ static enum status pack_weights(struct binder *b, const struct model_options *o,
 }
 
 /* Rows that no step has are never touched, and cost nothing on the processor. */
-static enum status make_areas(struct binder *b)
+static enum status alloc_buffers(struct binder *b)
 {
     struct decoder *d = b->m->decoder;
     struct device  *device = b->m->kernels->device;
@@ -255,7 +255,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o, const s
 {
     const struct totals *t = &m->decoder->totals;
     struct binder b = { .m = m, .err = err, .packing = true, .weight_total = t->weights, .progress = o->progress, .progress_arg = o->progress_arg };
-    TRY(make_areas(&b));
+    TRY(alloc_buffers(&b));
     TRY(pack_weights(&b, o, key));
     ASSERT(b.weight_bytes == t->weights && b.vectors.bytes == t->vectors && b.buffers.bytes == t->buffers && b.host.bytes == t->host); /* both passes saw the same */
     if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)
@@ -279,7 +279,7 @@ void decoder_free(struct model *m)
     for (uint32_t i = 0; i < m->config.n_layers; i++) release_layer(m->kernels, &d->layers[i]);
     weight_release(m->kernels, &d->embed);
     weight_release(m->kernels, &d->head);
-    struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->angle_table, &d->room };
+    struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->angle_table, &d->weight_arena };
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(m->kernels->device, all[i]);
     mem_free(d->host);
     mem_free(d->layers);

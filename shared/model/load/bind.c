@@ -92,12 +92,12 @@ static void add_to_plan(struct binder *b, const struct weight *w)
     b->plan[b->n_plan++] = *w;
 }
 
-static void *take_room(struct binder *b, size_t bytes)
+static void *take_from_arena(struct binder *b, size_t bytes)
 {
-    char *at = b->room;
-    if (!at || b->room_bytes < bytes) return NULL;
-    b->room += bytes;
-    b->room_bytes -= bytes;
+    char *at = b->weight_arena;
+    if (!at || b->weight_arena_bytes < bytes) return NULL;
+    b->weight_arena += bytes;
+    b->weight_arena_bytes -= bytes;
     return at;
 }
 
@@ -109,7 +109,7 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a, con
         ASSERT(to->form == plan->form && to->n_out == plan->n_out && to->n_in == plan->n_in); /* both passes ask in one order */
         return OK;
     }
-    a.to = take_room(b, plan->bytes);
+    a.to = take_from_arena(b, plan->bytes);
     const uint64_t t0 = clock_ns();
     TRY(k->ops->weight_pack(k, &a, to, b->err));
     b->pack_ns += clock_ns() - t0;
@@ -196,10 +196,10 @@ enum status bind_source(struct binder *b, const struct weight_src *src, const ch
 }
 
 /* The next `bytes` of an area; in the first pass they are only counted. */
-static void *take(struct bind_area *area, size_t bytes)
+static void *take(struct bind_arena *arena, size_t bytes)
 {
-    char *at = area->at ? area->at + area->bytes : NULL;
-    area->bytes += (bytes + LINE - 1) / LINE * LINE;
+    char *at = arena->at ? arena->at + arena->bytes : NULL;
+    arena->bytes += (bytes + LINE - 1) / LINE * LINE;
     return at;
 }
 

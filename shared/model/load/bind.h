@@ -20,7 +20,7 @@ enum bind_as {
 };
 
 /* Memory that is handed out piece by piece: the first pass adds up, the second gives from `at`. */
-struct bind_area {
+struct bind_arena {
     char  *at;
     size_t bytes; /* so far */
 };
@@ -38,12 +38,12 @@ struct binder {
     struct read_ahead *ahead;   /* second pass: who reads them; may be NULL */
     uint64_t      pack_ns;      /* second pass: in weight_pack */
     struct weight_cache *cache;      /* second pass: the copy on disk; NULL: none */
-    char         *room;         /* second pass: memory for the weights still to come, side by side so that huge pages fit; NULL: each has its own */
-    size_t        room_bytes;   /* left of them */
+    char         *weight_arena;         /* second pass: memory for the weights still to come, side by side so that huge pages fit; NULL: each has its own */
+    size_t        weight_arena_bytes;   /* left of them */
     size_t        weight_bytes; /* packed sizes this pass came by */
     size_t        weight_total; /* second pass: what the first came by */
-    struct bind_area vectors, buffers; /* norms and biases; activations of a step: both in the device's memory */
-    struct bind_area host;      /* what the host alone reads and writes */
+    struct bind_arena vectors, buffers; /* norms and biases; activations of a step: both in the device's memory */
+    struct bind_arena host;      /* what the host alone reads and writes */
     size_t        rounded_rows, rounded_in; /* the largest input of a matmul call (kernel_ctx_reserve): rows times width */
     void (*progress)(void *arg, double done); /* may be NULL */
     void         *progress_arg;
