@@ -45,7 +45,7 @@ struct decoder {
     struct totals             totals;
     struct weight            *plan;    /* [n_plan] of all weights, between plan and pack */
     size_t                    n_plan;
-    struct read_piece        *sources; /* [n_sources] where they are in files, likewise */
+    struct read_ahead_range        *sources; /* [n_sources] where they are in files, likewise */
     size_t                    n_sources;
 };
 

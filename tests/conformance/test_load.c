@@ -45,7 +45,7 @@ TEST(awaited_pieces_are_in_memory)
     volatile uint8_t  sum = 0;
     map_sample(BYTES, &map);
     const bool can_populate = madvise((void *)(uintptr_t)map.data, 4096, 22 /* MADV_POPULATE_READ */) == 0;
-    const struct read_piece pieces[] = { { map.data + 12345, 20 << 20 }, { NULL, 77 }, { map.data, 1 }, { map.data + (30 << 20) + 1, (10 << 20) - 1 } };
+    const struct read_ahead_range pieces[] = { { map.data + 12345, 20 << 20 }, { NULL, 77 }, { map.data, 1 }, { map.data + (30 << 20) + 1, (10 << 20) - 1 } };
     struct read_ahead      *r = read_ahead_start(pieces, COUNT_OF(pieces));
     CHECK(r != NULL);
     for (size_t i = 0; i < COUNT_OF(pieces); i++) {
@@ -66,9 +66,9 @@ TEST(readers_stay_near_their_owner)
 {
     enum { N = 1000 };
     struct file_map   map;
-    struct read_piece pieces[N];
+    struct read_ahead_range pieces[N];
     map_sample(N * 100, &map);
-    for (size_t i = 0; i < N; i++) pieces[i] = (struct read_piece){ map.data + i * 100, 100 };
+    for (size_t i = 0; i < N; i++) pieces[i] = (struct read_ahead_range){ map.data + i * 100, 100 };
     struct read_ahead *r = read_ahead_start(pieces, N);
     CHECK(r != NULL);
     for (size_t i = 0; i < N; i++) read_ahead_await(r, i);

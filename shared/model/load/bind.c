@@ -47,21 +47,21 @@ void *bind_plain_copy(struct kernel_ctx *k, const struct weight_src *src, enum d
 /* ---- sources ----------------------------------------------------------------------------------------------------- */
 
 /* Where the file has it, from its first byte to its last. */
-static struct read_piece piece_of(const struct weight_src *s)
+static struct read_ahead_range range_of(const struct weight_src *s)
 {
     const size_t across = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in), down = s->transposed ? s->n_in : s->n_out;
-    return (struct read_piece){ .data = s->data, .bytes = (down - 1) * (s->row_bytes ? s->row_bytes : across) + across };
+    return (struct read_ahead_range){ .data = s->data, .bytes = (down - 1) * (s->row_bytes ? s->row_bytes : across) + across };
 }
 
 /* Does a list that grows by doubling have no room for another, being n long? */
 static bool is_full(size_t n) { return (n & (n - 1)) == 0; }
 
-static void note_source(struct binder *b, const struct weight_src *s)
+static void add_source(struct binder *b, const struct weight_src *s)
 {
-    const struct read_piece piece = piece_of(s);
+    const struct read_ahead_range range = range_of(s);
     if (!b->packing) {
         if (is_full(b->n_sources)) b->sources = mem_realloc(b->sources, b->n_sources ? 2 * b->n_sources : 1, sizeof *b->sources);
-        b->sources[b->n_sources] = piece;
+        b->sources[b->n_sources] = range;
     } else {
         read_ahead_await(b->ahead, b->n_sources);
     }
@@ -72,7 +72,7 @@ static void note_source(struct binder *b, const struct weight_src *s)
 enum status bind_lookup(struct binder *b, const struct matrix_spec *spec, struct weight_src *out)
 {
     TRY(weights_matrix(b->m->weights, spec, out, b->err));
-    note_source(b, out);
+    add_source(b, out);
     return OK;
 }
 

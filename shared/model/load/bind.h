@@ -32,7 +32,7 @@ struct binder {
     bool          converting;   /* ... which looks at the files' elements: not where a packed copy has them all */
     struct weight *plan;        /* first pass: [n_plan] what each weight will be, in the order of packing; the caller's (mem_free) */
     size_t        n_plan;
-    struct read_piece *sources; /* first pass: [n_sources] where files hold the matrices, in the order in which they are taken; the caller's */
+    struct read_ahead_range *sources; /* first pass: [n_sources] where files hold the matrices, in the order in which they are taken; the caller's */
     size_t        n_sources;    /* of this pass, so far */
     size_t        source_bytes;
     struct read_ahead *ahead;   /* second pass: who reads them; may be NULL */

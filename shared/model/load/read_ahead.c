@@ -13,7 +13,7 @@
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
 
-enum { READERS = 4, CHUNK_BYTES = 8 << 20, AHEAD_CHUNKS = 128 /* 1 GiB at most */, LOOK_NS = 100000 };
+enum { READERS = 4, CHUNK_BYTES = 8 << 20, AHEAD_CHUNKS = 128 /* 1 GiB at most */, POLL_NS = 100000 };
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* since Linux 5.14 */
 #endif
@@ -27,17 +27,17 @@ struct chunk {
 struct read_ahead {
     struct chunk *chunks;
     size_t       *end;      /* [n] of a piece: the chunk behind its last */
-    size_t        n_chunks, n_pieces;
+    size_t        n_chunks, n_ranges;
     size_t        seen;     /* the owner's: all chunks before it are read */
     uint64_t      wait_ns;
     atomic_size_t next;     /* chunk to be taken; each number is taken once, nothing else is ordered by it */
-    atomic_size_t wanted;   /* chunk at which the owner is: readers stay near it; a late look only delays */
+    atomic_size_t owner_chunk;   /* chunk at which the owner is: readers stay near it; a late look only delays */
     atomic_bool   stop;
     pthread_t     threads[READERS];
     size_t        n_threads;
 };
 
-static void moment(void) { nanosleep(&(struct timespec){ .tv_nsec = LOOK_NS }, NULL); }
+static void poll_sleep(void) { nanosleep(&(struct timespec){ .tv_nsec = POLL_NS }, NULL); }
 
 /* ---- readers ----------------------------------------------------------------------------------------------------- */
 
@@ -59,7 +59,7 @@ static void *reader(void *arg)
     for (;;) {
         const size_t i = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed);
         if (i >= r->n_chunks) return NULL;
-        while (i >= atomic_load_explicit(&r->wanted, memory_order_relaxed) + AHEAD_CHUNKS && !atomic_load_explicit(&r->stop, memory_order_relaxed)) moment();
+        while (i >= atomic_load_explicit(&r->owner_chunk, memory_order_relaxed) + AHEAD_CHUNKS && !atomic_load_explicit(&r->stop, memory_order_relaxed)) poll_sleep();
         if (atomic_load_explicit(&r->stop, memory_order_relaxed)) return NULL;
         read_chunk(&r->chunks[i]);
         atomic_store_explicit(&r->chunks[i].read, true, memory_order_release);
@@ -68,29 +68,29 @@ static void *reader(void *arg)
 
 /* ---- the owner --------------------------------------------------------------------------------------------------- */
 
-static size_t chunks_of(const struct read_piece *p) { return p->data ? (p->bytes + CHUNK_BYTES - 1) / CHUNK_BYTES : 0; }
+static size_t n_chunks_of(const struct read_ahead_range *p) { return p->data ? (p->bytes + CHUNK_BYTES - 1) / CHUNK_BYTES : 0; }
 
-static void cut(struct read_ahead *r, const struct read_piece *pieces, size_t n)
+static void make_chunks(struct read_ahead *r, const struct read_ahead_range *ranges, size_t n)
 {
     size_t total = 0;
-    for (size_t i = 0; i < n; i++) total += chunks_of(&pieces[i]);
+    for (size_t i = 0; i < n; i++) total += n_chunks_of(&ranges[i]);
     r->chunks = MEM_ARRAY(struct chunk, total);
     r->end = MEM_ARRAY(size_t, n);
     for (size_t i = 0; i < n; i++) {
-        for (size_t at = 0; at < pieces[i].bytes && pieces[i].data; at += CHUNK_BYTES) {
+        for (size_t at = 0; at < ranges[i].bytes && ranges[i].data; at += CHUNK_BYTES) {
             struct chunk *c = &r->chunks[r->n_chunks++];
-            c->at = (uintptr_t)pieces[i].data + at;
-            c->bytes = pieces[i].bytes - at < CHUNK_BYTES ? pieces[i].bytes - at : CHUNK_BYTES;
+            c->at = (uintptr_t)ranges[i].data + at;
+            c->bytes = ranges[i].bytes - at < CHUNK_BYTES ? ranges[i].bytes - at : CHUNK_BYTES;
         }
         r->end[i] = r->n_chunks;
     }
-    r->n_pieces = n;
+    r->n_ranges = n;
 }
 
-struct read_ahead *read_ahead_start(const struct read_piece *pieces, size_t n)
+struct read_ahead *read_ahead_start(const struct read_ahead_range *ranges, size_t n)
 {
     struct read_ahead *r = MEM_NEW(struct read_ahead);
-    cut(r, pieces, n);
+    make_chunks(r, ranges, n);
     while (r->n_threads < READERS && r->n_threads < r->n_chunks && thread_start(&r->threads[r->n_threads], reader, r) == OK) r->n_threads++;
     if (r->n_threads > 0) return r;
     read_ahead_stop(r);
@@ -99,11 +99,11 @@ struct read_ahead *read_ahead_start(const struct read_piece *pieces, size_t n)
 
 void read_ahead_await(struct read_ahead *r, size_t i)
 {
-    if (!r || i >= r->n_pieces || r->seen >= r->end[i]) return;
+    if (!r || i >= r->n_ranges || r->seen >= r->end[i]) return;
     const uint64_t t0 = clock_ns();
     for (; r->seen < r->end[i]; r->seen++) {
-        atomic_store_explicit(&r->wanted, r->seen, memory_order_relaxed);
-        while (!atomic_load_explicit(&r->chunks[r->seen].read, memory_order_acquire)) moment();
+        atomic_store_explicit(&r->owner_chunk, r->seen, memory_order_relaxed);
+        while (!atomic_load_explicit(&r->chunks[r->seen].read, memory_order_acquire)) poll_sleep();
     }
     r->wait_ns += clock_ns() - t0;
 }
