@@ -90,7 +90,7 @@ void doctor_check_model(struct doctor *d)
         return;
     }
     enum status st = read_config(path.data, &m, &err);
-    if (st == OK && !model_row_find(m.arch, &err)) st = ERR_UNSUPPORTED;
+    if (st == OK && !model_registry_find(m.arch, &err)) st = ERR_UNSUPPORTED;
     if (st != OK) {
         doctor_fix(doctor_add(d, "model", DOCTOR_FAIL, "%s: %s", path.data, err.text),
                    st == ERR_UNSUPPORTED ? "give a checkpoint of a supported architecture" : "copy the model anew, or give another");

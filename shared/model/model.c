@@ -129,7 +129,7 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
     if (m->weights->gguf) m->quantize = QUANTIZE_NONE; /* such files are quantised where their makers wanted it */
     TRY(read_config(m, path, err));
     m->weights->n_layers = m->config.n_layers;
-    m->ops = model_row_find(m->config.arch, err);
+    m->ops = model_registry_find(m->config.arch, err);
     if (!m->ops) return err->code;
     m->weights->names.aliases = m->ops->aliases;
     m->two_forms = kernel_two_forms(m->kernels, model_is_latent(&m->config));

@@ -1,13 +1,13 @@
 /* model.h - a language model: its configuration, its weights, and a forward pass over a batch.
  *
- * model_load reads a folder (config.json, *.safetensors, tokenizer.json ...) or a GGUF file, finds the row of MODEL_ROWS by
+ * model_load reads a folder (config.json, *.safetensors, tokenizer.json ...) or a GGUF file, finds the row of MODEL_FAMILIES by
  * architecture name, checks names, shapes and types of all weights (every fault names the tensor or the member), adds up what the
  * model takes in memory, and only then packs. Anything in a configuration that is not understood and changes the result is refused
  * by name. A model knows no requests and no network. For measurements weights can be made up: config.json is enough then.
  *
  * All families here are one pre-norm decoder (decoder.h) whose layers are an attention block and a feed-forward block, each of one
  * of two kinds. A family says what its configuration means and how its files spell the tensors' names.
- * Adding a family: write shared/model/<family>.c with one `struct model_ops`, add it to MODEL_ROWS in model_registry.c.
+ * Adding a family: write shared/model/<family>.c with one `struct model_ops`, add it to MODEL_FAMILIES in model_registry.c.
  * Thread: load on any; forward on the engine thread. */
 #ifndef BATON_MODEL_MODEL_H
 #define BATON_MODEL_MODEL_H

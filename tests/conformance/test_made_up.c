@@ -360,7 +360,7 @@ static size_t planned_bytes(const char *name, struct model_config *config)
     snprintf(path, sizeof path, "configs/%s", name);
     CHECK_OK(kernel_ctx_create("ref", ACTIVATIONS_FAST, 1, &m.kernels, &err));
     if (config_hf_load(test_data(path), &m.config, &m.generation, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
-    m.ops = model_row_find(m.config.arch, &err);
+    m.ops = model_registry_find(m.config.arch, &err);
     CHECK(m.ops != NULL);
     weights_create_dummy(&m.weights);
     if (decoder_plan(&m, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", name, err.text);

@@ -250,19 +250,19 @@ static const struct {
     { "attention.temperature_scale", 0 },
 };
 
-static bool understands(const struct model_ops *row, const char *name)
+static bool understands(const struct model_ops *family, const char *name)
 {
-    for (const char *const *u = row->understands; u && *u; u++)
+    for (const char *const *u = family->understands; u && *u; u++)
         if (strcmp(*u, name) == 0) return true;
     return false;
 }
 
-static enum status refuse_unknown_arithmetic(const struct gguf *g, const struct model_config *c, const struct model_ops *row, struct err *err)
+static enum status refuse_unknown_arithmetic(const struct gguf *g, const struct model_config *c, const struct model_ops *family, struct err *err)
 {
     struct arch_key k;
     for (size_t i = 0; i < COUNT_OF(REFUSED); i++) {
         double v = REFUSED[i].neutral;
-        if (understands(row, REFUSED[i].name)) continue;
+        if (understands(family, REFUSED[i].name)) continue;
         TRY(gguf_get_f64(g, key_of(&k, c, REFUSED[i].name), -1e300, 1e300, &v, err));
         if (v != REFUSED[i].neutral) return err_field(err, ERR_UNSUPPORTED, k.text, "metadata %s is %g, which is not supported", k.text, v);
     }
@@ -309,10 +309,10 @@ enum status config_gguf_parse(const struct gguf *g, struct model_config *out, st
     if (arch.n == 0 || arch.n >= sizeof c.arch || memchr(arch.p, 0, arch.n))
         return err_field(err, ERR_INVALID, "general.architecture", "metadata general.architecture is missing or not a name");
     memcpy(c.arch, arch.p, arch.n);
-    const struct model_ops *row = model_row_find(c.arch, err);
-    if (!row) return err->code;
-    if (row->gguf_defaults) row->gguf_defaults(&c);
-    TRY(refuse_unknown_arithmetic(g, &c, row, err));
+    const struct model_ops *family = model_registry_find(c.arch, err);
+    if (!family) return err->code;
+    if (family->gguf_defaults) family->gguf_defaults(&c);
+    TRY(refuse_unknown_arithmetic(g, &c, family, err));
     TRY(read_sizes(g, &c, err));
     TRY(read_vocab(g, &c, err));
     TRY(read_rope(g, &c, err));

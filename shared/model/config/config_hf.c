@@ -116,9 +116,9 @@ static enum status read_arch(const cJSON *top, const cJSON *o, struct model_conf
     return OK;
 }
 
-static enum status read_sizes(const cJSON *o, const struct model_ops *row, struct model_config *c, struct err *err)
+static enum status read_sizes(const cJSON *o, const struct model_ops *family, struct model_config *c, struct err *err)
 {
-    double eps = row->defaults.rms_eps;
+    double eps = family->defaults.rms_eps;
     TRY(config_hf_need_u32(o, "num_hidden_layers", CONFIG_LAYERS_MAX, &c->n_layers, err));
     TRY(config_hf_need_u32(o, "hidden_size", CONFIG_WIDTH_MAX, &c->hidden, err));
     TRY(config_hf_need_u32(o, "num_attention_heads", CONFIG_HEADS_MAX, &c->n_heads, err));
@@ -131,11 +131,11 @@ static enum status read_sizes(const cJSON *o, const struct model_ops *row, struc
                          c->hidden, c->n_heads);
     c->head_dim = c->hidden / c->n_heads;
     TRY(config_hf_u32(o, "head_dim", 1, CONFIG_WIDTH_MAX, &c->head_dim, err));
-    c->max_position = row->defaults.max_position;
+    c->max_position = family->defaults.max_position;
     TRY(config_hf_u32(o, "max_position_embeddings", 1, CONFIG_POSITIONS_MAX, &c->max_position, err));
     TRY(json_get_f64(o, "rms_norm_eps", 1e-12, 1, &eps, err));
     c->rms_eps = (float)eps;
-    c->tied = row->defaults.tied;
+    c->tied = family->defaults.tied;
     TRY(json_get_bool(o, "tie_word_embeddings", &c->tied, err));
     TRY(json_get_bool(o, "attention_bias", &c->attention_bias, err));
     return json_get_bool(o, "mlp_bias", &c->mlp_bias, err);
@@ -147,17 +147,17 @@ static enum status read_config(const cJSON *top, struct model_config *c, struct 
     const cJSON *text = json_member(top, "text_config");
     const cJSON *o = cJSON_IsObject(text) && !json_member(top, "hidden_size") ? text : top;
     TRY(read_arch(top, o, c, err));
-    const struct model_ops *row = model_row_find(c->arch, err);
-    if (!row) return err->code; /* before anything else: no other member means much then */
-    TRY(config_hf_refuse(top, row, err));
-    if (o != top) TRY(config_hf_refuse(o, row, err));
-    TRY(read_sizes(o, row, c, err));
+    const struct model_ops *family = model_registry_find(c->arch, err);
+    if (!family) return err->code; /* before anything else: no other member means much then */
+    TRY(config_hf_refuse(top, family, err));
+    if (o != top) TRY(config_hf_refuse(o, family, err));
+    TRY(read_sizes(o, family, c, err));
     if (o != top) TRY(json_get_bool(top, "tie_word_embeddings", &c->tied, err));
-    TRY(config_hf_rope(o, row, c, err));
-    TRY(config_hf_window(o, row, c, err)); /* after the length that rope makes possible */
+    TRY(config_hf_rope(o, family, c, err));
+    TRY(config_hf_window(o, family, c, err)); /* after the length that rope makes possible */
     TRY(read_eos(o, c, err));
     TRY(read_bos(o, c, err));
-    return row->read_hf ? row->read_hf(o, c, err) : OK;
+    return family->read_hf ? family->read_hf(o, c, err) : OK;
 }
 
 /* do_sample is not read: as in vLLM the values are defaults of requests, and a request says whether it samples. */

@@ -28,11 +28,11 @@ enum status config_hf_choice(const cJSON *o, const char *name, const char *const
 
 /* ---- parts of the reader ---- */
 
-/* Refuse what `row` does not understand and what no family does (config_refuse.c). */
-enum status config_hf_refuse(const cJSON *o, const struct model_ops *row, struct err *err) MUST_CHECK;
+/* Refuse what `family` does not understand and what no family does (config_refuse.c). */
+enum status config_hf_refuse(const cJSON *o, const struct model_ops *family, struct err *err) MUST_CHECK;
 /* Sliding windows → c->window. */
-enum status config_hf_window(const cJSON *o, const struct model_ops *row, struct model_config *c, struct err *err) MUST_CHECK;
+enum status config_hf_window(const cJSON *o, const struct model_ops *family, struct model_config *c, struct err *err) MUST_CHECK;
 /* Theta and scaling of rotary positions (config_rope.c). */
-enum status config_hf_rope(const cJSON *o, const struct model_ops *row, struct model_config *c, struct err *err) MUST_CHECK;
+enum status config_hf_rope(const cJSON *o, const struct model_ops *family, struct model_config *c, struct err *err) MUST_CHECK;
 
 #endif

@@ -67,9 +67,9 @@ static bool is_off(const cJSON *v, enum off off)
     return cJSON_IsNumber(v) && off != OFF_TRUE && v->valuedouble == (off == OFF_ONE ? 1.0 : 0.0);
 }
 
-static bool understands(const struct model_ops *row, const char *name)
+static bool understands(const struct model_ops *family, const char *name)
 {
-    for (const char *const *u = row->understands; u && *u; u++)
+    for (const char *const *u = family->understands; u && *u; u++)
         if (strcmp(*u, name) == 0) return true;
     return false;
 }
@@ -99,14 +99,14 @@ static enum status check_quantization(const cJSON *o, struct err *err)
     return OK;
 }
 
-enum status config_hf_refuse(const cJSON *o, const struct model_ops *row, struct err *err)
+enum status config_hf_refuse(const cJSON *o, const struct model_ops *family, struct err *err)
 {
     static const char *const ACTIVATIONS[] = { "silu", "swish", NULL };
     for (size_t i = 0; i < COUNT_OF(REFUSED); i++) {
         const cJSON *v = json_member(o, REFUSED[i].name);
-        if (!v || is_off(v, REFUSED[i].off) || understands(row, REFUSED[i].name)) continue;
+        if (!v || is_off(v, REFUSED[i].off) || understands(family, REFUSED[i].name)) continue;
         return err_field(err, ERR_UNSUPPORTED, REFUSED[i].name, "\"%s\" asks for %s, which %s models here do not have", REFUSED[i].name,
-                         REFUSED[i].what, row->name);
+                         REFUSED[i].what, family->name);
     }
     int unused;
     TRY(check_quantization(o, err));
@@ -131,9 +131,9 @@ static enum status read_layer_types(const cJSON *o, bool *windowed, struct err *
 
 /* A window is active when a size is given and nothing switches it off. It changes nothing in contexts that fit in it, so those are
  * served: model.c holds the length against it. Qwen's first max_window_layers layers have none, and by default no layer has. */
-enum status config_hf_window(const cJSON *o, const struct model_ops *row, struct model_config *c, struct err *err)
+enum status config_hf_window(const cJSON *o, const struct model_ops *family, struct model_config *c, struct err *err)
 {
-    bool     use = !row->defaults.window_unused, windowed = false;
+    bool     use = !family->defaults.window_unused, windowed = false;
     uint32_t window = 0, free_layers = 0;
     TRY(json_get_bool(o, "use_sliding_window", &use, err));
     if (cJSON_IsFalse(json_member(o, "sliding_window"))) use = false;

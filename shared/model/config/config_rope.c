@@ -78,11 +78,11 @@ static enum status refuse_unknown(const cJSON *r, const char *member, struct err
 
 /* "rope_parameters" is what transformers 5 writes: theta and scaling in one object. Before: "rope_theta" and
  * "rope_scaling" (null, or {"type" or "rope_type": ..}). */
-enum status config_hf_rope(const cJSON *o, const struct model_ops *row, struct model_config *c, struct err *err)
+enum status config_hf_rope(const cJSON *o, const struct model_ops *family, struct model_config *c, struct err *err)
 {
     const char  *member = json_member(o, "rope_parameters") ? "rope_parameters" : "rope_scaling", *type = "default";
     const cJSON *r = json_member(o, member), *v;
-    c->rope_theta = row->defaults.rope_theta;
+    c->rope_theta = family->defaults.rope_theta;
     TRY(json_get_f64(o, "rope_theta", 1.001, 1e15, &c->rope_theta, err));
     if (!r) return OK;
     if (!cJSON_IsObject(r)) return err_field(err, ERR_INVALID, member, "\"%s\" is not an object", member);
@@ -91,7 +91,7 @@ enum status config_hf_rope(const cJSON *o, const struct model_ops *row, struct m
     TRY(json_get_str(r, "rope_type", &type, err));
     cJSON_ArrayForEach(v, r)
         if (cJSON_IsObject(v)) return err_field(err, ERR_UNSUPPORTED, member, "\"%s\" differs between layers, which is not supported", member);
-    TRY(config_hf_refuse(r, row, err)); /* partial_rotary_factor moved in here */
+    TRY(config_hf_refuse(r, family, err)); /* partial_rotary_factor moved in here */
     if (strcmp(type, "llama3") == 0) TRY(read_llama3(o, r, c, err));
     else if (strcmp(type, "yarn") == 0) TRY(read_yarn(o, r, c, err));
     else if (strcmp(type, "linear") == 0) TRY(read_linear(r, c, err));

@@ -5,19 +5,19 @@
 
 #include "shared/base/mem.h"
 
-static const struct model_ops *const MODEL_ROWS[] = {
+static const struct model_ops *const MODEL_FAMILIES[] = {
     &model_llama_ops, &model_qwen2_ops,     &model_qwen3_ops,       &model_qwen3_moe_ops,   &model_mixtral_ops,
     &model_ernie_ops, &model_ernie_moe_ops, &model_deepseek_v2_ops, &model_deepseek_v3_ops,
 };
 
-const struct model_ops *model_row_find(const char *arch, struct err *err)
+const struct model_ops *model_registry_find(const char *arch, struct err *err)
 {
     struct buf known = { 0 };
-    for (size_t i = 0; i < COUNT_OF(MODEL_ROWS); i++)
-        for (const char *const *name = MODEL_ROWS[i]->archs; *name; name++) {
+    for (size_t i = 0; i < COUNT_OF(MODEL_FAMILIES); i++)
+        for (const char *const *name = MODEL_FAMILIES[i]->archs; *name; name++) {
             if (strcmp(*name, arch) == 0) {
                 buf_release(&known);
-                return MODEL_ROWS[i];
+                return MODEL_FAMILIES[i];
             }
             buf_printf(&known, "%s%s", known.len ? ", " : "", *name);
         }

@@ -39,6 +39,6 @@ extern const struct model_ops model_llama_ops, model_qwen2_ops, model_qwen3_ops,
     model_ernie_moe_ops, model_deepseek_v2_ops, model_deepseek_v3_ops;
 
 /* The row that lists `arch`; otherwise NULL, and *err (required) lists every name there is. */
-const struct model_ops *model_row_find(const char *arch, struct err *err);
+const struct model_ops *model_registry_find(const char *arch, struct err *err);
 
 #endif
