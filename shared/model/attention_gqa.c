@@ -78,7 +78,7 @@ void attention_gqa_release(struct kernel_ctx *k, struct attention_gqa *a)
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void project(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm)
+static void project(const struct decoder_step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm)
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx         *k = s->m->kernels;
@@ -92,7 +92,7 @@ static void project(const struct step *s, const struct attention_gqa *a, const s
 }
 
 /* The rows' keys and values into the pool. */
-static void append(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const struct kv_layer *kv)
+static void append(const struct decoder_step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const struct kv_layer *kv)
 {
     const struct model_config *c = &s->m->config;
     const size_t               dim = c->head_dim;
@@ -104,14 +104,14 @@ static void append(const struct step *s, const struct attention_gqa *a, const st
     s->m->kernels->ops->kv_append(s->m->kernels, &append);
 }
 
-void attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm, uint32_t i_layer)
+void attention_gqa_forward(const struct decoder_step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm, uint32_t i_layer)
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx         *k = s->m->kernels;
-    const struct kv_layer      kv = block_kv_layer(s, i_layer);
+    const struct kv_layer      kv = decoder_kv_layer(s, i_layer);
     project(s, a, w, norm);
     append(s, a, w, &kv);
-    block_kv_done(s, i_layer);
+    decoder_kv_written(s, i_layer);
 
     const struct attn_args attend = { .q = w->q, .out = w->out, .kv = kv, .on = s->all, .n_heads = (int32_t)c->n_heads,
                                       .v_dim = (int32_t)c->head_dim, .scale = (float)(1.0 / sqrt((double)c->head_dim)) };

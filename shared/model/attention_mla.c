@@ -194,7 +194,7 @@ void attention_mla_release(struct kernel_ctx *k, struct attention_mla *a)
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void queries_and_latents(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm)
+static void queries_and_latents(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm)
 {
     const struct model_config *c = &s->m->config;
     const struct widths        n = widths_of(c);
@@ -280,7 +280,7 @@ int32_t attention_mla_whole(struct attention_mla_work *w, struct attn_list *list
 
 /* ---- the two forms ---- */
 
-static void attend_naive(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv)
+static void attend_naive(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv)
 {
     const struct model_config *c = &s->m->config;
     if (w->lists[0].n_seqs == 0) return;
@@ -290,7 +290,7 @@ static void attend_naive(const struct step *s, const struct attention_mla *a, co
 }
 
 /* n rows. */
-static void attend_absorbed(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv,
+static void attend_absorbed(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv,
                             const struct mla_run *run, struct attn_list on)
 {
     const struct model_config *c = &s->m->config;
@@ -314,14 +314,14 @@ static void attend_absorbed(const struct step *s, const struct attention_mla *a,
     k->ops->matmul(k, w->jobs, heads);                                                       /* [n, n_heads v] */
 }
 
-void attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm, uint32_t i_layer)
+void attention_mla_forward(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm, uint32_t i_layer)
 {
     struct kernel_ctx    *k = s->m->kernels;
-    const struct kv_layer kv = block_kv_layer(s, i_layer);
+    const struct kv_layer kv = decoder_kv_layer(s, i_layer);
     queries_and_latents(s, a, w, norm);
     const struct kv_append_args append = { .k = w->latent, .kv = kv, .on = s->all };
     k->ops->kv_append(k, &append);
-    block_kv_done(s, i_layer);
+    decoder_kv_written(s, i_layer);
     attend_naive(s, a, w, kv);
     for (int32_t i = 0; i < w->n_runs; i++) attend_absorbed(s, a, w, kv, &w->runs[i], w->lists[1 + i]);
     const struct matmul_args out = { .w = &a->o, .x = w->out, .x_stride = widths_of(&s->m->config).out, .n_rows = s->n_rows, .y = s->x,

@@ -12,7 +12,7 @@
 #include "shared/model/sublayers.h"
 #include "shared/model/rope.h"
 
-struct layer {
+struct decoder_layer {
     float *attn_norm, *ffn_norm; /* [H] */
     struct attention_gqa gqa;    /* one of these two, by the configuration */
     struct attention_mla mla;
@@ -21,7 +21,7 @@ struct layer {
 };
 
 /* Bytes that the first pass counted. */
-struct totals {
+struct decoder_totals {
     size_t weights, vectors, buffers, host;
 };
 
@@ -29,7 +29,7 @@ struct decoder {
     struct weight embed;      /* [V, H] */
     struct weight head;       /* [V, H]; no data when the embedding serves */
     float        *final_norm; /* [H] */
-    struct layer *layers;
+    struct decoder_layer *layers;
     float        *angles;     /* rope_table */
     /* Activations of one step. */
     float                    *x; /* [max_rows, H] */
@@ -42,7 +42,7 @@ struct decoder {
     /* What all of these, norms, biases and angles point into; weight_arena: weights, where the kernels leave that memory ours. */
     struct dev_mem            buffers, vectors, angle_table, weight_arena;
     void                     *host;
-    struct totals             totals;
+    struct decoder_totals             totals;
     struct weight            *plan;    /* [n_plan] of all weights, between plan and pack */
     size_t                    n_plan;
     struct read_ahead_range        *sources; /* [n_sources] where they are in files, likewise */
@@ -51,7 +51,7 @@ struct decoder {
 
 /* ---- bind -------------------------------------------------------------------------------------------------------- */
 
-static enum status bind_layer(struct binder *b, struct layer *l, uint32_t i)
+static enum status bind_layer(struct binder *b, struct decoder_layer *l, uint32_t i)
 {
     const struct model_config *c = &b->m->config;
     char layer[TENSOR_NAME_BYTES_MAX / 4], mlp[TENSOR_NAME_BYTES_MAX / 2];
@@ -131,7 +131,7 @@ enum status decoder_plan(struct model *m, struct err *err)
     struct binder b = { .m = m, .err = err };
     float        *factors;
     m->decoder = MEM_NEW(struct decoder);
-    m->decoder->layers = MEM_ARRAY(struct layer, m->config.n_layers);
+    m->decoder->layers = MEM_ARRAY(struct decoder_layer, m->config.n_layers);
     enum status st = bind_all(&b);
     m->decoder->plan = b.plan;
     m->decoder->n_plan = b.n_plan;
@@ -144,7 +144,7 @@ enum status decoder_plan(struct model *m, struct err *err)
     m->weight_bytes = b.weight_bytes + b.vectors.bytes;
     m->buffer_bytes = b.buffers.bytes + b.host.bytes + b.rounded_rows * b.rounded_in * sizeof(float);
     m->rope_bytes = rope_table_bytes(&m->config, m->max_len);
-    m->decoder->totals = (struct totals){ .weights = b.weight_bytes, .vectors = b.vectors.bytes, .buffers = b.buffers.bytes, .host = b.host.bytes };
+    m->decoder->totals = (struct decoder_totals){ .weights = b.weight_bytes, .vectors = b.vectors.bytes, .buffers = b.buffers.bytes, .host = b.host.bytes };
     return OK;
 }
 
@@ -253,7 +253,7 @@ static enum status make_angles(struct model *m, struct err *err)
 
 enum status decoder_pack(struct model *m, const struct model_options *o, const struct weight_cache_key *key, struct err *err)
 {
-    const struct totals *t = &m->decoder->totals;
+    const struct decoder_totals *t = &m->decoder->totals;
     struct binder b = { .m = m, .err = err, .packing = true, .weight_total = t->weights, .progress = o->progress, .progress_arg = o->progress_arg };
     TRY(alloc_buffers(&b));
     TRY(pack_weights(&b, o, key));
@@ -264,7 +264,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o, const s
     return device_fault(m->kernels->device, err);
 }
 
-static void release_layer(struct kernel_ctx *k, struct layer *l)
+static void release_layer(struct kernel_ctx *k, struct decoder_layer *l)
 {
     attention_gqa_release(k, &l->gqa);
     attention_mla_release(k, &l->mla);
@@ -291,9 +291,9 @@ void decoder_free(struct model *m)
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void layer_forward(const struct step *s, struct decoder *d, uint32_t i)
+static void layer_forward(const struct decoder_step *s, struct decoder *d, uint32_t i)
 {
-    const struct layer *l = &d->layers[i];
+    const struct decoder_layer *l = &d->layers[i];
     if (model_is_latent(&s->m->config)) attention_mla_forward(s, &l->mla, &d->mla, l->attn_norm, i); /* [R, H] */
     else attention_gqa_forward(s, &l->gqa, &d->gqa, l->attn_norm, i);
     if (model_layer_is_sparse(&s->m->config, i)) moe_forward(s, &l->moe, &d->moe, l->ffn_norm);      /* [R, H] */
@@ -301,7 +301,7 @@ static void layer_forward(const struct step *s, struct decoder *d, uint32_t i)
 }
 
 /* Only the rows that are sampled from go through the head: for a prompt chunk that is at most its last. */
-static void head_forward(const struct step *s, const struct decoder *d, const struct kernel_step *staged, float *logits)
+static void head_forward(const struct decoder_step *s, const struct decoder *d, const struct kernel_step *staged, float *logits)
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx         *k = s->m->kernels;
@@ -316,7 +316,7 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
 {
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
-    const struct step s = { .m = m, .b = b, .pos = staged->pos, .all = d->lists[0], .angles = d->angles, .x = d->x, .n_rows = (size_t)staged->n_rows };
+    const struct decoder_step s = { .m = m, .b = b, .pos = staged->pos, .all = d->lists[0], .angles = d->angles, .x = d->x, .n_rows = (size_t)staged->n_rows };
     k->ops->embed(k, d->x, &d->embed, staged->ids, s.n_rows);                              /* [R, H] */
     for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
     if (staged->n_logits > 0) head_forward(&s, d, staged, d->logits ? d->logits : b->logits);
@@ -393,7 +393,7 @@ enum status decoder_prepare(struct model *m, const struct model_steps *s, struct
 
 /* ---- for the blocks ---------------------------------------------------------------------------------------------- */
 
-struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer)
+struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer)
 {
     struct kv_layout l;
     model_kv_layout(s->m, s->b->block_tokens, s->b->n_blocks, &l);
@@ -402,7 +402,7 @@ struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer)
                               .block_tokens = (int32_t)l.block_tokens };
 }
 
-void block_kv_done(const struct step *s, uint32_t i_layer)
+void decoder_kv_written(const struct decoder_step *s, uint32_t i_layer)
 {
     if (device_fault(s->m->kernels->device, NULL) != OK) return;
     if (s->b->on_layer) s->b->on_layer(s->b->on_layer_arg, i_layer);

@@ -28,7 +28,7 @@ void ffn_release(struct kernel_ctx *k, struct ffn *f)
     weight_release(k, &f->down);
 }
 
-void ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w, const float *norm)
+void ffn_forward(const struct decoder_step *s, const struct ffn *f, const struct ffn_work *w, const float *norm)
 {
     struct kernel_ctx       *k = s->m->kernels;
     const size_t             rows = s->n_rows, hidden = s->m->config.hidden;

@@ -89,7 +89,7 @@ void moe_release(struct kernel_ctx *k, struct moe *e)
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-static void route(const struct step *s, const struct moe *e, const struct moe_work *w, size_t rows)
+static void route(const struct decoder_step *s, const struct moe *e, const struct moe_work *w, size_t rows)
 {
     const struct moe_config *c = &s->m->config.moe;
     struct kernel_ctx       *k = s->m->kernels;
@@ -105,7 +105,7 @@ static void route(const struct step *s, const struct moe *e, const struct moe_wo
     k->ops->route(k, &a);
 }
 
-static void run_experts(const struct step *s, const struct moe *e, const struct moe_work *w, float *x, size_t rows)
+static void run_experts(const struct decoder_step *s, const struct moe *e, const struct moe_work *w, float *x, size_t rows)
 {
     struct experts_args a = { .gate_up = e->gate_up, .down = e->down, .n_experts = (int32_t)e->n_experts, .n_used = (int32_t)s->m->config.moe.n_used,
                               .n_rows = rows, .h = w->h, .experts = w->experts, .weights = w->weights, .x = x, .rows = w->rows, .index = w->index,
@@ -116,7 +116,7 @@ static void run_experts(const struct step *s, const struct moe *e, const struct 
     s->m->kernels->ops->experts(s->m->kernels, &a); /* [rows, H] */
 }
 
-void moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w, const float *norm)
+void moe_forward(const struct decoder_step *s, const struct moe *e, const struct moe_work *w, const float *norm)
 {
     const size_t       hidden = s->m->config.hidden;
     struct kernel_ctx *k = s->m->kernels;

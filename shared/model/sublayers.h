@@ -12,7 +12,7 @@
 #include "shared/model/load/bind.h"
 
 /* What a block works on in a step. */
-struct step {
+struct decoder_step {
     const struct model       *m;
     const struct model_batch *b;
     const int32_t            *pos;    /* [R], staged */
@@ -34,7 +34,7 @@ struct attention_gqa_work {
 };
 enum status attention_gqa_bind(struct binder *b, const char *layer, struct attention_gqa *a) MUST_CHECK;
 void        attention_gqa_bind_work(struct binder *b, struct attention_gqa_work *w);
-void        attention_gqa_forward(const struct step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm,
+void        attention_gqa_forward(const struct decoder_step *s, const struct attention_gqa *a, const struct attention_gqa_work *w, const float *norm,
                                   uint32_t i_layer);
 void        attention_gqa_release(struct kernel_ctx *k, struct attention_gqa *a);
 
@@ -72,7 +72,7 @@ int32_t     attention_mla_lists(const struct model *m, const struct model_batch 
 int32_t     attention_mla_whole(struct attention_mla_work *w, struct attn_list *lists);
 /* Rows of a run at most. */
 size_t      attention_mla_run_rows(const struct model *m);
-void        attention_mla_forward(const struct step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm,
+void        attention_mla_forward(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm,
                                   uint32_t i_layer);
 void        attention_mla_release(struct kernel_ctx *k, struct attention_mla *a);
 
@@ -88,7 +88,7 @@ struct ffn_work {
 /* `prefix` up to the matrices' own names; the intermediate size may differ from the configuration's (shared experts). */
 enum status ffn_bind(struct binder *b, const char *prefix, size_t intermediate, struct ffn *f) MUST_CHECK;
 void        ffn_bind_work(struct binder *b, struct ffn_work *w);
-void        ffn_forward(const struct step *s, const struct ffn *f, const struct ffn_work *w, const float *norm);
+void        ffn_forward(const struct decoder_step *s, const struct ffn *f, const struct ffn_work *w, const float *norm);
 void        ffn_release(struct kernel_ctx *k, struct ffn *f);
 
 /* ---- mixture of experts ---- */
@@ -114,14 +114,14 @@ struct moe_work {
 };
 enum status moe_bind(struct binder *b, const char *layer, struct moe *e) MUST_CHECK;
 void        moe_bind_work(struct binder *b, struct moe_work *w);
-void        moe_forward(const struct step *s, const struct moe *e, const struct moe_work *w, const float *norm);
+void        moe_forward(const struct decoder_step *s, const struct moe *e, const struct moe_work *w, const float *norm);
 void        moe_release(struct kernel_ctx *k, struct moe *e);
 
 /* ---- shared by the attention kinds ---- */
 
 /* The pool of a layer in this step's batch. */
-struct kv_layer block_kv_layer(const struct step *s, uint32_t i_layer);
+struct kv_layer decoder_kv_layer(const struct decoder_step *s, uint32_t i_layer);
 /* K and V of all rows of the layer are on their way into the pool: tells the batch's owner. */
-void            block_kv_done(const struct step *s, uint32_t i_layer);
+void            decoder_kv_written(const struct decoder_step *s, uint32_t i_layer);
 
 #endif
