@@ -98,7 +98,7 @@ static void append(const struct decoder_step *s, const struct attention_gqa *a, 
     const size_t               dim = c->head_dim;
     const struct rope_args rope = { .heads = { { .x = w->q, .x_stride = q_width(c), .n_heads = c->n_heads, .head_dim = dim, .norm = a->q_norm },
                                                { .x = w->k, .x_stride = kv_width(c), .n_heads = c->n_kv_heads, .head_dim = dim, .norm = a->k_norm } },
-                                    .n_heads = 2, .n_rows = s->n_rows, .rot_dim = dim, .cos_sin = s->angles, .pos = s->pos,
+                                    .n_heads = 2, .n_rows = s->n_rows, .rot_dim = dim, .cos_sin = s->cos_sin, .pos = s->pos,
                                     .interleaved = c->rope_interleaved, .norm_eps = c->rms_eps };
     const struct kv_append_args append = { .k = w->k, .v = w->v, .kv = *kv, .on = s->all, .rope = &rope };
     s->m->kernels->ops->kv_append(s->m->kernels, &append);

@@ -213,7 +213,7 @@ static void queries_and_latents(const struct decoder_step *s, const struct atten
     k->ops->rms_norm(k, w->latent, n.latent, w->latent, n.latent, a->kv_a_norm, rows, kv_lora, c->rms_eps);
     const struct rope_args rope = { .heads = { { .x = w->q + c->mla.nope, .x_stride = n.q, .n_heads = c->n_heads, .head_dim = n.key },
                                                { .x = w->latent + kv_lora, .x_stride = n.latent, .n_heads = 1, .head_dim = c->mla.rope } },
-                                    .n_heads = 2, .n_rows = rows, .rot_dim = c->mla.rope, .cos_sin = s->angles, .pos = s->pos,
+                                    .n_heads = 2, .n_rows = rows, .rot_dim = c->mla.rope, .cos_sin = s->cos_sin, .pos = s->pos,
                                     .interleaved = c->rope_interleaved };
     k->ops->rope(k, &rope);
 }

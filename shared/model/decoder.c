@@ -30,7 +30,7 @@ struct decoder {
     struct weight head;       /* [V, H]; no data when the embedding serves */
     float        *final_norm; /* [H] */
     struct decoder_layer *layers;
-    float        *angles;     /* rope_table */
+    float        *cos_sin;    /* rope_table */
     /* Activations of one step. */
     float                    *x; /* [max_rows, H] */
     struct attention_gqa_work gqa;
@@ -40,7 +40,7 @@ struct decoder {
     struct attn_list         *lists;   /* of the step: all its sequences, then attention_mla_lists */
     float                    *logits;  /* [max_logits, V]; NULL where the host's memory serves */
     /* What all of these, norms, biases and angles point into; weight_arena: weights, where the kernels leave that memory ours. */
-    struct dev_mem            buffers, vectors, angle_table, weight_arena;
+    struct dev_mem            buffers, vectors, cos_sin_mem, weight_arena;
     void                     *host;
     struct decoder_totals             totals;
     struct weight            *plan;    /* [n_plan] of all weights, between plan and pack */
@@ -235,17 +235,17 @@ static enum status alloc_buffers(struct binder *b)
     return OK;
 }
 
-static enum status make_angles(struct model *m, struct err *err)
+static enum status make_cos_sin(struct model *m, struct err *err)
 {
     struct decoder *d = m->decoder;
     struct device  *device = m->kernels->device;
     float          *factors, *table = NULL;
-    TRY(device_mem_alloc(device, m->rope_bytes, DEVICE_MEM_PRIVATE, &d->angle_table, err));
+    TRY(device_mem_alloc(device, m->rope_bytes, DEVICE_MEM_PRIVATE, &d->cos_sin_mem, err));
     TRY(read_rope_factors(m, &factors, err));
-    d->angles = d->angle_table.ptr;
+    d->cos_sin = d->cos_sin_mem.ptr;
     if (!device->is_host) table = mem_aligned(64, m->rope_bytes);
-    rope_table(&m->config, factors, m->max_len, m->kernels->pool, table ? table : d->angle_table.ptr);
-    if (table) device_upload(device, d->angle_table.ptr, table, m->rope_bytes);
+    rope_table(&m->config, factors, m->max_len, m->kernels->pool, table ? table : d->cos_sin_mem.ptr);
+    if (table) device_upload(device, d->cos_sin_mem.ptr, table, m->rope_bytes);
     mem_free(table);
     mem_free(factors);
     return OK;
@@ -260,7 +260,7 @@ enum status decoder_pack(struct model *m, const struct model_options *o, const s
     ASSERT(b.weight_bytes == t->weights && b.vectors.bytes == t->vectors && b.buffers.bytes == t->buffers && b.host.bytes == t->host); /* both passes saw the same */
     if (kernel_ctx_reserve(m->kernels, b.rounded_rows, b.rounded_in) != OK)
         return err_set(err, ERR_NOMEM, "no memory for inputs of %zu x %zu elements; lower --max-num-batched-tokens", b.rounded_rows, b.rounded_in);
-    TRY(make_angles(m, err));
+    TRY(make_cos_sin(m, err));
     return device_fault(m->kernels->device, err);
 }
 
@@ -279,7 +279,7 @@ void decoder_free(struct model *m)
     for (uint32_t i = 0; i < m->config.n_layers; i++) release_layer(m->kernels, &d->layers[i]);
     weight_release(m->kernels, &d->embed);
     weight_release(m->kernels, &d->head);
-    struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->angle_table, &d->weight_arena };
+    struct dev_mem *all[] = { &d->buffers, &d->vectors, &d->cos_sin_mem, &d->weight_arena };
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(m->kernels->device, all[i]);
     mem_free(d->host);
     mem_free(d->layers);
@@ -316,7 +316,7 @@ static void compute(struct model *m, const struct model_batch *b, const struct k
 {
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
-    const struct decoder_step s = { .m = m, .b = b, .pos = staged->pos, .all = d->lists[0], .angles = d->angles, .x = d->x, .n_rows = (size_t)staged->n_rows };
+    const struct decoder_step s = { .m = m, .b = b, .pos = staged->pos, .all = d->lists[0], .cos_sin = d->cos_sin, .x = d->x, .n_rows = (size_t)staged->n_rows };
     k->ops->embed(k, d->x, &d->embed, staged->ids, s.n_rows);                              /* [R, H] */
     for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
     if (staged->n_logits > 0) head_forward(&s, d, staged, d->logits ? d->logits : b->logits);

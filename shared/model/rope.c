@@ -55,16 +55,16 @@ size_t rope_table_bytes(const struct model_config *c, uint32_t n_positions)
     return (size_t)n_positions * (rope_dim(c) / 2) * 2 * sizeof(float);
 }
 
-struct angles {
+struct rope_table_job {
     const double *inv;
     size_t        half;
     double        factor;
     float        *table;
 };
 
-static void angles_of_position(void *arg, int pos, int thread)
+static void fill_position(void *arg, int pos, int thread)
 {
-    const struct angles *a = arg;
+    const struct rope_table_job *a = arg;
     float *to = a->table + (size_t)pos * a->half * 2;
     (void)thread;
     for (size_t i = 0; i < a->half; i++) {
@@ -77,9 +77,9 @@ static void angles_of_position(void *arg, int pos, int thread)
 void rope_table(const struct model_config *c, const float *factors, uint32_t n_positions, struct compute_pool *pool, float *to)
 {
     double       *inv = MEM_ARRAY(double, rope_dim(c) / 2);
-    struct angles a = { .inv = inv, .half = rope_dim(c) / 2, .factor = c->rope.cos_sin_factor > 0 ? c->rope.cos_sin_factor : 1,
+    struct rope_table_job a = { .inv = inv, .half = rope_dim(c) / 2, .factor = c->rope.cos_sin_factor > 0 ? c->rope.cos_sin_factor : 1,
                         .table = to };
     rope_inv_freq(c, factors, inv);
-    compute_pool_run(pool, (int)n_positions, angles_of_position, &a);
+    compute_pool_run(pool, (int)n_positions, fill_position, &a);
     mem_free(inv);
 }

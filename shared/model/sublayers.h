@@ -17,7 +17,7 @@ struct decoder_step {
     const struct model_batch *b;
     const int32_t            *pos;    /* [R], staged */
     struct attn_list          all;    /* the step's sequences, staged */
-    const float              *angles; /* rope_table */
+    const float              *cos_sin; /* rope_table */
     float                    *x;      /* [R, H] */
     size_t                    n_rows; /* R */
 };
