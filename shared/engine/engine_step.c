@@ -119,7 +119,7 @@ static bool submit(struct engine *e)
         .n_blocks = e->layout.n_blocks,
         .on_layer = on_layer,
         .on_layer_arg = e,
-        .layer_by_layer = e->opt.on_kv_ready && has_prefill_only(b),
+        .eager = e->opt.on_kv_ready && has_prefill_only(b),
     };
     fill_wants(e);
     return model_submit(e->opt.model, &mb);

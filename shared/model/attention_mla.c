@@ -269,7 +269,7 @@ int32_t attention_mla_lists(const struct model *m, const struct model_batch *b, 
     return 1 + w->n_runs;
 }
 
-int32_t attention_mla_whole(struct attention_mla_work *w, struct attn_list *lists)
+int32_t attention_mla_capture_lists(struct attention_mla_work *w, struct attn_list *lists)
 {
     lists[0] = lists[1] = (struct attn_list){ 0 };
     w->runs[0] = (struct mla_run){ 0 };

@@ -336,7 +336,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
     struct kernel_step staged = { .n_rows = b->n_rows, .n_logits = b->n_logits, .ids = b->ids, .pos = b->pos, .logit_rows = b->logit_rows, .lists = d->lists,
-                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .wants = b->wants, .turn = b->turn, .eager = b->layer_by_layer };
+                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .wants = b->wants, .turn = b->turn, .eager = b->eager };
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     if (model_is_latent(&m->config)) staged.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
     k->ops->stage(k, &staged);
@@ -350,25 +350,25 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
 
 /* ---- before the first step --------------------------------------------------------------------------------------- */
 
-enum { RECORDED_ROWS = 512 }; /* of a step: what is longer computes for longer than launching takes */
+enum { GRAPH_ROWS_MAX = 512 }; /* of a step: what is longer computes for longer than launching takes */
 
 /* A recorded step is in one piece everywhere. */
-static uint32_t recorded_rows(const struct model *m)
+static uint32_t graph_rows_max(const struct model *m)
 {
     const struct model_config *c = &m->config;
-    uint32_t n = RECORDED_ROWS;
+    uint32_t n = GRAPH_ROWS_MAX;
     if (c->moe.n_experts && m->decoder->moe.max_rows < n) n = m->decoder->moe.max_rows;
     if (model_is_latent(c) && attention_mla_run_rows(m) < n) n = (uint32_t)attention_mla_run_rows(m);
     return n;
 }
 
-static bool record_one(struct model *m, const struct model_batch *b, int32_t i)
+static bool capture_graph(struct model *m, const struct model_batch *b, int32_t i)
 {
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
     struct kernel_step s = { .lists = d->lists, .n_lists = 1, .block_tokens = (int32_t)b->block_tokens };
     d->lists[0] = (struct attn_list){ .n_seqs = 1 };
-    if (model_is_latent(&m->config)) s.n_lists += attention_mla_whole(&d->mla, d->lists + 1);
+    if (model_is_latent(&m->config)) s.n_lists += attention_mla_capture_lists(&d->mla, d->lists + 1);
     if (!k->ops->record(k, i, &s)) return false;
     if (model_is_latent(&m->config)) d->mla.runs[0].n = (size_t)s.n_rows;
     compute(m, b, &s);
@@ -376,7 +376,7 @@ static bool record_one(struct model *m, const struct model_batch *b, int32_t i)
     return true;
 }
 
-enum status decoder_prepare(struct model *m, const struct model_steps *s, struct err *err)
+enum status decoder_prepare(struct model *m, const struct model_prepare_args *s, struct err *err)
 {
     const struct model_config *c = &m->config;
     const bool                 latent = model_is_latent(c);
@@ -384,10 +384,10 @@ enum status decoder_prepare(struct model *m, const struct model_steps *s, struct
     const struct kernel_limits l = { .max_rows = m->max_rows, .max_logits = m->max_logits, .max_len = m->max_len, .n_vocab = c->n_vocab,
                                      .block_tokens = s->block_tokens, .max_seqs = s->max_seqs, .n_lists = latent ? 3 : 1, .max_lists = latent ? 3 + (uint32_t)(m->max_rows / attention_mla_run_rows(m)) : 1, .n_heads = c->n_heads,
                                      .v_dim = latent ? c->mla.kv_lora : c->head_dim, .latent = latent, .n_kv_heads = latent ? 1 : c->n_kv_heads,
-                                     .head_dim = latent ? c->mla.kv_lora + c->mla.rope : c->head_dim, .max_recorded = s->record ? recorded_rows(m) : 0 };
+                                     .head_dim = latent ? c->mla.kv_lora + c->mla.rope : c->head_dim, .max_recorded = s->capture_graphs ? graph_rows_max(m) : 0 };
     TRY(k->ops->prepare(k, &l, err));
     const struct model_batch b = { .kv = s->kv, .n_blocks = s->n_blocks, .block_tokens = s->block_tokens };
-    for (int32_t i = 0; l.max_recorded > 0 && record_one(m, &b, i); i++) continue;
+    for (int32_t i = 0; l.max_recorded > 0 && capture_graph(m, &b, i); i++) continue;
     return device_fault(k->device, err);
 }
 

@@ -22,6 +22,6 @@ void        decoder_free(struct model *m);
 /* True: the device chooses the tokens, and may not be done yet. False: logits and KV are there. */
 bool        decoder_forward(struct model *m, const struct model_batch *b);
 /* Memory for all steps, and recordings of the usual ones: model_prepare, of kernels that can. */
-enum status decoder_prepare(struct model *m, const struct model_steps *s, struct err *err) MUST_CHECK;
+enum status decoder_prepare(struct model *m, const struct model_prepare_args *s, struct err *err) MUST_CHECK;
 
 #endif

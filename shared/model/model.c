@@ -248,7 +248,7 @@ bool model_submit(struct model *m, const struct model_batch *b)
 
 void model_fetch(struct model *m, int turn, struct token_logprobs *out, uint32_t n) { m->kernels->ops->fetch(m->kernels, turn, out, n); }
 
-enum status model_prepare(struct model *m, const struct model_steps *s, struct err *err)
+enum status model_prepare(struct model *m, const struct model_prepare_args *s, struct err *err)
 {
     return m->kernels->ops->prepare ? decoder_prepare(m, s, err) : OK;
 }

@@ -96,7 +96,7 @@ struct model_batch {
      * far (device_mark says when); may be NULL. A recorded step calls it for no layer. */
     void (*on_layer)(void *arg, uint32_t layer);
     void                  *on_layer_arg;
-    bool                   layer_by_layer; /* it must be called: the step is not a recorded one */
+    bool                   eager; /* it must be called: the step is not a recorded one */
 };
 
 struct model_options {
@@ -148,12 +148,12 @@ bool        model_submit(struct model *m, const struct model_batch *b);
 void        model_fetch(struct model *m, int turn, struct token_logprobs *out, uint32_t n);
 
 /* What the engine's steps will be like, once it has its pool. */
-struct model_steps {
+struct model_prepare_args {
     uint32_t max_seqs, block_tokens, n_blocks;
     void    *kv;
-    bool     record; /* launches of the usual steps are recorded, where the kernels can */
+    bool     capture_graphs; /* launches of the usual steps are recorded, where the kernels can */
 };
 /* Makes room for all steps and records those that can be; before the first. Kernels that compute as they are called need neither. ERR_NOMEM. */
-enum status model_prepare(struct model *m, const struct model_steps *s, struct err *err) MUST_CHECK;
+enum status model_prepare(struct model *m, const struct model_prepare_args *s, struct err *err) MUST_CHECK;
 
 #endif

@@ -69,7 +69,7 @@ void        attention_mla_bind_work(struct binder *b, struct attention_mla_work 
 /* Sorts a step's sequences by form; `lists` has room for one more than the step has rows. Returns how many it wrote, which `stage` must see. */
 int32_t     attention_mla_lists(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists);
 /* The lists of a step that is not there yet, all of whose rows are one run; as attention_mla_lists. */
-int32_t     attention_mla_whole(struct attention_mla_work *w, struct attn_list *lists);
+int32_t     attention_mla_capture_lists(struct attention_mla_work *w, struct attn_list *lists);
 /* Rows of a run at most. */
 size_t      attention_mla_run_rows(const struct model *m);
 void        attention_mla_forward(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm,

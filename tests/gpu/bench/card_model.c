@@ -196,7 +196,7 @@ static bool fits(const struct rig *r, const struct scenario *s) { return (size_t
 /* Tables before anything is recorded: recorded steps call no slots. */
 static void measure_all(struct rig *r, const struct card_limits *l)
 {
-    const struct model_steps steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS, .n_blocks = r->n_blocks, .kv = r->kv.ptr, .record = true };
+    const struct model_prepare_args steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS, .n_blocks = r->n_blocks, .kv = r->kv.ptr, .capture_graphs = true };
     struct err               err;
     for (size_t i = 0; i < r->n_scenarios; i++) {
         r->now = r->scenarios[i];
@@ -250,7 +250,7 @@ static void open_rig(struct rig *r)
     printf("{\"kind\":\"fact\",\"name\":\"%s, weights\",\"value\":\"%.2f GiB%s, loaded in %.1f s\"}\n", r->label, (double)r->model->weight_bytes / (1 << 30),
            r->o.dummy ? " made up" : "", s);
     fflush(stdout);
-    const struct model_steps steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS }; /* what they need comes before the pool, which takes the rest */
+    const struct model_prepare_args steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS }; /* what they need comes before the pool, which takes the rest */
     card_need(model_prepare(r->model, &steps, &err) == OK, "room for steps", err.text);
     make_pool(r);
     r->ids = MEM_ARRAY(int32_t, r->o.max_rows);
