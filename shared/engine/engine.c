@@ -69,7 +69,7 @@ static void set_limits(struct engine *e)
         .max_len = pool_tokens < m->max_len ? (uint32_t)pool_tokens : m->max_len,
         .block_tokens = e->opt.block_tokens,
         .model_fingerprint = e->layout.model_fingerprint,
-        .two_forms = m->two_forms,
+        .two_attention_paths = m->two_attention_paths,
     };
 }
 

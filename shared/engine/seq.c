@@ -105,7 +105,7 @@ enum status seq_create(const struct engine_request *r, const struct seq_limits *
     s->prefill_only = r->prefill_only;
     s->lp_next = r->want_prompt_logprobs ? 1 : r->n_prompt;
     s->seed = kv_prefix_seed(l->model_fingerprint, r->cache_salt);
-    s->two_forms = l->two_forms;
+    s->two_attention_paths = l->two_attention_paths;
     s->t_submit_ns = clock_ns();
     *out = s;
     return OK;
@@ -126,7 +126,7 @@ void seq_free(struct seq *s)
 static void hash_to(struct seq *s, uint32_t block_tokens, uint32_t n_full)
 {
     if (n_full <= s->n_hashed) return;
-    if (s->two_forms) kv_prefix_hashes_generated(s->seed, s->tokens, block_tokens, s->n_prompt, s->n_hashed, n_full, s->hashes);
+    if (s->two_attention_paths) kv_prefix_hashes_generated(s->seed, s->tokens, block_tokens, s->n_prompt, s->n_hashed, n_full, s->hashes);
     else kv_prefix_hashes(s->seed, s->tokens, block_tokens, s->n_hashed, n_full, s->hashes);
     s->n_hashed = n_full;
 }

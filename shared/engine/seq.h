@@ -41,7 +41,7 @@ struct seq {
     struct hash128 *hashes;   /* [cap_blocks] of full blocks; n_hashed are known */
     uint32_t        n_hashed;
     struct hash128  seed;
-    bool            two_forms; /* the model's: names of blocks say which tokens were generated */
+    bool            two_attention_paths; /* the model's: names of blocks say which tokens were generated */
 
     bool     started;       /* left the waiting queue once */
     bool     in_step;       /* chosen for the step being built */
@@ -56,7 +56,7 @@ struct seq {
 struct seq_limits {
     uint32_t n_vocab, max_len /* tokens of prompt and answer */, block_tokens;
     uint64_t model_fingerprint;
-    bool     two_forms; /* struct model */
+    bool     two_attention_paths; /* struct model */
 };
 
 /* Copy and check a request. ERR_TOO_LONG: no room for one token more (for none with max_tokens 0); ERR_INVALID: empty, an

@@ -1,6 +1,6 @@
 /* kv_prefix.h - the names of KV blocks: a chain of hashes over the tokens, begun by model and salt.
  *
- * Where an architecture computes generated tokens in another form than those of a prompt (struct model.two_forms), equal tokens do not mean
+ * Where an architecture computes generated tokens in another form than those of a prompt (struct model.two_attention_paths), equal tokens do not mean
  * equal bits: the name of a block that holds generated tokens says from which one on they were generated, and so, through the chain, do
  * the names after it. Such a block is found again by who continues or repeats that very answer, not by a prompt with the same text.
  *

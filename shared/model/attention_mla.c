@@ -32,7 +32,7 @@ static struct widths widths_of(const struct model_config *c)
                             .out_absorbed = heads * m->kv_lora };
 }
 
-size_t attention_mla_run_rows(const struct model *m) { return m->max_rows < ABSORBED_ROWS ? m->max_rows : ABSORBED_ROWS; }
+size_t attention_mla_range_rows(const struct model *m) { return m->max_rows < ABSORBED_ROWS ? m->max_rows : ABSORBED_ROWS; }
 
 /* ---- bind -------------------------------------------------------------------------------------------------------- */
 
@@ -166,7 +166,7 @@ void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
 {
     const struct model_config *c = &b->m->config;
     const struct widths        n = widths_of(c);
-    const size_t               rows = b->m->max_rows, some = attention_mla_run_rows(b->m);
+    const size_t               rows = b->m->max_rows, some = attention_mla_range_rows(b->m);
     bind_floats(b, rows, c->mla.q_lora, &w->q_a);
     bind_floats(b, rows, n.q, &w->q);
     bind_floats(b, rows, n.latent, &w->latent);
@@ -174,7 +174,7 @@ void attention_mla_bind_work(struct binder *b, struct attention_mla_work *w)
     bind_floats(b, some, n.q_absorbed, &w->q_absorbed);
     bind_floats(b, some, n.out_absorbed, &w->out_absorbed);
     w->seqs = bind_host(b, 2 * rows + 1, sizeof *w->seqs);
-    w->runs = bind_host(b, rows, sizeof *w->runs);
+    w->ranges = bind_host(b, rows, sizeof *w->ranges);
     w->jobs = bind_host(b, c->n_heads, sizeof *w->jobs);
     bind_reserve(b, 2 * rows, c->hidden);
     bind_reserve(b, rows, c->mla.q_lora);
@@ -228,31 +228,31 @@ static float score_scale(const struct model_config *c)
 
 static bool is_absorbed(const struct model *m, const struct attn_seq *s) { return s->generated || m->kernels->ops->absorbed_only; }
 
-static void add_run(struct attention_mla_work *w, struct attn_list *lists, size_t begin, const struct attn_seq *seqs)
+static void add_range(struct attention_mla_work *w, struct attn_list *lists, size_t begin, const struct attn_seq *seqs)
 {
-    lists[1 + w->n_runs] = (struct attn_list){ .seqs = seqs };
-    w->runs[w->n_runs++] = (struct mla_run){ .begin = begin };
+    lists[1 + w->n_ranges] = (struct attn_list){ .seqs = seqs };
+    w->ranges[w->n_ranges++] = (struct mla_range){ .begin = begin };
 }
 
-/* Generated rows in runs that lie one after the other, at most ABSORBED_ROWS each; a long sequence is cut. */
-static void list_generated(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists, struct attn_seq *to)
+/* Generated rows in ranges that lie one after the other, at most ABSORBED_ROWS each; a long sequence is cut. */
+static void list_absorbed(const struct model *m, const struct model_batch *b, struct attention_mla_work *w, struct attn_list *lists, struct attn_seq *to)
 {
-    const size_t limit = attention_mla_run_rows(m);
+    const size_t limit = attention_mla_range_rows(m);
     for (int32_t i = 0; i < b->n_seqs; i++) {
         const struct attn_seq *from = &b->seqs[i];
         for (int32_t done = 0, part; is_absorbed(m, from) && done < from->n_q; done += part) {
             const size_t    at = (size_t)(from->q_begin + done);
-            struct mla_run *run = w->n_runs ? &w->runs[w->n_runs - 1] : NULL;
-            if (!run || run->n == limit || at != run->begin + run->n) {
-                add_run(w, lists, at, to);
-                run = &w->runs[w->n_runs - 1];
+            struct mla_range *range = w->n_ranges ? &w->ranges[w->n_ranges - 1] : NULL;
+            if (!range || range->n == limit || at != range->begin + range->n) {
+                add_range(w, lists, at, to);
+                range = &w->ranges[w->n_ranges - 1];
             }
-            const int32_t room = (int32_t)(limit - run->n);
-            part = from->n_q - done < room ? from->n_q - done : room;
-            *to++ = (struct attn_seq){ .q_begin = (int32_t)run->n, .n_q = part, .pos_begin = from->pos_begin + done, .block_table = from->block_table,
+            const int32_t left = (int32_t)(limit - range->n);
+            part = from->n_q - done < left ? from->n_q - done : left;
+            *to++ = (struct attn_seq){ .q_begin = (int32_t)range->n, .n_q = part, .pos_begin = from->pos_begin + done, .block_table = from->block_table,
                                        .generated = true };
-            lists[w->n_runs].n_seqs++;
-            run->n += (size_t)part;
+            lists[w->n_ranges].n_seqs++;
+            range->n += (size_t)part;
         }
     }
 }
@@ -263,17 +263,17 @@ int32_t attention_mla_lists(const struct model *m, const struct model_batch *b, 
     for (int32_t i = 0; i < b->n_seqs; i++)
         if (!is_absorbed(m, &b->seqs[i])) w->seqs[n++] = b->seqs[i];
     lists[0] = (struct attn_list){ .seqs = w->seqs, .n_seqs = n };
-    w->n_runs = 0;
-    list_generated(m, b, w, lists, w->seqs + n);
+    w->n_ranges = 0;
+    list_absorbed(m, b, w, lists, w->seqs + n);
     w->lists = lists;
-    return 1 + w->n_runs;
+    return 1 + w->n_ranges;
 }
 
 int32_t attention_mla_capture_lists(struct attention_mla_work *w, struct attn_list *lists)
 {
     lists[0] = lists[1] = (struct attn_list){ 0 };
-    w->runs[0] = (struct mla_run){ 0 };
-    w->n_runs = 1;
+    w->ranges[0] = (struct mla_range){ 0 };
+    w->n_ranges = 1;
     w->lists = lists;
     return 2;
 }
@@ -291,14 +291,14 @@ static void attend_naive(const struct decoder_step *s, const struct attention_ml
 
 /* n rows. */
 static void attend_absorbed(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, struct kv_layer kv,
-                            const struct mla_run *run, struct attn_list on)
+                            const struct mla_range *range, struct attn_list on)
 {
     const struct model_config *c = &s->m->config;
     const struct widths        wide = widths_of(c);
     struct kernel_ctx         *k = s->m->kernels;
-    const size_t               n = run->n, heads = a->n_heads, rope = c->mla.rope;
-    const float               *q = w->q + run->begin * wide.q;
-    float                     *out = w->out + run->begin * wide.out;
+    const size_t               n = range->n, heads = a->n_heads, rope = c->mla.rope;
+    const float               *q = w->q + range->begin * wide.q;
+    float                     *out = w->out + range->begin * wide.out;
     for (size_t h = 0; h < heads; h++)
         w->jobs[h] = (struct matmul_args){ .w = &a->k_up_transposed[h], .x = q + h * wide.key, .x_stride = wide.q, .n_rows = n,
                                            .y = w->q_absorbed + h * wide.latent, .y_stride = wide.q_absorbed };
@@ -323,7 +323,7 @@ void attention_mla_forward(const struct decoder_step *s, const struct attention_
     k->ops->kv_append(k, &append);
     decoder_kv_written(s, i_layer);
     attend_naive(s, a, w, kv);
-    for (int32_t i = 0; i < w->n_runs; i++) attend_absorbed(s, a, w, kv, &w->runs[i], w->lists[1 + i]);
+    for (int32_t i = 0; i < w->n_ranges; i++) attend_absorbed(s, a, w, kv, &w->ranges[i], w->lists[1 + i]);
     const struct matmul_args out = { .w = &a->o, .x = w->out, .x_stride = widths_of(&s->m->config).out, .n_rows = s->n_rows, .y = s->x,
                                      .y_stride = s->m->config.hidden, .then = MATMUL_ADD };
     k->ops->matmul(k, &out, 1); /* [R, H] */

@@ -358,7 +358,7 @@ static uint32_t graph_rows_max(const struct model *m)
     const struct model_config *c = &m->config;
     uint32_t n = GRAPH_ROWS_MAX;
     if (c->moe.n_experts && m->decoder->moe.max_rows < n) n = m->decoder->moe.max_rows;
-    if (model_is_latent(c) && attention_mla_run_rows(m) < n) n = (uint32_t)attention_mla_run_rows(m);
+    if (model_is_latent(c) && attention_mla_range_rows(m) < n) n = (uint32_t)attention_mla_range_rows(m);
     return n;
 }
 
@@ -370,7 +370,7 @@ static bool capture_graph(struct model *m, const struct model_batch *b, int32_t 
     d->lists[0] = (struct attn_list){ .n_seqs = 1 };
     if (model_is_latent(&m->config)) s.n_lists += attention_mla_capture_lists(&d->mla, d->lists + 1);
     if (!k->ops->record(k, i, &s)) return false;
-    if (model_is_latent(&m->config)) d->mla.runs[0].n = (size_t)s.n_rows;
+    if (model_is_latent(&m->config)) d->mla.ranges[0].n = (size_t)s.n_rows;
     compute(m, b, &s);
     k->ops->commit(k);
     return true;
@@ -382,7 +382,7 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
     const bool                 latent = model_is_latent(c);
     struct kernel_ctx         *k = m->kernels;
     const struct kernel_limits l = { .max_rows = m->max_rows, .max_logits = m->max_logits, .max_len = m->max_len, .n_vocab = c->n_vocab,
-                                     .block_tokens = s->block_tokens, .max_seqs = s->max_seqs, .n_lists = latent ? 3 : 1, .max_lists = latent ? 3 + (uint32_t)(m->max_rows / attention_mla_run_rows(m)) : 1, .n_heads = c->n_heads,
+                                     .block_tokens = s->block_tokens, .max_seqs = s->max_seqs, .n_lists = latent ? 3 : 1, .max_lists = latent ? 3 + (uint32_t)(m->max_rows / attention_mla_range_rows(m)) : 1, .n_heads = c->n_heads,
                                      .v_dim = latent ? c->mla.kv_lora : c->head_dim, .latent = latent, .n_kv_heads = latent ? 1 : c->n_kv_heads,
                                      .head_dim = latent ? c->mla.kv_lora + c->mla.rope : c->head_dim, .max_recorded = s->capture_graphs ? graph_rows_max(m) : 0 };
     TRY(k->ops->prepare(k, &l, err));

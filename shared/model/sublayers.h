@@ -52,17 +52,17 @@ struct attention_mla {
     uint32_t       n_heads;
 };
 /* Rows [begin, begin + n) of the step, all of them generated. */
-struct mla_run {
+struct mla_range {
     size_t begin, n;
 };
 struct attention_mla_work {
     float              *q_a, *q, *latent, *out;     /* [R, q_lora], [R, n_heads (nope + rope)], [R, kv_lora + rope], [R, n_heads v] */
     float              *q_absorbed, *out_absorbed;  /* of a run: [.., n_heads (kv_lora + rope)], [.., n_heads kv_lora] */
-    struct attn_seq    *seqs;                       /* the step's sequences by form: prompts, then runs, whose rows count from the run's first */
-    struct mla_run     *runs;                       /* [n_runs] */
-    struct attn_list   *lists;                      /* [1 + n_runs], staged: prompts, then each run */
+    struct attn_seq    *seqs;                       /* the step's sequences by form: prompts, then ranges, whose rows count from the run's first */
+    struct mla_range     *ranges;                       /* [n_ranges] */
+    struct attn_list   *lists;                      /* [1 + n_ranges], staged: prompts, then each run */
     struct matmul_args *jobs;                       /* [n_heads] */
-    int32_t             n_runs;
+    int32_t             n_ranges;
 };
 enum status attention_mla_bind(struct binder *b, const char *layer, struct attention_mla *a) MUST_CHECK;
 void        attention_mla_bind_work(struct binder *b, struct attention_mla_work *w);
@@ -71,7 +71,7 @@ int32_t     attention_mla_lists(const struct model *m, const struct model_batch 
 /* The lists of a step that is not there yet, all of whose rows are one run; as attention_mla_lists. */
 int32_t     attention_mla_capture_lists(struct attention_mla_work *w, struct attn_list *lists);
 /* Rows of a run at most. */
-size_t      attention_mla_run_rows(const struct model *m);
+size_t      attention_mla_range_rows(const struct model *m);
 void        attention_mla_forward(const struct decoder_step *s, const struct attention_mla *a, const struct attention_mla_work *w, const float *norm,
                                   uint32_t i_layer);
 void        attention_mla_release(struct kernel_ctx *k, struct attention_mla *a);

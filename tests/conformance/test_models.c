@@ -115,7 +115,7 @@ TEST(logits_on_a_card_do_not_depend_on_the_batch)
         for (int fast = TEST_IS_SANITIZED ? i == 0 : 0; fast < (TEST_IS_SANITIZED && i > 0 ? 1 : 2); fast++) { /* sanitized: each model in one */
             struct rig r;
             rig_open_as(&r, golden(NAMES[i], "model").text, "cuda", fast ? ACTIVATIONS_FAST : ACTIVATIONS_F32, QUANTIZE_NONE);
-            CHECK(r.m->two_forms == (fast != 0));
+            CHECK(r.m->two_attention_paths == (fast != 0));
             check_cuts(&r, TEST_IS_SANITIZED ? 14 : 70);
             rig_close(&r);
         }
@@ -158,7 +158,7 @@ static void check_close(const struct rig *r, const float *have, const float *wan
 static int32_t answer_length(const struct rig *r)
 {
     if (strcmp(r->k->ops->name, "ref") == 0) return TEST_IS_SANITIZED ? 20 : 70;
-    return !TEST_IS_SANITIZED ? ANSWER_MAX : r->m->two_forms ? 200 : 20;
+    return !TEST_IS_SANITIZED ? ANSWER_MAX : r->m->two_attention_paths ? 200 : 20;
 }
 
 TEST(the_form_of_attention_follows_the_token)
@@ -169,11 +169,11 @@ TEST(the_form_of_attention_follows_the_token)
             int32_t    ids[PROMPT + ANSWER_MAX];
             rig_open(&r, golden(GOLDENS[i], "model").text, KERNEL_ROWS[row]->name);
             const int32_t n = answer_length(&r);
-            CHECK(r.m->two_forms == (strncmp(GOLDENS[i], "deepseek", 8) == 0));
+            CHECK(r.m->two_attention_paths == (strncmp(GOLDENS[i], "deepseek", 8) == 0));
             float *one = MEM_ARRAY(float, (size_t)n * r.n_vocab), *other = MEM_ARRAY(float, (size_t)ROWS_MAX * r.n_vocab);
             pseudo_prompt(ids, PROMPT + n, 11, r.n_vocab);
             run_answer(&r, ids, n, n, false, one); /* a moved request's answer, replayed */
-            if (r.m->two_forms) {
+            if (r.m->two_attention_paths) {
                 run_answer(&r, ids, n, 1, true, other);
                 check_same_bits(&r, other, one, n, "token by token between others");
             }
@@ -181,7 +181,7 @@ TEST(the_form_of_attention_follows_the_token)
             const float *prompt_form = other + (size_t)PROMPT * r.n_vocab;
             check_close(&r, one, prompt_form, n, "the two forms");
             bool same = memcmp(one, prompt_form, (size_t)n * r.n_vocab * sizeof *one) == 0;
-            CHECK(same == !r.m->two_forms); /* otherwise the flag says something that is not so */
+            CHECK(same == !r.m->two_attention_paths); /* otherwise the flag says something that is not so */
             mem_free(one);
             mem_free(other);
             rig_close(&r);
