@@ -301,25 +301,25 @@ static void layer_forward(const struct decoder_step *s, struct decoder *d, uint3
 }
 
 /* Only the rows that are sampled from go through the head: for a prompt chunk that is at most its last. */
-static void head_forward(const struct decoder_step *s, const struct decoder *d, const struct kernel_step *staged, float *logits)
+static void head_forward(const struct decoder_step *s, const struct decoder *d, const struct kernel_step *step, float *logits)
 {
     const struct model_config *c = &s->m->config;
     struct kernel_ctx         *k = s->m->kernels;
-    const struct matmul_args head = { .w = d->head.data ? &d->head : &d->embed, .x = d->x, .x_stride = c->hidden, .x_rows = staged->logit_rows,
-                                      .norm = d->final_norm, .norm_eps = c->rms_eps, .n_rows = (size_t)staged->n_logits, .y = logits,
+    const struct matmul_args head = { .w = d->head.data ? &d->head : &d->embed, .x = d->x, .x_stride = c->hidden, .x_rows = step->logit_rows,
+                                      .norm = d->final_norm, .norm_eps = c->rms_eps, .n_rows = (size_t)step->n_logits, .y = logits,
                                       .y_stride = c->n_vocab };
     k->ops->matmul(k, &head, 1); /* [n_logits, V] */
 }
 
 /* The slots of a staged step. */
-static void compute(struct model *m, const struct model_batch *b, const struct kernel_step *staged)
+static void compute(struct model *m, const struct model_batch *b, const struct kernel_step *step)
 {
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
-    const struct decoder_step s = { .m = m, .b = b, .pos = staged->pos, .all = d->lists[0], .cos_sin = d->cos_sin, .x = d->x, .n_rows = (size_t)staged->n_rows };
-    k->ops->embed(k, d->x, &d->embed, staged->ids, s.n_rows);                              /* [R, H] */
+    const struct decoder_step s = { .m = m, .b = b, .pos = step->pos, .all = d->lists[0], .cos_sin = d->cos_sin, .x = d->x, .n_rows = (size_t)step->n_rows };
+    k->ops->embed(k, d->x, &d->embed, step->ids, s.n_rows);                              /* [R, H] */
     for (uint32_t i = 0; i < m->config.n_layers; i++) layer_forward(&s, d, i);
-    if (staged->n_logits > 0) head_forward(&s, d, staged, d->logits ? d->logits : b->logits);
+    if (step->n_logits > 0) head_forward(&s, d, step, d->logits ? d->logits : b->logits);
 }
 
 /* What a step computed is there when it is over: its blocks are named, sent and given away then. */
@@ -335,17 +335,17 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
 {
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
-    struct kernel_step staged = { .n_rows = b->n_rows, .n_logits = b->n_logits, .ids = b->ids, .pos = b->pos, .logit_rows = b->logit_rows, .lists = d->lists,
+    struct kernel_step step = { .n_rows = b->n_rows, .n_logits = b->n_logits, .ids = b->ids, .pos = b->pos, .logit_rows = b->logit_rows, .lists = d->lists,
                                   .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .wants = b->wants, .turn = b->turn, .eager = b->eager };
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
-    if (model_is_latent(&m->config)) staged.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
-    k->ops->stage(k, &staged);
+    if (model_is_latent(&m->config)) step.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
+    k->ops->stage(k, &step);
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was handed over */
-    if (!staged.replayed) compute(m, b, &staged);
+    if (!step.replayed) compute(m, b, &step);
     if (k->ops->commit) k->ops->commit(k);
-    if (staged.sampled) k->ops->sample(k, d->logits, m->config.n_vocab);
+    if (step.sampled) k->ops->sample(k, d->logits, m->config.n_vocab);
     else wait_for_logits(m, b);
-    return staged.sampled;
+    return step.sampled;
 }
 
 /* ---- before the first step --------------------------------------------------------------------------------------- */
