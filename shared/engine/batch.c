@@ -198,7 +198,7 @@ static void announce_start(struct engine *e, struct seq *s)
         e->opt.on_kv_ready(e->opt.arg, s->id, layer, 0, s->n_computed, s->blocks, 0);
 }
 
-bool batch_next_waits_for_landing(struct engine *e)
+bool batch_next_needs_completion(struct engine *e)
 {
     if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return false;
     struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
@@ -210,7 +210,7 @@ static struct seq *admit(struct engine *e)
 {
     if (list_empty(&e->waiting) || e->n_running >= e->opt.max_seqs) return NULL;
     struct seq *s = LIST_FIRST(&e->waiting, struct seq, node);
-    if (s->prefill_only && engine_is_flying(e)) return NULL; /* its cached blocks go to a peer at once: they must be there */
+    if (s->prefill_only && engine_has_inflight(e)) return NULL; /* its cached blocks go to a peer at once: they must be there */
     if (seq_take_blocks(s, e->pool, e->opt.block_tokens, blocks_to_start(e, s)) != OK) return NULL;
     engine_unlist(e, s);
     s->state = SEQ_RUNNING;

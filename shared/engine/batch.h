@@ -41,7 +41,7 @@ struct batch {
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs);
 void batch_release(struct batch *b);
 /* The head of the waiting queue could start now, but not while a step is under way: a prefill_only one, whose cached blocks go to a peer at once. */
-bool batch_next_waits_for_landing(struct engine *e);
+bool batch_next_needs_completion(struct engine *e);
 /* Fill engine_batch(e). It may come out empty. */
 void batch_build(struct engine *e);
 

@@ -57,7 +57,7 @@ void engine_drop_kept(struct engine *e)
 static void give_back_blocks(struct engine *e, struct seq *s)
 {
     for (int i = 0; i < 2; i++)
-        if (e->flights[i].on && leave_step(&e->batches[i], s)) {
+        if (e->inflight[i].active && leave_step(&e->batches[i], s)) {
             keep_blocks(e, s);
             return;
         }

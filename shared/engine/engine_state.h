@@ -50,8 +50,8 @@ struct engine_meters {
 
 /* A step between submission and landing, when its tokens are taken. Where the device chooses the tokens the next step is submitted before this
  * one lands; elsewhere it lands at once. */
-struct flight {
-    bool     on;
+struct inflight_step {
+    bool     active;
     bool     sampled;  /* by the device */
     uint64_t begin_ns;
 };
@@ -84,9 +84,9 @@ struct engine {
     uint32_t        n_running, n_reserved;
     uint64_t        last_order;
     struct batch    batches[2]; /* by turn */
-    struct flight   flights[2];
-    int             turn;   /* of the step that is being built, or was submitted last */
-    uint64_t        t_landed_ns; /* the last step did */
+    struct inflight_step   inflight[2];
+    int             parity;   /* of the step that is being built, or was submitted last */
+    uint64_t        t_completed_ns; /* the last step did */
     float          *logits; /* [max_logits, n_vocab]: where the host samples */
     float          *lse;    /* [max_logits] */
     struct sample_want    *wants;   /* [max_logits] */
@@ -98,8 +98,8 @@ struct engine {
     struct engine_meters meters;
 };
 
-static inline struct batch *engine_batch(struct engine *e) { return &e->batches[e->turn]; }
-static inline bool          engine_is_flying(const struct engine *e) { return e->flights[0].on || e->flights[1].on; }
+static inline struct batch *engine_batch(struct engine *e) { return &e->batches[e->parity]; }
+static inline bool          engine_has_inflight(const struct engine *e) { return e->inflight[0].active || e->inflight[1].active; }
 
 /* engine_command.c */
 void engine_do(struct engine *e, const struct command *c);

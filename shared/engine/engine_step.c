@@ -113,7 +113,7 @@ static bool submit(struct engine *e)
         .n_logits = (int32_t)b->n_logits,
         .logits = e->logits,
         .wants = e->wants,
-        .turn = e->turn,
+        .parity = e->parity,
         .kv = e->kv.ptr,
         .block_tokens = e->opt.block_tokens,
         .n_blocks = e->layout.n_blocks,
@@ -155,15 +155,15 @@ static void count_late(struct engine *e)
     }
 }
 
-static void take_off(struct engine *e)
+static void launch_step(struct engine *e)
 {
     const struct kernel_ctx *k = e->opt.model->kernels;
     const uint64_t           n_replayed = k->n_replayed;
-    struct flight           *f = &e->flights[e->turn];
-    if (e->flights[e->turn ^ 1].on) counter_add(e->meters.ahead, 1);
+    struct inflight_step           *f = &e->inflight[e->parity];
+    if (e->inflight[e->parity ^ 1].active) counter_add(e->meters.ahead, 1);
     f->begin_ns = clock_ns();
     f->sampled = submit(e);
-    f->on = true;
+    f->active = true;
     counter_add(e->meters.recorded, k->n_replayed - n_replayed);
     if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0) counter_add(e->meters.by_host, 1);
     count_computed(e);
@@ -252,20 +252,20 @@ static void take_tokens(struct engine *e, const struct batch *b)
 static bool has_results(const struct engine *e) { return device_fault(e->device, NULL) == OK; }
 
 /* From its submission or, where it waited for the step before, from when that had landed. */
-static void observe_time(struct engine *e, const struct flight *f)
+static void observe_time(struct engine *e, const struct inflight_step *f)
 {
-    const uint64_t begin = f->begin_ns > e->t_landed_ns ? f->begin_ns : e->t_landed_ns;
-    e->t_landed_ns = clock_ns();
-    histogram_observe(e->meters.step_seconds, (double)(e->t_landed_ns - begin) * 1e-9);
+    const uint64_t begin = f->begin_ns > e->t_completed_ns ? f->begin_ns : e->t_completed_ns;
+    e->t_completed_ns = clock_ns();
+    histogram_observe(e->meters.step_seconds, (double)(e->t_completed_ns - begin) * 1e-9);
 }
 
-static void land(struct engine *e, int turn)
+static void complete_step(struct engine *e, int parity)
 {
-    const struct batch *b = &e->batches[turn];
-    struct flight      *f = &e->flights[turn];
-    if (f->sampled) model_fetch(e->opt.model, turn, e->fetched, b->n_logits);
+    const struct batch *b = &e->batches[parity];
+    struct inflight_step      *f = &e->inflight[parity];
+    if (f->sampled) model_fetch(e->opt.model, parity, e->fetched, b->n_logits);
     if (!has_results(e)) return;
-    f->on = false;
+    f->active = false;
     if (!f->sampled) sample(e, b);
     engine_drop_kept(e);
     name_blocks(e, b);
@@ -280,10 +280,10 @@ static void land(struct engine *e, int turn)
 /* ---- the step ---- */
 
 /* May the next step be built while one is under way? */
-static bool may_run_ahead(struct engine *e)
+static bool may_launch_ahead(struct engine *e)
 {
     if (kv_pool_available(e->pool) < e->n_running) return false; /* each may need a block */
-    if (batch_next_waits_for_landing(e)) return false;
+    if (batch_next_needs_completion(e)) return false;
     LIST_FOREACH(s, &e->running, struct seq, node)
         if (s->prefill_only) return false;
     return true;
@@ -291,14 +291,14 @@ static bool may_run_ahead(struct engine *e)
 
 bool engine_step(struct engine *e)
 {
-    const int before = e->turn;
-    bool      worked = e->flights[before].on;
-    if (worked && !may_run_ahead(e)) land(e, before);
+    const int before = e->parity;
+    bool      worked = e->inflight[before].active;
+    if (worked && !may_launch_ahead(e)) complete_step(e, before);
     if (!has_results(e)) return false;
-    e->turn = before ^ 1;
+    e->parity = before ^ 1;
     batch_build(e);
-    if (engine_batch(e)->n_rows > 0) take_off(e);
-    if (e->flights[before].on) land(e, before);
-    if (e->flights[e->turn].on && !e->flights[e->turn].sampled) land(e, e->turn);
+    if (engine_batch(e)->n_rows > 0) launch_step(e);
+    if (e->inflight[before].active) complete_step(e, before);
+    if (e->inflight[e->parity].active && !e->inflight[e->parity].sampled) complete_step(e, e->parity);
     return has_results(e) && (worked || engine_batch(e)->n_rows > 0 || engine_batch(e)->preempted); /* what was freed may let somebody start */
 }

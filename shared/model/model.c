@@ -246,7 +246,7 @@ bool model_submit(struct model *m, const struct model_batch *b)
     return decoder_forward(m, b);
 }
 
-void model_fetch(struct model *m, int turn, struct token_logprobs *out, uint32_t n) { m->kernels->ops->fetch(m->kernels, turn, out, n); }
+void model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n) { m->kernels->ops->fetch(m->kernels, parity, out, n); }
 
 enum status model_prepare(struct model *m, const struct model_prepare_args *s, struct err *err)
 {

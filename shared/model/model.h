@@ -88,7 +88,7 @@ struct model_batch {
     float                 *logits;    /* [n_logits, n_vocab], out */
     /* model_submit alone: how the tokens are chosen where the device does it, and where the results go (kernel_step). */
     const struct sample_want *wants;  /* [n_logits]; NULL: logits are wanted */
-    int                    turn;
+    int                    parity;
     void                  *kv;        /* pool memory, layout model_kv_layout */
     uint32_t               n_blocks;  /* of the pool */
     uint32_t               block_tokens; /* tokens per block of the pool */
@@ -145,7 +145,7 @@ void        model_forward(struct model *m, const struct model_batch *b);
 /* Puts a step in the queue. True: the device chooses its tokens, and model_fetch waits for them; steps that are submitted meanwhile run behind it.
  * False: as model_forward. Not more than two steps that were not fetched, of different turns. */
 bool        model_submit(struct model *m, const struct model_batch *b);
-void        model_fetch(struct model *m, int turn, struct token_logprobs *out, uint32_t n);
+void        model_fetch(struct model *m, int parity, struct token_logprobs *out, uint32_t n);
 
 /* What the engine's steps will be like, once it has its pool. */
 struct model_prepare_args {

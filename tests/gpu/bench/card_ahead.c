@@ -39,7 +39,7 @@ static bool submit(struct ahead *a, int i)
     }
     a->b->ids = i == 0 ? a->known : a->chosen;
     a->b->wants = a->wants;
-    a->b->turn = i & 1;
+    a->b->parity = i & 1;
     return model_submit(a->m, a->b);
 }
 
