@@ -92,7 +92,7 @@ static void make_arrays(struct engine *e, size_t n_logits)
     e->rows = MEM_ARRAY(struct sampler_row, n_logits);
     e->logits = MEM_ARRAY(float, n_logits * e->limits.n_vocab);
     e->lse = MEM_ARRAY(float, n_logits);
-    e->wants = MEM_ARRAY(struct sample_want, n_logits);
+    e->sample_requests = MEM_ARRAY(struct sample_want, n_logits);
     e->fetched = MEM_ARRAY(struct token_logprobs, n_logits);
     e->kept = MEM_ARRAY(struct kept_blocks, e->opt.max_seqs);
 }
@@ -114,7 +114,7 @@ static void release(struct engine *e)
     kv_pool_free(e->pool);
     sampler_batch_free(e->sampler);
     mem_free(e->rows);
-    mem_free(e->wants);
+    mem_free(e->sample_requests);
     mem_free(e->fetched);
     for (int i = 0; i < 2; i++) batch_release(&e->batches[i]);
     mem_free(e->logits);

@@ -87,13 +87,13 @@ static bool has_prefill_only(const struct batch *b)
 /* The known token whose logprobs a row is for; -1: one is to be chosen. */
 static int32_t score_of(const struct batch_logit *l) { return l->sample ? -1 : l->seq->tokens[l->pos + 1]; }
 
-static void fill_wants(struct engine *e)
+static void fill_sample_requests(struct engine *e)
 {
     const struct model_config *c = &e->opt.model->config;
     const struct batch        *b = engine_batch(e);
     for (uint32_t i = 0; i < b->n_logits; i++) {
         const struct seq *s = b->logits[i].seq;
-        e->wants[i] = (struct sample_want){
+        e->sample_requests[i] = (struct sample_want){
             .params = &s->sampling, .tokens = s->tokens, .n_tokens = s->n_tokens, .n_prompt = s->n_prompt, .n_out = seq_n_out(s) + s->n_late,
             .late = s->n_late ? -1 - (int32_t)s->late_row : 0, .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
         };
@@ -112,7 +112,7 @@ static bool submit(struct engine *e)
         .logit_rows = b->logit_rows,
         .n_logits = (int32_t)b->n_logits,
         .logits = e->logits,
-        .wants = e->wants,
+        .sample_requests = e->sample_requests,
         .parity = e->parity,
         .kv = e->kv.ptr,
         .block_tokens = e->opt.block_tokens,
@@ -121,7 +121,7 @@ static bool submit(struct engine *e)
         .on_layer_arg = e,
         .eager = e->opt.on_kv_ready && has_prefill_only(b),
     };
-    fill_wants(e);
+    fill_sample_requests(e);
     return model_submit(e->opt.model, &mb);
 }
 

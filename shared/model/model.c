@@ -226,7 +226,7 @@ static void check_batch(const struct model *m, const struct model_batch *b)
     ASSERT(b->block_tokens >= 1 && b->block_tokens <= KERNEL_BLOCK_TOKENS_MAX);
     ASSERT(b->n_logits >= 0 && b->n_logits <= b->n_rows && (uint32_t)b->n_logits <= m->max_logits);
     for (int32_t i = 0; i < b->n_rows; i++) {
-        ASSERT(b->ids[i] < 0 ? b->wants && (uint32_t)(-1 - b->ids[i]) < m->max_logits : (uint32_t)b->ids[i] < m->config.n_vocab);
+        ASSERT(b->ids[i] < 0 ? b->sample_requests && (uint32_t)(-1 - b->ids[i]) < m->max_logits : (uint32_t)b->ids[i] < m->config.n_vocab);
         ASSERT(b->pos[i] >= 0 && (uint32_t)b->pos[i] < m->max_len);
     }
     for (int32_t i = 0; i < b->n_logits; i++) ASSERT(b->logit_rows[i] >= 0 && b->logit_rows[i] < b->n_rows);
@@ -235,7 +235,7 @@ static void check_batch(const struct model *m, const struct model_batch *b)
 void model_forward(struct model *m, const struct model_batch *b)
 {
     struct model_batch plain = *b;
-    plain.wants = NULL;
+    plain.sample_requests = NULL;
     check_batch(m, &plain);
     (void)decoder_forward(m, &plain); /* false: it has no wants */
 }

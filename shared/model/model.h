@@ -87,7 +87,7 @@ struct model_batch {
     int32_t                n_logits;
     float                 *logits;    /* [n_logits, n_vocab], out */
     /* model_submit alone: how the tokens are chosen where the device does it, and where the results go (kernel_step). */
-    const struct sample_want *wants;  /* [n_logits]; NULL: logits are wanted */
+    const struct sample_want *sample_requests;  /* [n_logits]; NULL: logits are wanted */
     int                    parity;
     void                  *kv;        /* pool memory, layout model_kv_layout */
     uint32_t               n_blocks;  /* of the pool */
@@ -140,7 +140,7 @@ void        model_free(struct model *m);
 void        model_kv_layout(const struct model *m, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out);
 /* The same from a configuration alone, before anything is loaded; the fingerprint stays 0. */
 void        model_config_kv_layout(const struct model_config *c, enum dtype kv, uint32_t block_tokens, uint32_t n_blocks, struct kv_layout *out);
-/* Computes a step: its logits, and the KV of its rows, are there when it returns. `wants` counts as NULL. */
+/* Computes a step: its logits, and the KV of its rows, are there when it returns. `sample_requests` counts as NULL. */
 void        model_forward(struct model *m, const struct model_batch *b);
 /* Puts a step in the queue. True: the device chooses its tokens, and model_fetch waits for them; steps that are submitted meanwhile run behind it.
  * False: as model_forward. Not more than two steps that were not fetched, of different turns. */

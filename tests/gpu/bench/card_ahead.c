@@ -38,7 +38,7 @@ static bool submit(struct ahead *a, int i)
         a->wants[k].late = i > 0 ? -1 - k : 0;
     }
     a->b->ids = i == 0 ? a->known : a->chosen;
-    a->b->wants = a->wants;
+    a->b->sample_requests = a->wants;
     a->b->parity = i & 1;
     return model_submit(a->m, a->b);
 }
