@@ -43,7 +43,7 @@ static struct seq *newest_running(struct engine *e)
 
 static void preempt(struct engine *e, struct seq *s)
 {
-    ASSERT(s->n_late == 0); /* engine_step lands what is under way when blocks may not do */
+    ASSERT(s->n_future == 0); /* engine_step lands what is under way when blocks may not do */
     log_debug("sequence preempted", "req=%llu tokens=%u blocks=%u", (unsigned long long)s->id, s->n_tokens, s->n_blocks);
     engine_unlist(e, s);
     seq_drop_blocks(s, e->pool);
@@ -103,7 +103,7 @@ static void choose_decodes(struct engine *e)
 /* Does the row at `pos` need logits, and for what? A row has at most one use. */
 static bool logit_use(const struct seq *s, uint32_t pos, bool *sample)
 {
-    *sample = pos + 1 == s->n_tokens + s->n_late && seq_wants_token(s);
+    *sample = pos + 1 == s->n_tokens + s->n_future && seq_wants_token(s);
     return *sample || (pos + 1 >= s->lp_next && pos + 1 < s->n_prompt);
 }
 
@@ -135,7 +135,7 @@ static uint32_t add_part(struct batch *b, struct seq *s, uint32_t n)
             b->logit_rows[b->n_logits] = (int32_t)b->n_rows;
             b->logits[b->n_logits++] = (struct batch_logit){ s, end, sample };
         }
-        b->ids[b->n_rows] = end < s->n_tokens ? s->tokens[end] : -1 - (int32_t)s->late_row;
+        b->ids[b->n_rows] = end < s->n_tokens ? s->tokens[end] : -1 - (int32_t)s->future_row;
         b->pos[b->n_rows] = (int32_t)end;
         b->n_rows++;
     }

@@ -94,8 +94,8 @@ static void fill_sample_requests(struct engine *e)
     for (uint32_t i = 0; i < b->n_logits; i++) {
         const struct seq *s = b->logits[i].seq;
         e->sample_requests[i] = (struct sample_want){
-            .params = &s->sampling, .tokens = s->tokens, .n_tokens = s->n_tokens, .n_prompt = s->n_prompt, .n_out = seq_n_out(s) + s->n_late,
-            .late = s->n_late ? -1 - (int32_t)s->late_row : 0, .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
+            .params = &s->sampling, .tokens = s->tokens, .n_tokens = s->n_tokens, .n_prompt = s->n_prompt, .n_out = seq_n_out(s) + s->n_future,
+            .late = s->n_future ? -1 - (int32_t)s->future_row : 0, .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
         };
     }
 }
@@ -145,13 +145,13 @@ static void count_computed(struct engine *e)
     }
 }
 
-static void count_late(struct engine *e)
+static void count_future(struct engine *e)
 {
     const struct batch *b = engine_batch(e);
     for (uint32_t i = 0; i < b->n_logits; i++) {
         if (!b->logits[i].sample) continue;
-        b->logits[i].seq->n_late++;
-        b->logits[i].seq->late_row = i;
+        b->logits[i].seq->n_future++;
+        b->logits[i].seq->future_row = i;
     }
 }
 
@@ -167,7 +167,7 @@ static void launch_step(struct engine *e)
     counter_add(e->meters.recorded, k->n_replayed - n_replayed);
     if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0) counter_add(e->meters.by_host, 1);
     count_computed(e);
-    count_late(e);
+    count_future(e);
 }
 
 /* ---- landing ---- */
@@ -227,7 +227,7 @@ static void keep_silent_parts(const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_parts; i++) {
         const struct seq *s = b->parts[i].seq;
-        if (s && !(b->parts[i].end == s->n_tokens && s->n_late == 0 && seq_is_full(s))) b->parts[i].seq = NULL;
+        if (s && !(b->parts[i].end == s->n_tokens && s->n_future == 0 && seq_is_full(s))) b->parts[i].seq = NULL;
     }
 }
 
@@ -242,7 +242,7 @@ static void take_tokens(struct engine *e, const struct batch *b)
     for (uint32_t i = 0; i < b->n_logits; i++) {
         const struct batch_logit *l = &b->logits[i];
         if (!l->seq) continue; /* it ended a step ago */
-        if (l->sample) l->seq->n_late--;
+        if (l->sample) l->seq->n_future--;
         if (l->sample) engine_take_token(e, l->seq, &e->fetched[i]);
         else score_prompt(e, l->seq, l->pos, &e->fetched[i]);
     }

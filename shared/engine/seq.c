@@ -15,12 +15,12 @@ uint32_t seq_n_out(const struct seq *s)
 
 uint32_t seq_n_pending(const struct seq *s)
 {
-    return s->n_tokens + s->n_late - s->n_computed;
+    return s->n_tokens + s->n_future - s->n_computed;
 }
 
 bool seq_wants_token(const struct seq *s)
 {
-    return s->n_tokens + s->n_late < s->n_limit;
+    return s->n_tokens + s->n_future < s->n_limit;
 }
 
 bool seq_is_full(const struct seq *s)
@@ -30,7 +30,7 @@ bool seq_is_full(const struct seq *s)
 
 bool seq_has_work(const struct seq *s)
 {
-    return seq_n_pending(s) > 0 && (s->n_late == 0 || seq_wants_token(s)); /* its last token is not computed */
+    return seq_n_pending(s) > 0 && (s->n_future == 0 || seq_wants_token(s)); /* its last token is not computed */
 }
 
 uint32_t seq_blocks_for(uint32_t n_tokens, uint32_t block_tokens)

@@ -7,7 +7,7 @@
  * Lengths: tokens[0..n_tokens) are known; positions [0, n_computed) have their KV in the blocks. The last token sampled is known
  * but not computed, so a decoding sequence has n_tokens == n_computed + 1, and a step computes the pending tokens, one or many.
  * The row of the last known token gives the logits of the next one. Where the device chooses tokens, steps run ahead of what the host
- * knows: n_late tokens behind tokens[] are chosen by steps under way, and positions count as computed once a step has them.
+ * knows: n_future tokens behind tokens[] are chosen by steps under way, and positions count as computed once a step has them.
  * Owner: whoever created it (any thread) until it is posted to the engine; the engine thread from then on. */
 #ifndef BATON_ENGINE_SEQ_H
 #define BATON_ENGINE_SEQ_H
@@ -29,8 +29,8 @@ struct seq {
 
     int32_t  *tokens;       /* [n_limit] */
     uint32_t  n_tokens, n_prompt, n_computed;
-    uint32_t  n_late;       /* tokens that steps under way choose: 0 to 2 */
-    uint32_t  late_row;     /* of the last such step's rows of logits: which one chooses it */
+    uint32_t  n_future;       /* tokens that steps under way choose: 0 to 2 */
+    uint32_t  future_row;     /* of the last such step's rows of logits: which one chooses it */
     uint32_t  n_limit;      /* tokens that end the sequence: max_tokens, the context or the pool */
     uint32_t  lp_next;      /* next prompt position whose logprob is owed; n_prompt: none */
 
