@@ -52,7 +52,7 @@ static void preempt(struct engine *e, struct seq *s)
     s->in_step = false;
     list_push_front(&e->waiting, &s->node);
     atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
-    engine_set_owed(e, s, s->n_tokens);
+    engine_set_remaining(e, s, s->n_tokens);
     counter_add(e->meters.preemptions, 1);
     engine_batch(e)->preempted = true;
 }
@@ -216,7 +216,7 @@ static struct seq *admit(struct engine *e)
     s->state = SEQ_RUNNING;
     list_push(&e->running, &s->node);
     e->n_running++;
-    engine_set_owed(e, s, seq_n_pending(s));
+    engine_set_remaining(e, s, seq_n_pending(s));
     announce_start(e, s);
     return s;
 }

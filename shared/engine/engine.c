@@ -198,7 +198,7 @@ enum status engine_submit(struct engine *e, const struct engine_request *r)
         return ERR_FULL;
     }
     uint32_t n_tokens = c.seq->n_tokens;
-    engine_set_owed(e, c.seq, n_tokens);
+    engine_set_remaining(e, c.seq, n_tokens);
     enum status st = post(e, &c);
     if (st != OK) {
         atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);

@@ -38,7 +38,7 @@ static void do_submit(struct engine *e, struct seq *s)
     if (!enter(e, s)) {
         uint64_t id = s->id;
         engine_unlist(e, s);
-        engine_set_owed(e, s, 0);
+        engine_set_remaining(e, s, 0);
         seq_free(s);
         engine_emit(e, &(struct engine_event){
                            .kind = ENGINE_FINISHED, .id = id, .status = ERR_INVALID, .finish = FINISH_ERROR, .stop_token = -1 });

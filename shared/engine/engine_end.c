@@ -69,7 +69,7 @@ static void give_back_blocks(struct engine *e, struct seq *s)
 void engine_forget(struct engine *e, struct seq *s)
 {
     engine_unlist(e, s);
-    engine_set_owed(e, s, 0);
+    engine_set_remaining(e, s, 0);
     give_back_blocks(e, s);
     void *was = map_del(&e->seqs, map_key_u64(&s->id));
     ASSERT(was == s);
@@ -101,7 +101,7 @@ void engine_finish(struct engine *e, struct seq *s, enum status status, enum fin
     fill_times(s, &ev);
     if (s->prefill_only) {
         engine_unlist(e, s);
-        engine_set_owed(e, s, 0);
+        engine_set_remaining(e, s, 0);
         s->state = SEQ_HELD;
     } else {
         engine_forget(e, s);

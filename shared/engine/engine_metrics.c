@@ -1,4 +1,4 @@
-/* engine_metrics.c - the engine's metrics and the load that other threads read. Thread: engine (engine_set_owed also before a
+/* engine_metrics.c - the engine's metrics and the load that other threads read. Thread: engine (engine_set_remaining also before a
  * sequence is posted). */
 #include "shared/engine/engine_state.h"
 
@@ -56,9 +56,9 @@ void engine_publish(struct engine *e)
     add_growth(m->evicted, &m->last_evicted, k.evictions);
 }
 
-void engine_set_owed(struct engine *e, struct seq *s, uint32_t n)
+void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n)
 {
     /* Unsigned wrap-around makes one addition serve both directions. */
-    atomic_fetch_add_explicit(&e->load.waiting_tokens, (uint64_t)n - (uint64_t)s->n_owed, memory_order_relaxed);
-    s->n_owed = n;
+    atomic_fetch_add_explicit(&e->load.waiting_tokens, (uint64_t)n - (uint64_t)s->n_remaining, memory_order_relaxed);
+    s->n_remaining = n;
 }

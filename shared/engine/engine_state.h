@@ -127,6 +127,6 @@ void meters_init(struct engine_meters *m, struct metrics *registry);
 /* Copy the counts of the lists and the pool to `load` and the gauges. */
 void engine_publish(struct engine *e);
 /* Prompt tokens that still have to be computed for this sequence. */
-void engine_set_owed(struct engine *e, struct seq *s, uint32_t n);
+void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n);
 
 #endif

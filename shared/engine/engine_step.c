@@ -141,7 +141,7 @@ static void count_computed(struct engine *e)
         s->n_recomputed += again;
         counter_add(e->meters.recomputed, again);
         s->n_computed = p->end;
-        engine_set_owed(e, s, s->n_owed > p->end - p->begin ? s->n_owed - (p->end - p->begin) : 0);
+        engine_set_remaining(e, s, s->n_remaining > p->end - p->begin ? s->n_remaining - (p->end - p->begin) : 0);
     }
 }
 

@@ -48,7 +48,7 @@ struct seq {
     uint32_t n_cached;      /* tokens found in the prefix cache at the first start or at the reservation */
     uint32_t xfer_begin, xfer_end; /* positions that a peer wrote; empty when none did */
     uint32_t n_recomputed;
-    uint32_t n_owed;        /* what it adds to the engine's waiting_tokens */
+    uint32_t n_remaining;        /* what it adds to the engine's waiting_tokens */
     uint64_t t_submit_ns, t_start_ns, t_first_ns; /* 0: not yet */
 };
 
