@@ -185,7 +185,7 @@ static uint64_t card_for_kv(struct device *device, double share)
 
 enum status node_model_prepare(struct model *m, const struct node_options *o, struct err *err)
 {
-    const struct model_prepare_args s = { .max_seqs = engine_max_parts(o->max_seqs), .block_tokens = o->block_tokens };
+    const struct model_prepare_args s = { .max_seqs = engine_max_attn_seqs(o->max_seqs), .block_tokens = o->block_tokens };
     return model_prepare(m, &s, err);
 }
 

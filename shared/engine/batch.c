@@ -10,12 +10,12 @@
 
 void batch_init(struct batch *b, uint32_t max_rows, uint32_t max_seqs)
 {
-    *b = (struct batch){ .max_rows = max_rows, .max_parts = max_seqs };
+    *b = (struct batch){ .max_rows = max_rows, .max_chunks = max_seqs };
     b->max_logits = engine_max_logits(max_seqs);
     b->ids = MEM_ARRAY(int32_t, max_rows);
     b->pos = MEM_ARRAY(int32_t, max_rows);
     b->seqs = MEM_ARRAY(struct attn_seq, 2 * (size_t)max_seqs);
-    b->parts = MEM_ARRAY(struct batch_part, max_seqs);
+    b->chunks = MEM_ARRAY(struct batch_chunk, max_seqs);
     b->logit_rows = MEM_ARRAY(int32_t, b->max_logits);
     b->logits = MEM_ARRAY(struct batch_logit, b->max_logits);
 }
@@ -25,7 +25,7 @@ void batch_release(struct batch *b)
     mem_free(b->ids);
     mem_free(b->pos);
     mem_free(b->seqs);
-    mem_free(b->parts);
+    mem_free(b->chunks);
     mem_free(b->logit_rows);
     mem_free(b->logits);
 }
@@ -48,7 +48,7 @@ static void preempt(struct engine *e, struct seq *s)
     engine_unlist(e, s);
     seq_drop_blocks(s, e->pool);
     s->state = SEQ_WAITING;
-    if (s->in_step) engine_batch(e)->n_chosen--;
+    if (s->in_step) engine_batch(e)->n_decodes--;
     s->in_step = false;
     list_push_front(&e->waiting, &s->node);
     atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
@@ -58,7 +58,7 @@ static void preempt(struct engine *e, struct seq *s)
 }
 
 /* A block for the next position. False: the sequence itself had to go. */
-static bool make_room(struct engine *e, struct seq *s)
+static bool ensure_block(struct engine *e, struct seq *s)
 {
     while (s->n_blocks <= s->n_computed / e->opt.block_tokens) {
         if (seq_grow(s, e->pool) == OK) continue;
@@ -82,17 +82,17 @@ static bool is_decode(const struct seq *s)
 static void choose_decodes(struct engine *e)
 {
     struct batch *b = engine_batch(e);
-    uint32_t max = b->max_rows < b->max_parts ? b->max_rows : b->max_parts;
-    b->n_chosen = 0;
-    for (struct list *l = e->running.next; l != &e->running && b->n_chosen < max;) {
+    uint32_t max = b->max_rows < b->max_chunks ? b->max_rows : b->max_chunks;
+    b->n_decodes = 0;
+    for (struct list *l = e->running.next; l != &e->running && b->n_decodes < max;) {
         struct seq *s = LIST_ENTRY(l, struct seq, node);
         if (is_decode(s) && !s->in_step) {
-            if (!make_room(e, s)) {
+            if (!ensure_block(e, s)) {
                 l = e->running.next;
                 continue;
             }
             s->in_step = true;
-            b->n_chosen++;
+            b->n_decodes++;
         }
         l = s->node.next;
     }
@@ -125,7 +125,7 @@ static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint3
 }
 
 /* Add up to `n` pending tokens of s; fewer when the logits rows run out. Returns how many. */
-static uint32_t add_part(struct batch *b, struct seq *s, uint32_t n)
+static uint32_t add_chunk(struct batch *b, struct seq *s, uint32_t n)
 {
     uint32_t begin = s->n_computed, end = begin, first_row = b->n_rows;
     for (; end < begin + n; end++) {
@@ -141,34 +141,34 @@ static uint32_t add_part(struct batch *b, struct seq *s, uint32_t n)
     }
     if (end == begin) return 0;
     add_seqs(b, s, begin, end, first_row);
-    b->parts[b->n_parts++] = (struct batch_part){ s, begin, end };
+    b->chunks[b->n_chunks++] = (struct batch_chunk){ s, begin, end };
     return end - begin;
 }
 
 static bool has_space(const struct batch *b)
 {
-    return b->n_rows < b->max_rows && b->n_parts < b->max_parts;
+    return b->n_rows < b->max_rows && b->n_chunks < b->max_chunks;
 }
 
 static void add_pending(struct batch *b, struct seq *s)
 {
     uint32_t space = b->max_rows - b->n_rows, pending = seq_has_work(s) ? seq_n_pending(s) : 0;
-    add_part(b, s, pending < space ? pending : space);
+    add_chunk(b, s, pending < space ? pending : space);
 }
 
 /* Those that had a turn go behind those that had none. */
 static void add_decodes(struct engine *e)
 {
-    struct list had;
-    list_init(&had);
+    struct list served;
+    list_init(&served);
     LIST_FOREACH(s, &e->running, struct seq, node) {
         if (!s->in_step) continue;
         s->in_step = false;
         add_pending(engine_batch(e), s);
         list_remove(&s->node);
-        list_push(&had, &s->node);
+        list_push(&served, &s->node);
     }
-    LIST_FOREACH(s, &had, struct seq, node) {
+    LIST_FOREACH(s, &served, struct seq, node) {
         list_remove(&s->node);
         list_push(&e->running, &s->node);
     }
@@ -224,7 +224,7 @@ static struct seq *admit(struct engine *e)
 void batch_build(struct engine *e)
 {
     struct batch *b = engine_batch(e);
-    b->n_rows = b->n_parts = b->n_seqs = b->n_logits = 0;
+    b->n_rows = b->n_chunks = b->n_seqs = b->n_logits = 0;
     b->preempted = false;
     choose_decodes(e);
     add_decodes(e);

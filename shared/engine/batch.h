@@ -1,7 +1,7 @@
 /* batch.h - the rows of one step: which sequences take part, with which tokens.
  *
  * First every running sequence with one pending token (decode), each with a block for it; when there is none the newest
- * running sequence is preempted. Then prompts in parts (chunked prefill) until max_batched_tokens rows are full: those
+ * running sequence is preempted. Then prompts in chunks (chunked prefill) until max_batched_tokens rows are full: those
  * begun first, then new ones from the head of the waiting queue, which need all their blocks at once, so that a
  * prefill never stops half way for want of blocks. A row that yields a token or a prompt logprob takes a logits row, of which there is
  * a fixed number. More decodes than one step can hold take turns.
@@ -14,7 +14,7 @@
 struct engine;
 
 /* Tokens [begin, end) of a sequence. */
-struct batch_part {
+struct batch_chunk {
     struct seq *seq;
     uint32_t    begin, end;
 };
@@ -27,14 +27,14 @@ struct batch_logit {
 };
 
 struct batch {
-    uint32_t            max_rows, max_parts, max_logits;
-    uint32_t            n_rows, n_parts, n_seqs, n_logits;
+    uint32_t            max_rows, max_chunks, max_logits;
+    uint32_t            n_rows, n_chunks, n_seqs, n_logits;
     int32_t            *ids, *pos;  /* [max_rows] */
-    struct attn_seq    *seqs;       /* [2 * max_parts]: a part's prompt tokens, then its generated ones */
-    struct batch_part  *parts;      /* [max_parts] */
+    struct attn_seq    *seqs;       /* [2 * max_chunks]: a part's prompt tokens, then its generated ones */
+    struct batch_chunk  *chunks;      /* [max_chunks] */
     int32_t            *logit_rows; /* [max_logits] */
     struct batch_logit *logits;     /* [max_logits] */
-    uint32_t            n_chosen;   /* decodes marked so far by this build */
+    uint32_t            n_decodes;   /* decodes marked so far by this build */
     bool                preempted;  /* by this build */
 };
 

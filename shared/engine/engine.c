@@ -82,7 +82,7 @@ static enum status alloc_kv(struct engine *e, struct err *err)
 
 static enum status prepare_model(struct engine *e, struct err *err)
 {
-    const struct model_prepare_args s = { .max_seqs = engine_max_parts(e->opt.max_seqs), .block_tokens = e->opt.block_tokens, .n_blocks = e->opt.n_blocks, .kv = e->kv.ptr,
+    const struct model_prepare_args s = { .max_seqs = engine_max_attn_seqs(e->opt.max_seqs), .block_tokens = e->opt.block_tokens, .n_blocks = e->opt.n_blocks, .kv = e->kv.ptr,
                                    .capture_graphs = !e->opt.eager };
     return model_prepare(e->opt.model, &s, err);
 }

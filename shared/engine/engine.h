@@ -88,7 +88,7 @@ struct engine_event {
 };
 
 /* Sequences of attention in a step at most: a sequence's prompt tokens and its generated ones count as two. */
-static inline uint32_t engine_max_parts(uint32_t max_seqs) { return 2 * max_seqs; }
+static inline uint32_t engine_max_attn_seqs(uint32_t max_seqs) { return 2 * max_seqs; }
 enum { ENGINE_LOGITS_MIN = 256 };
 /* Rows of a step whose logits can be wanted at most: model_options.max_logits. */
 static inline uint32_t engine_max_logits(uint32_t max_seqs) { return max_seqs > ENGINE_LOGITS_MIN ? max_seqs : ENGINE_LOGITS_MIN; }

@@ -27,9 +27,9 @@ void engine_unlist(struct engine *e, struct seq *s)
 static bool leave_step(struct batch *b, const struct seq *s)
 {
     bool found = false;
-    for (uint32_t i = 0; i < b->n_parts; i++) {
-        if (b->parts[i].seq != s) continue;
-        b->parts[i].seq = NULL;
+    for (uint32_t i = 0; i < b->n_chunks; i++) {
+        if (b->chunks[i].seq != s) continue;
+        b->chunks[i].seq = NULL;
         found = true;
     }
     for (uint32_t i = 0; i < b->n_logits; i++)

@@ -65,12 +65,12 @@ static void on_layer(void *arg, uint32_t layer)
 {
     struct engine      *e = arg;
     const struct batch *b = engine_batch(e);
-    uint64_t            mark = b->n_rows > b->n_parts ? device_mark(e->device) : 0;
+    uint64_t            mark = b->n_rows > b->n_chunks ? device_mark(e->device) : 0;
     if (!mark) count_layer(e);
     else if (lane_after(e->watch, mark) != OK || lane_tell(e->watch, count_layer, e) != OK) count_layer(e); /* a device that failed is seen at landing */
     if (!e->opt.on_kv_ready) return;
-    for (uint32_t i = 0; i < b->n_parts; i++) {
-        const struct batch_part *p = &b->parts[i];
+    for (uint32_t i = 0; i < b->n_chunks; i++) {
+        const struct batch_chunk *p = &b->chunks[i];
         if (!p->seq->prefill_only) continue;
         if (!mark) mark = device_mark(e->device);
         e->opt.on_kv_ready(e->opt.arg, p->seq->id, layer, p->begin, p->end, p->seq->blocks, mark);
@@ -79,8 +79,8 @@ static void on_layer(void *arg, uint32_t layer)
 
 static bool has_prefill_only(const struct batch *b)
 {
-    for (uint32_t i = 0; i < b->n_parts; i++)
-        if (b->parts[i].seq->prefill_only) return true;
+    for (uint32_t i = 0; i < b->n_chunks; i++)
+        if (b->chunks[i].seq->prefill_only) return true;
     return false;
 }
 
@@ -134,8 +134,8 @@ static uint32_t overlap(uint32_t a_begin, uint32_t a_end, uint32_t b_begin, uint
 static void count_computed(struct engine *e)
 {
     const struct batch *b = engine_batch(e);
-    for (uint32_t i = 0; i < b->n_parts; i++) {
-        const struct batch_part *p = &b->parts[i];
+    for (uint32_t i = 0; i < b->n_chunks; i++) {
+        const struct batch_chunk *p = &b->chunks[i];
         struct seq *s = p->seq;
         uint32_t again = overlap(p->begin, p->end, s->xfer_begin, s->xfer_end);
         s->n_recomputed += again;
@@ -217,24 +217,24 @@ static void sample(struct engine *e, const struct batch *b)
 
 static void name_blocks(struct engine *e, const struct batch *b)
 {
-    for (uint32_t i = 0; i < b->n_parts; i++)
-        if (b->parts[i].seq) seq_name_blocks(b->parts[i].seq, e->pool, e->opt.block_tokens);
+    for (uint32_t i = 0; i < b->n_chunks; i++)
+        if (b->chunks[i].seq) seq_name_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens);
 }
 
-/* Sequences that have no token to ask for (echo with max_tokens 0) end with their last position. The others' parts are cleared
+/* Sequences that have no token to ask for (echo with max_tokens 0) end with their last position. The others' chunks are cleared
  * here: taking their tokens may free them. */
-static void keep_silent_parts(const struct batch *b)
+static void keep_tokenless_chunks(const struct batch *b)
 {
-    for (uint32_t i = 0; i < b->n_parts; i++) {
-        const struct seq *s = b->parts[i].seq;
-        if (s && !(b->parts[i].end == s->n_tokens && s->n_future == 0 && seq_is_full(s))) b->parts[i].seq = NULL;
+    for (uint32_t i = 0; i < b->n_chunks; i++) {
+        const struct seq *s = b->chunks[i].seq;
+        if (s && !(b->chunks[i].end == s->n_tokens && s->n_future == 0 && seq_is_full(s))) b->chunks[i].seq = NULL;
     }
 }
 
-static void finish_silent_parts(struct engine *e, const struct batch *b)
+static void finish_tokenless_chunks(struct engine *e, const struct batch *b)
 {
-    for (uint32_t i = 0; i < b->n_parts; i++)
-        if (b->parts[i].seq) engine_finish(e, b->parts[i].seq, OK, FINISH_LENGTH, -1);
+    for (uint32_t i = 0; i < b->n_chunks; i++)
+        if (b->chunks[i].seq) engine_finish(e, b->chunks[i].seq, OK, FINISH_LENGTH, -1);
 }
 
 static void take_tokens(struct engine *e, const struct batch *b)
@@ -269,9 +269,9 @@ static void complete_step(struct engine *e, int parity)
     if (!f->sampled) sample(e, b);
     engine_drop_kept(e);
     name_blocks(e, b);
-    keep_silent_parts(b);
+    keep_tokenless_chunks(b);
     take_tokens(e, b);
-    finish_silent_parts(e, b);
+    finish_tokenless_chunks(e, b);
     counter_add(e->meters.steps, 1);
     observe_time(e, f);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
