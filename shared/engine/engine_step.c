@@ -215,10 +215,10 @@ static void sample(struct engine *e, const struct batch *b)
         if (b->logits[i].seq) e->fetched[i] = e->rows[at++].out;
 }
 
-static void name_blocks(struct engine *e, const struct batch *b)
+static void publish_blocks(struct engine *e, const struct batch *b)
 {
     for (uint32_t i = 0; i < b->n_chunks; i++)
-        if (b->chunks[i].seq) seq_name_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens);
+        if (b->chunks[i].seq) seq_publish_blocks(b->chunks[i].seq, e->pool, e->opt.block_tokens);
 }
 
 /* Sequences that have no token to ask for (echo with max_tokens 0) end with their last position. The others' chunks are cleared
@@ -268,7 +268,7 @@ static void complete_step(struct engine *e, int parity)
     f->active = false;
     if (!f->sampled) sample(e, b);
     engine_drop_kept(e);
-    name_blocks(e, b);
+    publish_blocks(e, b);
     keep_tokenless_chunks(b);
     take_tokens(e, b);
     finish_tokenless_chunks(e, b);

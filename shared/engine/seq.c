@@ -155,7 +155,7 @@ enum status seq_take_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_
         return ERR_BUSY;
     }
     s->n_blocks = n_blocks;
-    s->n_shared = s->n_named = n_hit;
+    s->n_shared = s->n_published = n_hit;
     s->n_computed = n_hit * block_tokens;
     return OK;
 }
@@ -171,7 +171,7 @@ enum status seq_grow(struct seq *s, struct kv_pool *pool)
 void seq_drop_blocks(struct seq *s, struct kv_pool *pool)
 {
     while (s->n_blocks > 0) kv_pool_unref(pool, s->blocks[--s->n_blocks]);
-    s->n_shared = s->n_named = s->n_computed = 0;
+    s->n_shared = s->n_published = s->n_computed = 0;
 }
 
 void seq_quarantine_blocks(struct seq *s, struct kv_pool *pool)
@@ -186,9 +186,9 @@ void seq_fence_blocks(struct seq *s, struct kv_pool *pool)
     s->n_blocks = s->n_shared = 0;
 }
 
-void seq_name_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens)
+void seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens)
 {
     uint32_t n_full = (s->n_computed < s->n_tokens ? s->n_computed : s->n_tokens) / block_tokens;
     hash_to(s, block_tokens, n_full);
-    for (; s->n_named < n_full; s->n_named++) kv_pool_name(pool, s->blocks[s->n_named], s->hashes[s->n_named]);
+    for (; s->n_published < n_full; s->n_published++) kv_pool_publish(pool, s->blocks[s->n_published], s->hashes[s->n_published]);
 }

@@ -37,7 +37,7 @@ struct seq {
     int32_t        *blocks; /* [cap_blocks] */
     uint32_t        n_blocks, cap_blocks;
     uint32_t        n_shared; /* leading blocks taken from the prefix cache: nobody may write them */
-    uint32_t        n_named;  /* leading blocks offered to the prefix cache */
+    uint32_t        n_published;  /* leading blocks offered to the prefix cache */
     struct hash128 *hashes;   /* [cap_blocks] of full blocks; n_hashed are known */
     uint32_t        n_hashed;
     struct hash128  seed;
@@ -85,6 +85,6 @@ void        seq_drop_blocks(struct seq *s, struct kv_pool *pool);
 void        seq_quarantine_blocks(struct seq *s, struct kv_pool *pool);
 void        seq_fence_blocks(struct seq *s, struct kv_pool *pool);
 /* Offer the full blocks whose tokens are computed and known to the prefix cache. */
-void        seq_name_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens);
+void        seq_publish_blocks(struct seq *s, struct kv_pool *pool, uint32_t block_tokens);
 
 #endif

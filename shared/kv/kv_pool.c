@@ -18,7 +18,7 @@ struct block {
     struct list      node; /* in free or idle, else alone */
     enum block_state state;
     uint32_t         ref;
-    bool             named;
+    bool             published;
     struct hash128   hash; /* when named */
 };
 
@@ -28,11 +28,11 @@ struct kv_pool {
     uint32_t      n_in[BLOCK_STATES];
     bool          prefix_cache;
     struct list   free, idle;
-    struct map    names; /* hash128 → struct block */
+    struct map    published; /* hash128 → struct block */
     uint64_t      prefix_queries, prefix_hits, evictions;
 };
 
-static struct str name_key(const struct hash128 *h)
+static struct str hash_key(const struct hash128 *h)
 {
     return (struct str){ (const char *)h, sizeof *h };
 }
@@ -54,7 +54,7 @@ struct kv_pool *kv_pool_create(uint32_t n_blocks, uint32_t block_tokens, bool pr
 void kv_pool_free(struct kv_pool *p)
 {
     if (!p) return;
-    map_release(&p->names);
+    map_release(&p->published);
     mem_free(p->blocks);
     mem_free(p);
 }
@@ -87,12 +87,12 @@ static void block_move(struct kv_pool *p, struct block *b, enum block_state to)
     if (to == BLOCK_CACHED) list_push(&p->idle, &b->node);
 }
 
-static void block_unname(struct kv_pool *p, struct block *b)
+static void block_unpublish(struct kv_pool *p, struct block *b)
 {
-    if (!b->named) return;
-    void *was = map_del(&p->names, name_key(&b->hash));
+    if (!b->published) return;
+    void *was = map_del(&p->published, hash_key(&b->hash));
     ASSERT(was == b);
-    b->named = false;
+    b->published = false;
 }
 
 enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out)
@@ -104,7 +104,7 @@ enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out)
             b = LIST_FIRST(&p->free, struct block, node);
         } else {
             b = LIST_FIRST(&p->idle, struct block, node);
-            block_unname(p, b);
+            block_unpublish(p, b);
             p->evictions++;
         }
         ASSERT(b->ref == 0);
@@ -126,7 +126,7 @@ void kv_pool_unref(struct kv_pool *p, int32_t block)
 {
     struct block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_HELD);
-    if (--b->ref == 0) block_move(p, b, b->named ? BLOCK_CACHED : BLOCK_FREE);
+    if (--b->ref == 0) block_move(p, b, b->published ? BLOCK_CACHED : BLOCK_FREE);
 }
 
 void kv_pool_quarantine(struct kv_pool *p, int32_t block)
@@ -134,7 +134,7 @@ void kv_pool_quarantine(struct kv_pool *p, int32_t block)
     struct block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_HELD);
     ASSERT(b->ref == 1);
-    block_unname(p, b);
+    block_unpublish(p, b);
     b->ref = 0;
     block_move(p, b, BLOCK_QUARANTINE);
 }
@@ -149,7 +149,7 @@ void kv_pool_fence(struct kv_pool *p, int32_t block)
 uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n, uint32_t *n_idle)
 {
     uint32_t found = 0, idle = 0;
-    for (const struct block *b; p->prefix_cache && found < n && (b = map_get(&p->names, name_key(&hashes[found]))); found++)
+    for (const struct block *b; p->prefix_cache && found < n && (b = map_get(&p->published, hash_key(&hashes[found]))); found++)
         idle += b->state == BLOCK_CACHED;
     if (n_idle) *n_idle = idle;
     return found;
@@ -160,7 +160,7 @@ uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t
     if (!p->prefix_cache) return 0;
     uint32_t found = 0;
     for (; found < n; found++) {
-        struct block *b = map_get(&p->names, name_key(&hashes[found]));
+        struct block *b = map_get(&p->published, hash_key(&hashes[found]));
         if (!b) break;
         if (b->state == BLOCK_CACHED) block_move(p, b, BLOCK_HELD);
         ASSERT(b->state == BLOCK_HELD);
@@ -172,27 +172,27 @@ uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t
     return found;
 }
 
-void kv_pool_name(struct kv_pool *p, int32_t block, struct hash128 hash)
+void kv_pool_publish(struct kv_pool *p, int32_t block, struct hash128 hash)
 {
     struct block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_HELD);
     if (!p->prefix_cache) return;
-    if (b->named) {
+    if (b->published) {
         ASSERT(hash128_eq(b->hash, hash));
         return;
     }
-    if (map_get(&p->names, name_key(&hash))) return;
+    if (map_get(&p->published, hash_key(&hash))) return;
     b->hash = hash;
-    b->named = true;
-    void *was = map_put(&p->names, name_key(&hash), b);
+    b->published = true;
+    void *was = map_put(&p->published, hash_key(&hash), b);
     ASSERT(was == NULL);
 }
 
-void kv_pool_forget(struct kv_pool *p)
+void kv_pool_reset_prefix_cache(struct kv_pool *p)
 {
     for (uint32_t i = 0; i < p->n_blocks; i++) {
         struct block *b = &p->blocks[i];
-        block_unname(p, b);
+        block_unpublish(p, b);
         if (b->state == BLOCK_CACHED) block_move(p, b, BLOCK_FREE);
     }
 }
@@ -224,20 +224,20 @@ static uint32_t verify_list(const struct list *head, enum block_state state)
 
 void kv_pool_verify(const struct kv_pool *p)
 {
-    uint32_t count[BLOCK_STATES] = { 0 }, named = 0;
+    uint32_t count[BLOCK_STATES] = { 0 }, n_published = 0;
     for (uint32_t i = 0; i < p->n_blocks; i++) {
         const struct block *b = &p->blocks[i];
         ASSERT(b->state < BLOCK_STATES);
         count[b->state]++;
         ASSERT((b->ref > 0) == (b->state == BLOCK_HELD));
-        if (b->state == BLOCK_CACHED) ASSERT(b->named);
-        if (b->named) {
-            named++;
+        if (b->state == BLOCK_CACHED) ASSERT(b->published);
+        if (b->published) {
+            n_published++;
             ASSERT(b->state == BLOCK_HELD || b->state == BLOCK_CACHED);
-            ASSERT(map_get(&p->names, name_key(&b->hash)) == b);
+            ASSERT(map_get(&p->published, hash_key(&b->hash)) == b);
         }
     }
-    ASSERT(p->names.len == named);
+    ASSERT(p->published.len == n_published);
     for (int s = 0; s < BLOCK_STATES; s++) ASSERT(count[s] == p->n_in[s]);
     ASSERT(verify_list(&p->free, BLOCK_FREE) == p->n_in[BLOCK_FREE]);
     ASSERT(verify_list(&p->idle, BLOCK_CACHED) == p->n_in[BLOCK_CACHED]);

@@ -42,9 +42,9 @@ uint32_t    kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint3
  * kv_pool_available counts too. */
 uint32_t    kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n, uint32_t *n_idle);
 /* Name a full, HELD block in the cache. When the hash is already named, nothing changes (the block stays anonymous). */
-void        kv_pool_name(struct kv_pool *p, int32_t block, struct hash128 hash);
+void        kv_pool_publish(struct kv_pool *p, int32_t block, struct hash128 hash);
 /* Forget every name (tests, model change); cached blocks become free. */
-void        kv_pool_forget(struct kv_pool *p);
+void        kv_pool_reset_prefix_cache(struct kv_pool *p);
 void        kv_pool_get_stats(const struct kv_pool *p, struct kv_pool_stats *out);
 /* Every block in exactly one state, counts and lists agree (ASSERT otherwise). Tests and debug builds. */
 void        kv_pool_verify(const struct kv_pool *p);

@@ -29,7 +29,7 @@ static int32_t cache_one(struct kv_pool *p, uint32_t i)
 {
     int32_t b;
     CHECK_OK(kv_pool_alloc(p, 1, &b));
-    kv_pool_name(p, b, hash_of(i));
+    kv_pool_publish(p, b, hash_of(i));
     kv_pool_unref(p, b);
     return b;
 }
@@ -134,9 +134,9 @@ TEST(second_block_with_a_name_stays_anonymous)
     struct kv_pool *p = kv_pool_create(2, BT, true);
     int32_t b[2];
     CHECK_OK(kv_pool_alloc(p, 2, b));
-    kv_pool_name(p, b[0], hash_of(0));
-    kv_pool_name(p, b[0], hash_of(0));
-    kv_pool_name(p, b[1], hash_of(0));
+    kv_pool_publish(p, b[0], hash_of(0));
+    kv_pool_publish(p, b[0], hash_of(0));
+    kv_pool_publish(p, b[1], hash_of(0));
     kv_pool_unref(p, b[0]);
     kv_pool_unref(p, b[1]);
     CHECK_EQ_INT(stats(p).n_cached, 1);
@@ -150,13 +150,13 @@ TEST(quarantined_block_is_out_of_reach_until_fenced)
     int32_t b[2], other;
     struct hash128 h = hash_of(0);
     CHECK_OK(kv_pool_alloc(p, 2, b));
-    kv_pool_name(p, b[0], h);
+    kv_pool_publish(p, b[0], h);
     kv_pool_quarantine(p, b[0]);
     CHECK_EQ_INT(stats(p).n_quarantine, 1);
     CHECK_EQ_INT(kv_pool_available(p), 0);
     CHECK_STATUS(kv_pool_alloc(p, 1, &other), ERR_BUSY);
     CHECK_EQ_INT(kv_pool_peek(p, &h, 1, NULL), 0); /* its contents cannot be trusted */
-    kv_pool_forget(p);
+    kv_pool_reset_prefix_cache(p);
     CHECK_EQ_INT(stats(p).n_quarantine, 1);
     kv_pool_fence(p, b[0]);
     CHECK_EQ_INT(stats(p).n_free, 1);
@@ -183,7 +183,7 @@ TEST(forget_empties_the_cache)
     cache_one(p, 0);
     cache_one(p, 1);
     CHECK_EQ_INT(kv_pool_match(p, &h, 1, &held), 1);
-    kv_pool_forget(p);
+    kv_pool_reset_prefix_cache(p);
     CHECK_EQ_INT(stats(p).n_cached, 0);
     CHECK_EQ_INT(kv_pool_peek(p, &h, 1, NULL), 0);
     kv_pool_unref(p, held);
@@ -245,7 +245,7 @@ TEST(random_use_keeps_every_block_in_one_state)
         case 3:
             if (n_held == 0 || named[held[pick]]) break;
             named[held[pick]] = true; /* at most one try per life, so no block gets two names */
-            kv_pool_name(p, held[pick], hash_of(r[2] % 50));
+            kv_pool_publish(p, held[pick], hash_of(r[2] % 50));
             break;
         case 4: {
             struct hash128 h = hash_of(r[2] % 50);
