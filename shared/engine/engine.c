@@ -94,7 +94,7 @@ static void make_arrays(struct engine *e, size_t n_logits)
     e->lse = MEM_ARRAY(float, n_logits);
     e->sample_requests = MEM_ARRAY(struct sample_want, n_logits);
     e->fetched = MEM_ARRAY(struct token_logprobs, n_logits);
-    e->kept = MEM_ARRAY(struct kept_blocks, e->opt.max_seqs);
+    e->deferred_free = MEM_ARRAY(struct deferred_blocks, e->opt.max_seqs);
 }
 
 static void release(struct engine *e)
@@ -109,8 +109,8 @@ static void release(struct engine *e)
     }
     map_release(&e->seqs);
     mailbox_free(e->commands);
-    for (uint32_t i = 0; i < e->n_kept; i++) mem_free(e->kept[i].blocks);
-    mem_free(e->kept);
+    for (uint32_t i = 0; i < e->n_deferred_free; i++) mem_free(e->deferred_free[i].blocks);
+    mem_free(e->deferred_free);
     kv_pool_free(e->pool);
     sampler_batch_free(e->sampler);
     mem_free(e->rows);

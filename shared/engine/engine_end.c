@@ -37,28 +37,28 @@ static bool leave_step(struct batch *b, const struct seq *s)
     return found;
 }
 
-static void keep_blocks(struct engine *e, struct seq *s)
+static void defer_free(struct engine *e, struct seq *s)
 {
-    ASSERT(e->n_kept < e->opt.max_seqs); /* those of one step */
-    e->kept[e->n_kept++] = (struct kept_blocks){ .blocks = s->blocks, .n = s->n_blocks };
+    ASSERT(e->n_deferred_free < e->opt.max_seqs); /* those of one step */
+    e->deferred_free[e->n_deferred_free++] = (struct deferred_blocks){ .blocks = s->blocks, .n = s->n_blocks };
     s->blocks = NULL;
     s->n_blocks = 0;
 }
 
-void engine_drop_kept(struct engine *e)
+void engine_free_deferred(struct engine *e)
 {
-    while (e->n_kept > 0) {
-        struct kept_blocks *k = &e->kept[--e->n_kept];
+    while (e->n_deferred_free > 0) {
+        struct deferred_blocks *k = &e->deferred_free[--e->n_deferred_free];
         while (k->n > 0) kv_pool_unref(e->pool, k->blocks[--k->n]); /* last first, as seq_drop_blocks */
         mem_free(k->blocks);
     }
 }
 
-static void give_back_blocks(struct engine *e, struct seq *s)
+static void release_blocks(struct engine *e, struct seq *s)
 {
     for (int i = 0; i < 2; i++)
         if (e->inflight[i].active && leave_step(&e->batches[i], s)) {
-            keep_blocks(e, s);
+            defer_free(e, s);
             return;
         }
     seq_drop_blocks(s, e->pool);
@@ -70,7 +70,7 @@ void engine_forget(struct engine *e, struct seq *s)
 {
     engine_unlist(e, s);
     engine_set_remaining(e, s, 0);
-    give_back_blocks(e, s);
+    release_blocks(e, s);
     void *was = map_del(&e->seqs, map_key_u64(&s->id));
     ASSERT(was == s);
     seq_free(s);

@@ -57,7 +57,7 @@ struct inflight_step {
 };
 
 /* Blocks of a sequence that ended while the step ahead still writes to them: given back when that lands. */
-struct kept_blocks {
+struct deferred_blocks {
     int32_t *blocks; /* owned */
     uint32_t n;
 };
@@ -91,8 +91,8 @@ struct engine {
     float          *lse;    /* [max_logits] */
     struct sample_want    *sample_requests;   /* [max_logits] */
     struct token_logprobs *fetched; /* [max_logits]: what the device chose */
-    struct kept_blocks    *kept;    /* [max_seqs] */
-    uint32_t               n_kept;
+    struct deferred_blocks    *deferred_free;    /* [max_seqs] */
+    uint32_t               n_deferred_free;
 
     struct engine_load   load;
     struct engine_meters meters;
@@ -119,7 +119,7 @@ void engine_unlist(struct engine *e, struct seq *s);
 /* Unlist, drop the blocks, forget and free. */
 void engine_forget(struct engine *e, struct seq *s);
 /* What ended sequences left to the step that has just landed. */
-void engine_drop_kept(struct engine *e);
+void engine_free_deferred(struct engine *e);
 void engine_emit(struct engine *e, const struct engine_event *ev);
 
 /* engine_metrics.c */

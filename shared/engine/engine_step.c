@@ -267,7 +267,7 @@ static void complete_step(struct engine *e, int parity)
     if (!has_results(e)) return;
     f->active = false;
     if (!f->sampled) sample(e, b);
-    engine_drop_kept(e);
+    engine_free_deferred(e);
     publish_blocks(e, b);
     keep_tokenless_chunks(b);
     take_tokens(e, b);
