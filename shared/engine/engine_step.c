@@ -59,21 +59,21 @@ static void count_layer(void *arg)
     atomic_fetch_add_explicit(&((struct engine *)arg)->load.n_progress, 1, memory_order_relaxed);
 }
 
-/* This thread goes on with the next layer at once: whoever pushes the layer waits for its mark in the device's order, and so does the word that the
+/* This thread goes on with the next layer at once: whoever pushes the layer waits for its event in the device's order, and so does the word that the
  * step of a long prompt is getting on. One of single rows is over before anybody asks. */
 static void on_layer(void *arg, uint32_t layer)
 {
     struct engine      *e = arg;
     const struct batch *b = engine_batch(e);
-    uint64_t            mark = b->n_rows > b->n_chunks ? device_mark(e->device) : 0;
-    if (!mark) count_layer(e);
-    else if (lane_after(e->watch, mark) != OK || lane_tell(e->watch, count_layer, e) != OK) count_layer(e); /* a device that failed is seen at landing */
+    uint64_t            event = b->n_rows > b->n_chunks ? device_mark(e->device) : 0;
+    if (!event) count_layer(e);
+    else if (lane_after(e->watch, event) != OK || lane_tell(e->watch, count_layer, e) != OK) count_layer(e); /* a device that failed is seen at landing */
     if (!e->opt.on_kv_ready) return;
     for (uint32_t i = 0; i < b->n_chunks; i++) {
         const struct batch_chunk *p = &b->chunks[i];
         if (!p->seq->prefill_only) continue;
-        if (!mark) mark = device_mark(e->device);
-        e->opt.on_kv_ready(e->opt.arg, p->seq->id, layer, p->begin, p->end, p->seq->blocks, mark);
+        if (!event) event = device_mark(e->device);
+        e->opt.on_kv_ready(e->opt.arg, p->seq->id, layer, p->begin, p->end, p->seq->blocks, event);
     }
 }
 
