@@ -53,7 +53,7 @@ static void preempt(struct engine *e, struct seq *s)
     list_push_front(&e->waiting, &s->node);
     atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
     engine_set_remaining(e, s, s->n_tokens);
-    counter_add(e->meters.preemptions, 1);
+    counter_add(e->metrics.preemptions, 1);
     engine_batch(e)->preempted = true;
 }
 
@@ -190,7 +190,7 @@ static void announce_start(struct engine *e, struct seq *s)
     s->started = true;
     s->t_start_ns = clock_ns();
     s->n_cached = s->n_computed;
-    counter_add(e->meters.prompt_tokens, s->n_prompt);
+    counter_add(e->metrics.prompt_tokens, s->n_prompt);
     engine_emit(e, &(struct engine_event){ .kind = ENGINE_STARTED, .id = s->id, .stop_token = -1, .n_cached = s->n_cached });
     if (!s->prefill_only || !s->n_computed || !e->opt.on_kv_ready) return;
     /* What the cache already has, the receiver may still lack. The step that made it is over: no mark. */

@@ -25,7 +25,7 @@ static void *engine_main(void *arg)
     compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
         while (mailbox_take(e->commands, &c)) engine_do(e, &c);
-        engine_publish(e);
+        engine_update_metrics(e);
         atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
         bool worked = engine_step(e);
         atomic_store_explicit(&e->load.stepping, worked, memory_order_relaxed);
@@ -34,7 +34,7 @@ static void *engine_main(void *arg)
             break;
         }
         if (worked) continue;
-        engine_publish(e);
+        engine_update_metrics(e);
         if (!mailbox_wait(e->commands, e->device->is_host ? -1 : IDLE_CHECK_MS)) (void)device_available(e->device); /* a card that is gone says so */
     }
     device_wait(e->device); /* a step under way writes to the pool */
@@ -144,8 +144,8 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     st = sampler_batch_create(e->limits.n_vocab, kernel_host(o->model->kernels), &e->sampler, err);
     if (st != OK) goto err_engine;
     make_arrays(e, engine_batch(e)->max_logits);
-    meters_init(&e->meters, o->metrics);
-    engine_publish(e);
+    engine_metrics_init(&e->metrics, o->metrics);
+    engine_update_metrics(e);
     st = thread_start(&e->thread, engine_main, e);
     if (st != OK) {
         err_set(err, st, "The engine thread could not be started.");

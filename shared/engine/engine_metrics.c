@@ -2,13 +2,13 @@
  * sequence is posted). */
 #include "shared/engine/engine_state.h"
 
-void meters_init(struct engine_meters *m, struct metrics *r)
+void engine_metrics_init(struct engine_metrics *m, struct metrics *r)
 {
-    *m = (struct engine_meters){
+    *m = (struct engine_metrics){
         .steps = metrics_counter(r, "baton_engine_steps_total", "", "Steps of the engine."),
         .ahead = metrics_counter(r, "baton_engine_steps_ahead_total", "", "Steps that were given to the GPU while the one before was running."),
-        .by_host = metrics_counter(r, "baton_engine_steps_host_sampled_total", "", "Steps on a GPU whose tokens the host chose, from all their logits."),
-        .recorded = metrics_counter(r, "baton_engine_steps_recorded_total", "", "Steps that recorded launches computed (CUDA graphs)."),
+        .host_sampled = metrics_counter(r, "baton_engine_steps_host_sampled_total", "", "Steps on a GPU whose tokens the host chose, from all their logits."),
+        .graph_steps = metrics_counter(r, "baton_engine_steps_recorded_total", "", "Steps that recorded launches computed (CUDA graphs)."),
         .preemptions = metrics_counter(r, "baton_engine_preemptions_total", "",
                                        "Sequences whose KV blocks were taken away for an older sequence."),
         .recomputed = metrics_counter(r, "baton_engine_recomputed_tokens_total", "",
@@ -36,9 +36,9 @@ static void add_growth(struct counter *c, uint64_t *last, uint64_t now)
     *last = now;
 }
 
-void engine_publish(struct engine *e)
+void engine_update_metrics(struct engine *e)
 {
-    struct engine_meters *m = &e->meters;
+    struct engine_metrics *m = &e->metrics;
     struct kv_pool_stats k;
     kv_pool_get_stats(e->pool, &k);
     atomic_store_explicit(&e->load.n_running, e->n_running, memory_order_relaxed);

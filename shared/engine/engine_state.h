@@ -41,8 +41,8 @@ struct engine_load {
     _Atomic bool     stepping;
 };
 
-struct engine_meters {
-    struct counter   *steps, *ahead, *recorded, *by_host, *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
+struct engine_metrics {
+    struct counter   *steps, *ahead, *graph_steps, *host_sampled, *preemptions, *prompt_tokens, *generated, *recomputed, *queried, *hit, *evicted;
     struct gauge     *running, *waiting, *reserved, *free, *held, *cached, *quarantine;
     struct histogram *step_seconds;
     uint64_t          last_queried, last_hit, last_evicted; /* the pool's totals at the last update */
@@ -95,7 +95,7 @@ struct engine {
     uint32_t               n_deferred_free;
 
     struct engine_load   load;
-    struct engine_meters meters;
+    struct engine_metrics metrics;
 };
 
 static inline struct batch *engine_batch(struct engine *e) { return &e->batches[e->parity]; }
@@ -123,9 +123,9 @@ void engine_free_deferred(struct engine *e);
 void engine_emit(struct engine *e, const struct engine_event *ev);
 
 /* engine_metrics.c */
-void meters_init(struct engine_meters *m, struct metrics *registry);
+void engine_metrics_init(struct engine_metrics *m, struct metrics *registry);
 /* Copy the counts of the lists and the pool to `load` and the gauges. */
-void engine_publish(struct engine *e);
+void engine_update_metrics(struct engine *e);
 /* Prompt tokens that still have to be computed for this sequence. */
 void engine_set_remaining(struct engine *e, struct seq *s, uint32_t n);
 

@@ -34,7 +34,7 @@ void engine_take_token(struct engine *e, struct seq *s, const struct token_logpr
     ASSERT(!seq_is_full(s));
     s->tokens[s->n_tokens++] = lp->id;
     if (!s->t_first_ns) s->t_first_ns = clock_ns();
-    counter_add(e->meters.generated, 1);
+    counter_add(e->metrics.generated, 1);
     /* The node that decodes decides what the first token means. */
     bool stops = !s->prefill_only && is_stop(e, s, lp->id);
     bool full = !s->prefill_only && seq_is_full(s);
@@ -139,7 +139,7 @@ static void count_computed(struct engine *e)
         struct seq *s = p->seq;
         uint32_t again = overlap(p->begin, p->end, s->xfer_begin, s->xfer_end);
         s->n_recomputed += again;
-        counter_add(e->meters.recomputed, again);
+        counter_add(e->metrics.recomputed, again);
         s->n_computed = p->end;
         engine_set_remaining(e, s, s->n_remaining > p->end - p->begin ? s->n_remaining - (p->end - p->begin) : 0);
     }
@@ -160,12 +160,12 @@ static void launch_step(struct engine *e)
     const struct kernel_ctx *k = e->opt.model->kernels;
     const uint64_t           n_replayed = k->n_replayed;
     struct inflight_step           *f = &e->inflight[e->parity];
-    if (e->inflight[e->parity ^ 1].active) counter_add(e->meters.ahead, 1);
+    if (e->inflight[e->parity ^ 1].active) counter_add(e->metrics.ahead, 1);
     f->begin_ns = clock_ns();
     f->sampled = submit(e);
     f->active = true;
-    counter_add(e->meters.recorded, k->n_replayed - n_replayed);
-    if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0) counter_add(e->meters.by_host, 1);
+    counter_add(e->metrics.graph_steps, k->n_replayed - n_replayed);
+    if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0) counter_add(e->metrics.host_sampled, 1);
     count_computed(e);
     count_future(e);
 }
@@ -256,7 +256,7 @@ static void observe_time(struct engine *e, const struct inflight_step *f)
 {
     const uint64_t begin = f->begin_ns > e->t_completed_ns ? f->begin_ns : e->t_completed_ns;
     e->t_completed_ns = clock_ns();
-    histogram_observe(e->meters.step_seconds, (double)(e->t_completed_ns - begin) * 1e-9);
+    histogram_observe(e->metrics.step_seconds, (double)(e->t_completed_ns - begin) * 1e-9);
 }
 
 static void complete_step(struct engine *e, int parity)
@@ -272,7 +272,7 @@ static void complete_step(struct engine *e, int parity)
     keep_tokenless_chunks(b);
     take_tokens(e, b);
     finish_tokenless_chunks(e, b);
-    counter_add(e->meters.steps, 1);
+    counter_add(e->metrics.steps, 1);
     observe_time(e, f);
     atomic_fetch_add_explicit(&e->load.n_progress, 1, memory_order_relaxed);
 }
