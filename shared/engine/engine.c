@@ -19,12 +19,12 @@ enum { COMMANDS_PER_SEQ = 4, COMMANDS_SPARE = 4096 };
 static void *engine_main(void *arg)
 {
     struct engine *e = arg;
-    struct command c;
+    struct engine_command c;
     struct err     err;
     thread_become(THREAD_ENGINE, "engine");
     compute_pool_bind_caller(e->opt.model->kernels->pool);
     while (!atomic_load_explicit(&e->stop, memory_order_acquire)) {
-        while (mailbox_take(e->commands, &c)) engine_do(e, &c);
+        while (mailbox_take(e->commands, &c)) engine_command_run(e, &c);
         engine_update_metrics(e);
         atomic_store_explicit(&e->load.stepping, true, memory_order_relaxed);
         bool worked = engine_step(e);
@@ -133,7 +133,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
     list_init(&e->waiting);
     list_init(&e->running);
     for (int i = 0; i < 2; i++) batch_init(&e->batches[i], o->max_batched_tokens, o->max_seqs);
-    e->commands = mailbox_create(sizeof(struct command),
+    e->commands = mailbox_create(sizeof(struct engine_command),
                                  COMMANDS_SPARE + COMMANDS_PER_SEQ * ((size_t)o->max_waiting + o->max_seqs), NULL, NULL);
     enum status st = alloc_kv(e, err);
     if (st == OK) st = prepare_model(e, err);
@@ -171,9 +171,9 @@ void engine_stop(struct engine *e)
 void engine_free(struct engine *e)
 {
     if (!e) return;
-    struct command c;
+    struct engine_command c;
     engine_stop(e);
-    while (mailbox_take(e->commands, &c)) command_drop(&c);
+    while (mailbox_take(e->commands, &c)) engine_command_drop(&c);
     kv_pool_verify(e->pool);
     model_free(e->opt.model);
     release(e);
@@ -181,20 +181,20 @@ void engine_free(struct engine *e)
 
 /* ---- commands: any thread ---- */
 
-static enum status post(struct engine *e, struct command *c)
+static enum status post(struct engine *e, struct engine_command *c)
 {
     enum status st = mailbox_post(e->commands, c);
-    if (st != OK) command_drop(c);
+    if (st != OK) engine_command_drop(c);
     return st;
 }
 
 enum status engine_submit(struct engine *e, const struct engine_request *r)
 {
-    struct command c = { .kind = COMMAND_SUBMIT, .id = r->id };
+    struct engine_command c = { .kind = ENGINE_COMMAND_SUBMIT, .id = r->id };
     TRY(seq_create(r, &e->limits, &c.seq));
     if (atomic_fetch_add_explicit(&e->load.n_waiting, 1, memory_order_relaxed) >= e->opt.max_waiting) {
         atomic_fetch_sub_explicit(&e->load.n_waiting, 1, memory_order_relaxed);
-        command_drop(&c);
+        engine_command_drop(&c);
         return ERR_FULL;
     }
     uint32_t n_tokens = c.seq->n_tokens;
@@ -209,10 +209,10 @@ enum status engine_submit(struct engine *e, const struct engine_request *r)
 
 enum status engine_reserve(struct engine *e, const struct engine_request *r)
 {
-    struct command c = { .kind = COMMAND_RESERVE, .id = r->id };
+    struct engine_command c = { .kind = ENGINE_COMMAND_RESERVE, .id = r->id };
     TRY(seq_create(r, &e->limits, &c.seq));
     if (!seq_wants_token(c.seq)) { /* nothing to decode */
-        command_drop(&c);
+        engine_command_drop(&c);
         return ERR_INVALID;
     }
     return post(e, &c);
@@ -221,7 +221,7 @@ enum status engine_reserve(struct engine *e, const struct engine_request *r)
 enum status engine_activate(struct engine *e, uint64_t id, const struct token_logprobs *first)
 {
     if (first->id < 0 || (uint32_t)first->id >= e->limits.n_vocab || first->n_top > SAMPLER_LOGPROBS_MAX) return ERR_INVALID;
-    struct command c = { .kind = COMMAND_ACTIVATE, .id = id, .first = mem_try_calloc(1, sizeof *first) };
+    struct engine_command c = { .kind = ENGINE_COMMAND_ACTIVATE, .id = id, .first = mem_try_calloc(1, sizeof *first) };
     if (!c.first) return ERR_NOMEM;
     *c.first = *first;
     return post(e, &c);
@@ -229,17 +229,17 @@ enum status engine_activate(struct engine *e, uint64_t id, const struct token_lo
 
 enum status engine_cancel(struct engine *e, uint64_t id, bool fenced)
 {
-    return post(e, &(struct command){ .kind = COMMAND_CANCEL, .id = id, .fenced = fenced });
+    return post(e, &(struct engine_command){ .kind = ENGINE_COMMAND_CANCEL, .id = id, .fenced = fenced });
 }
 
 enum status engine_fence(struct engine *e, uint64_t id)
 {
-    return post(e, &(struct command){ .kind = COMMAND_FENCE, .id = id });
+    return post(e, &(struct engine_command){ .kind = ENGINE_COMMAND_FENCE, .id = id });
 }
 
 enum status engine_release(struct engine *e, uint64_t id)
 {
-    return post(e, &(struct command){ .kind = COMMAND_RELEASE, .id = id });
+    return post(e, &(struct engine_command){ .kind = ENGINE_COMMAND_RELEASE, .id = id });
 }
 
 /* ---- facts: any thread ---- */

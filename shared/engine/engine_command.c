@@ -6,7 +6,7 @@
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"
 
-void command_drop(struct command *c)
+void engine_command_drop(struct engine_command *c)
 {
     seq_free(c->seq);
     mem_free(c->first);
@@ -122,15 +122,15 @@ static void do_release(struct engine *e, uint64_t id)
     if (s && s->state == SEQ_HELD) engine_forget(e, s);
 }
 
-void engine_do(struct engine *e, const struct command *c)
+void engine_command_run(struct engine *e, const struct engine_command *c)
 {
     switch (c->kind) {
-    case COMMAND_SUBMIT: do_submit(e, c->seq); break;
-    case COMMAND_RESERVE: do_reserve(e, c->seq); break;
-    case COMMAND_ACTIVATE: do_activate(e, c->id, c->first); break;
-    case COMMAND_CANCEL: do_cancel(e, c->id, c->fenced); break;
-    case COMMAND_FENCE: do_fence(e, c->id); break;
-    case COMMAND_RELEASE: do_release(e, c->id); break;
+    case ENGINE_COMMAND_SUBMIT: do_submit(e, c->seq); break;
+    case ENGINE_COMMAND_RESERVE: do_reserve(e, c->seq); break;
+    case ENGINE_COMMAND_ACTIVATE: do_activate(e, c->id, c->first); break;
+    case ENGINE_COMMAND_CANCEL: do_cancel(e, c->id, c->fenced); break;
+    case ENGINE_COMMAND_FENCE: do_fence(e, c->id); break;
+    case ENGINE_COMMAND_RELEASE: do_release(e, c->id); break;
     }
     mem_free(c->first);
 }

@@ -22,11 +22,11 @@
 #include "shared/engine/sampler_batch.h"
 #include "shared/engine/seq.h"
 
-enum command_kind { COMMAND_SUBMIT, COMMAND_RESERVE, COMMAND_ACTIVATE, COMMAND_CANCEL, COMMAND_FENCE, COMMAND_RELEASE };
+enum engine_command_kind { ENGINE_COMMAND_SUBMIT, ENGINE_COMMAND_RESERVE, ENGINE_COMMAND_ACTIVATE, ENGINE_COMMAND_CANCEL, ENGINE_COMMAND_FENCE, ENGINE_COMMAND_RELEASE };
 
 /* By value through the mailbox; the receiver owns what the pointers point at. */
-struct command {
-    enum command_kind      kind;
+struct engine_command {
+    enum engine_command_kind      kind;
     bool                   fenced; /* CANCEL */
     uint64_t               id;
     struct seq            *seq;    /* SUBMIT, RESERVE */
@@ -102,8 +102,8 @@ static inline struct batch *engine_batch(struct engine *e) { return &e->batches[
 static inline bool          engine_has_inflight(const struct engine *e) { return e->inflight[0].active || e->inflight[1].active; }
 
 /* engine_command.c */
-void engine_do(struct engine *e, const struct command *c);
-void command_drop(struct command *c); /* free what an undelivered command carries */
+void engine_command_run(struct engine *e, const struct engine_command *c);
+void engine_command_drop(struct engine_command *c); /* free what an undelivered command carries */
 
 /* engine_step.c */
 /* Compute one step. False: nothing can be computed until a command changes something. */

@@ -44,20 +44,20 @@ static void run_row(struct sampler *s, struct sampler_row *r)
     else sampler_logprobs(s, r->in.logits, r->in.lse, r->score, r->in.params->n_logprobs, &r->out);
 }
 
-struct rows_job {
+struct sampler_batch_job {
     const struct sampler_batch *b;
     struct sampler_row         *rows;
 };
 
-static void rows_item(void *arg, int index, int thread)
+static void run_item(void *arg, int index, int thread)
 {
-    const struct rows_job *j = arg;
+    const struct sampler_batch_job *j = arg;
     run_row(j->b->side[thread], &j->rows[index]);
 }
 
 void sampler_batch_run(struct sampler_batch *b, struct sampler_row *rows, size_t n)
 {
-    struct rows_job j = { b, rows };
+    struct sampler_batch_job j = { b, rows };
     if (n == 1) run_row(b->single, rows);
-    else compute_pool_run(b->kernels->pool, (int)n, rows_item, &j);
+    else compute_pool_run(b->kernels->pool, (int)n, run_item, &j);
 }

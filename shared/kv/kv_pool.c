@@ -12,23 +12,23 @@
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 
-enum block_state { BLOCK_FREE, BLOCK_HELD, BLOCK_CACHED, BLOCK_QUARANTINE, BLOCK_STATES };
+enum kv_pool_block_state { BLOCK_FREE, BLOCK_HELD, BLOCK_CACHED, BLOCK_QUARANTINE, BLOCK_STATES };
 
-struct block {
+struct kv_pool_block {
     struct list      node; /* in free or idle, else alone */
-    enum block_state state;
+    enum kv_pool_block_state state;
     uint32_t         ref;
     bool             published;
     struct hash128   hash; /* when named */
 };
 
 struct kv_pool {
-    struct block *blocks;
+    struct kv_pool_block *blocks;
     uint32_t      n_blocks, block_tokens;
     uint32_t      n_in[BLOCK_STATES];
     bool          prefix_cache;
     struct list   free, idle;
-    struct map    published; /* hash128 → struct block */
+    struct map    published; /* hash128 → struct kv_pool_block */
     uint64_t      prefix_queries, prefix_hits, evictions;
 };
 
@@ -40,7 +40,7 @@ static struct str hash_key(const struct hash128 *h)
 struct kv_pool *kv_pool_create(uint32_t n_blocks, uint32_t block_tokens, bool prefix_cache)
 {
     struct kv_pool *p = MEM_NEW(struct kv_pool);
-    p->blocks = MEM_ARRAY(struct block, n_blocks);
+    p->blocks = MEM_ARRAY(struct kv_pool_block, n_blocks);
     p->n_blocks = n_blocks;
     p->block_tokens = block_tokens;
     p->prefix_cache = prefix_cache;
@@ -64,20 +64,20 @@ uint32_t kv_pool_available(const struct kv_pool *p)
     return p->n_in[BLOCK_FREE] + p->n_in[BLOCK_CACHED];
 }
 
-static struct block *block_at(const struct kv_pool *p, int32_t block)
+static struct kv_pool_block *block_at(const struct kv_pool *p, int32_t block)
 {
     ASSERT(block >= 0);
     ASSERT((uint32_t)block < p->n_blocks);
     return &p->blocks[block];
 }
 
-static int32_t block_index(const struct kv_pool *p, const struct block *b)
+static int32_t block_index(const struct kv_pool *p, const struct kv_pool_block *b)
 {
     return (int32_t)(b - p->blocks);
 }
 
 /* The one place that changes a state; puts the block into the list its new state asks for. */
-static void block_move(struct kv_pool *p, struct block *b, enum block_state to)
+static void block_move(struct kv_pool *p, struct kv_pool_block *b, enum kv_pool_block_state to)
 {
     list_remove(&b->node);
     p->n_in[b->state]--;
@@ -87,7 +87,7 @@ static void block_move(struct kv_pool *p, struct block *b, enum block_state to)
     if (to == BLOCK_CACHED) list_push(&p->idle, &b->node);
 }
 
-static void block_unpublish(struct kv_pool *p, struct block *b)
+static void block_unpublish(struct kv_pool *p, struct kv_pool_block *b)
 {
     if (!b->published) return;
     void *was = map_del(&p->published, hash_key(&b->hash));
@@ -99,11 +99,11 @@ enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out)
 {
     if (n > kv_pool_available(p)) return ERR_BUSY;
     for (uint32_t i = 0; i < n; i++) {
-        struct block *b;
+        struct kv_pool_block *b;
         if (!list_empty(&p->free)) {
-            b = LIST_FIRST(&p->free, struct block, node);
+            b = LIST_FIRST(&p->free, struct kv_pool_block, node);
         } else {
-            b = LIST_FIRST(&p->idle, struct block, node);
+            b = LIST_FIRST(&p->idle, struct kv_pool_block, node);
             block_unpublish(p, b);
             p->evictions++;
         }
@@ -117,21 +117,21 @@ enum status kv_pool_alloc(struct kv_pool *p, uint32_t n, int32_t *out)
 
 void kv_pool_ref(struct kv_pool *p, int32_t block)
 {
-    struct block *b = block_at(p, block);
+    struct kv_pool_block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_HELD);
     b->ref++;
 }
 
 void kv_pool_unref(struct kv_pool *p, int32_t block)
 {
-    struct block *b = block_at(p, block);
+    struct kv_pool_block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_HELD);
     if (--b->ref == 0) block_move(p, b, b->published ? BLOCK_CACHED : BLOCK_FREE);
 }
 
 void kv_pool_quarantine(struct kv_pool *p, int32_t block)
 {
-    struct block *b = block_at(p, block);
+    struct kv_pool_block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_HELD);
     ASSERT(b->ref == 1);
     block_unpublish(p, b);
@@ -141,7 +141,7 @@ void kv_pool_quarantine(struct kv_pool *p, int32_t block)
 
 void kv_pool_fence(struct kv_pool *p, int32_t block)
 {
-    struct block *b = block_at(p, block);
+    struct kv_pool_block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_QUARANTINE);
     block_move(p, b, BLOCK_FREE);
 }
@@ -149,7 +149,7 @@ void kv_pool_fence(struct kv_pool *p, int32_t block)
 uint32_t kv_pool_peek(const struct kv_pool *p, const struct hash128 *hashes, uint32_t n, uint32_t *n_idle)
 {
     uint32_t found = 0, idle = 0;
-    for (const struct block *b; p->prefix_cache && found < n && (b = map_get(&p->published, hash_key(&hashes[found]))); found++)
+    for (const struct kv_pool_block *b; p->prefix_cache && found < n && (b = map_get(&p->published, hash_key(&hashes[found]))); found++)
         idle += b->state == BLOCK_CACHED;
     if (n_idle) *n_idle = idle;
     return found;
@@ -160,7 +160,7 @@ uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t
     if (!p->prefix_cache) return 0;
     uint32_t found = 0;
     for (; found < n; found++) {
-        struct block *b = map_get(&p->published, hash_key(&hashes[found]));
+        struct kv_pool_block *b = map_get(&p->published, hash_key(&hashes[found]));
         if (!b) break;
         if (b->state == BLOCK_CACHED) block_move(p, b, BLOCK_HELD);
         ASSERT(b->state == BLOCK_HELD);
@@ -174,7 +174,7 @@ uint32_t kv_pool_match(struct kv_pool *p, const struct hash128 *hashes, uint32_t
 
 void kv_pool_publish(struct kv_pool *p, int32_t block, struct hash128 hash)
 {
-    struct block *b = block_at(p, block);
+    struct kv_pool_block *b = block_at(p, block);
     ASSERT(b->state == BLOCK_HELD);
     if (!p->prefix_cache) return;
     if (b->published) {
@@ -191,7 +191,7 @@ void kv_pool_publish(struct kv_pool *p, int32_t block, struct hash128 hash)
 void kv_pool_reset_prefix_cache(struct kv_pool *p)
 {
     for (uint32_t i = 0; i < p->n_blocks; i++) {
-        struct block *b = &p->blocks[i];
+        struct kv_pool_block *b = &p->blocks[i];
         block_unpublish(p, b);
         if (b->state == BLOCK_CACHED) block_move(p, b, BLOCK_FREE);
     }
@@ -211,12 +211,12 @@ void kv_pool_get_stats(const struct kv_pool *p, struct kv_pool_stats *out)
     };
 }
 
-static uint32_t verify_list(const struct list *head, enum block_state state)
+static uint32_t verify_list(const struct list *head, enum kv_pool_block_state state)
 {
     uint32_t n = 0;
     for (const struct list *l = head->next; l != head; l = l->next) {
         ASSERT(l->next->prev == l);
-        ASSERT(LIST_ENTRY(l, struct block, node)->state == state);
+        ASSERT(LIST_ENTRY(l, struct kv_pool_block, node)->state == state);
         n++;
     }
     return n;
@@ -226,7 +226,7 @@ void kv_pool_verify(const struct kv_pool *p)
 {
     uint32_t count[BLOCK_STATES] = { 0 }, n_published = 0;
     for (uint32_t i = 0; i < p->n_blocks; i++) {
-        const struct block *b = &p->blocks[i];
+        const struct kv_pool_block *b = &p->blocks[i];
         ASSERT(b->state < BLOCK_STATES);
         count[b->state]++;
         ASSERT((b->ref > 0) == (b->state == BLOCK_HELD));

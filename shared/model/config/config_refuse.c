@@ -6,11 +6,11 @@
 #include "shared/model/config/config_hf.h"
 
 /* A value that switches the feature off is accepted: null and false always, and the number here; an empty list is nothing. */
-enum off { OFF_ZERO, OFF_ONE, OFF_TRUE };
+enum config_off { OFF_ZERO, OFF_ONE, OFF_TRUE };
 
 static const struct {
     const char *name, *what;
-    enum off    off;
+    enum config_off    off;
 } REFUSED[] = {
     { "compression_config", "compressed weights", OFF_ZERO },
     { "partial_rotary_factor", "rotary embedding of a part of each head", OFF_ONE },
@@ -59,7 +59,7 @@ static const struct {
     { "is_encoder_decoder", "an encoder", OFF_ZERO },
 };
 
-static bool is_off(const cJSON *v, enum off off)
+static bool is_off(const cJSON *v, enum config_off off)
 {
     if (cJSON_IsFalse(v)) return off != OFF_TRUE;
     if (cJSON_IsTrue(v)) return off == OFF_TRUE;
