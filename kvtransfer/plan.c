@@ -143,7 +143,7 @@ static struct run run_of(const struct kvt_view *v, uint32_t n_valid, uint32_t i)
 
 uint32_t kvt_plan_max_copies(const struct kv_layout *l)
 {
-    return 2 * (KVT_BATCH_PIECES + kv_layout_n_runs(l)); /* twice: values and scales */
+    return 2 * (KVT_BATCH_PIECES + kv_layout_n_segments(l)); /* twice: values and scales */
 }
 
 static uint32_t add_copy(struct kvt_copy *out, uint32_t n, struct kvt_copy c)
@@ -225,7 +225,7 @@ uint32_t kvt_plan_strides(const struct kvt_view *v, uint32_t layer, int32_t bloc
     uint64_t pool = kv_layout_offset(l, layer, (uint32_t)block);
     uint32_t per_kind = n_valid == l->block_tokens ? 1 : n_groups(v);
     struct run values = run_of(v, n_valid, 0);
-    out[0] = (struct kvt_strides){ .at = pool + values.at, .run_bytes = values.bytes, .stride = kv_layout_run_stride(l), .n_runs = per_kind };
+    out[0] = (struct kvt_strides){ .at = pool + values.at, .run_bytes = values.bytes, .stride = kv_layout_segment_stride(l), .n_runs = per_kind };
     if (!kv_layout_scale_bytes(l)) return 1;
     struct run scales = run_of(v, n_valid, per_kind);
     if (per_kind == 1 && scales.at == values.at + values.bytes) { /* all heads of a full block */

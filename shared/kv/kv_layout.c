@@ -22,10 +22,10 @@ size_t kv_layout_scale_bytes(const struct kv_layout *l) { return kv_rows_scaled(
 
 size_t kv_layout_token_bytes(const struct kv_layout *l)
 {
-    return (size_t)kv_layout_n_runs(l) * (l->head_dim * kv_layout_element_bytes(l) + kv_layout_scale_bytes(l));
+    return (size_t)kv_layout_n_segments(l) * (l->head_dim * kv_layout_element_bytes(l) + kv_layout_scale_bytes(l));
 }
 
-size_t kv_layout_scale_offset(const struct kv_layout *l) { return kv_layout_run_stride(l) * kv_layout_n_runs(l); }
+size_t kv_layout_scale_offset(const struct kv_layout *l) { return kv_layout_segment_stride(l) * kv_layout_n_segments(l); }
 
 size_t kv_layout_piece_bytes(const struct kv_layout *l) { return kv_layout_token_bytes(l) * l->block_tokens; }
 
@@ -38,16 +38,16 @@ size_t kv_layout_offset(const struct kv_layout *l, uint32_t layer, uint32_t bloc
     return ((size_t)layer * l->n_blocks + block) * kv_layout_piece_bytes(l);
 }
 
-size_t kv_layout_run_bytes(const struct kv_layout *l, uint32_t n_tokens)
+size_t kv_layout_segment_bytes(const struct kv_layout *l, uint32_t n_tokens)
 {
     return (size_t)n_tokens * l->head_dim * kv_layout_element_bytes(l);
 }
 
-size_t kv_layout_run_stride(const struct kv_layout *l) { return kv_layout_run_bytes(l, l->block_tokens); }
+size_t kv_layout_segment_stride(const struct kv_layout *l) { return kv_layout_segment_bytes(l, l->block_tokens); }
 
 uint32_t kv_layout_n_parts(const struct kv_layout *l) { return l->latent ? 1 : 2; }
 
-uint32_t kv_layout_n_runs(const struct kv_layout *l) { return l->n_kv_heads * kv_layout_n_parts(l); }
+uint32_t kv_layout_n_segments(const struct kv_layout *l) { return l->n_kv_heads * kv_layout_n_parts(l); }
 
 uint32_t kv_layout_first_head(const struct kv_layout *l) { return l->latent ? 0 : l->tp_rank * l->n_kv_heads; }
 

@@ -43,9 +43,9 @@ uint32_t kv_layout_n_parts(const struct kv_layout *l);
 uint32_t kv_layout_first_head(const struct kv_layout *l);
 /* Values of the valid tokens of a partly filled block: within a piece they are n_kv_heads * n_parts runs of n_tokens * head_dim
  * elements, one run per (head, part), `stride` bytes apart. */
-size_t kv_layout_run_bytes(const struct kv_layout *l, uint32_t n_tokens);
-size_t kv_layout_run_stride(const struct kv_layout *l);
-uint32_t kv_layout_n_runs(const struct kv_layout *l);
+size_t kv_layout_segment_bytes(const struct kv_layout *l, uint32_t n_tokens);
+size_t kv_layout_segment_stride(const struct kv_layout *l);
+uint32_t kv_layout_n_segments(const struct kv_layout *l);
 /* Bytes of one element, and of the scale of one row of head_dim elements: 0 where the type has none. */
 size_t kv_layout_element_bytes(const struct kv_layout *l);
 size_t kv_layout_scale_bytes(const struct kv_layout *l);

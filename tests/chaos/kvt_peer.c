@@ -120,7 +120,7 @@ static void fill(struct peer *p, uint64_t id, const int32_t *blocks, uint32_t n)
 
 static void check_holds(struct peer *p, uint64_t id, uint32_t n_tokens, const int32_t *blocks, uint32_t n)
 {
-    size_t bytes = kv_layout_piece_bytes(&p->layout), stride = kv_layout_run_stride(&p->layout);
+    size_t bytes = kv_layout_piece_bytes(&p->layout), stride = kv_layout_segment_stride(&p->layout);
     for (uint32_t layer = 0; layer < p->layout.n_layers; layer++)
         for (uint32_t b = 0; b < n; b++) {
             size_t valid = stride / p->layout.block_tokens * kvt_plan_tokens(&p->layout, n_tokens, b);

@@ -264,7 +264,7 @@ static inline char *piece_of(struct node *n, uint32_t layer, int32_t block)
 /* What a piece holds: the pattern in its first n_valid tokens, and `other` everywhere else. */
 static inline void expect_piece(const struct kv_layout *l, uint64_t seed, uint32_t layer, uint32_t position, uint32_t n_valid, uint8_t other, uint8_t *out)
 {
-    size_t stride = kv_layout_run_stride(l), valid = stride / l->block_tokens * n_valid, n = kv_layout_piece_bytes(l);
+    size_t stride = kv_layout_segment_stride(l), valid = stride / l->block_tokens * n_valid, n = kv_layout_piece_bytes(l);
     uint8_t first = pattern(seed, layer, position, 0);
     memset(out, other, n);
     for (size_t run = 0; run < n; run += stride)

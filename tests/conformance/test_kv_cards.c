@@ -25,7 +25,7 @@ static void fill(const struct kv_layout *l, char *image, unsigned seed)
     srand(seed);
     for (uint32_t i = 0; i < l->n_layers * l->n_blocks; i++) {
         char *piece = image + i * kv_layout_piece_bytes(l);
-        for (uint32_t row = 0; row < kv_layout_n_runs(l) * l->block_tokens; row++) {
+        for (uint32_t row = 0; row < kv_layout_n_segments(l) * l->block_tokens; row++) {
             for (uint32_t k = 0; k < l->head_dim; k++) x[k] = (float)(rand() % 20001 - 10000) * (row % 17 == 3 ? 0x1p-14f : 0x1p-9f);
             kv_row_store((enum dtype)l->dtype, x, piece + (size_t)row * l->head_dim * kv_layout_element_bytes(l),
                          piece + kv_layout_scale_offset(l) + row * kv_layout_scale_bytes(l), l->head_dim);

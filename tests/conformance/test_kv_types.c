@@ -280,7 +280,7 @@ static void append_stores(const char *isa)
             size_t pos = i / HEADS / 2 + 1, run = i % (HEADS * 2); /* run: (head, k or v) */
             char  *piece = want + kv_layout_offset(&l, 0, (uint32_t)table[pos / BLOCK]);
             const float *x = (run % 2 ? v : k) + (pos - 1) * ROW + run / 2 * DIM;
-            kv_row_store(types[t], x, piece + run * kv_layout_run_stride(&l) + kv_layout_run_bytes(&l, pos % BLOCK),
+            kv_row_store(types[t], x, piece + run * kv_layout_segment_stride(&l) + kv_layout_segment_bytes(&l, pos % BLOCK),
                          piece + kv_layout_scale_offset(&l) + (run * BLOCK + pos % BLOCK) * kv_layout_scale_bytes(&l), DIM);
         }
         c->ops->kv_append(c, &a);

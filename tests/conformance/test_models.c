@@ -248,7 +248,7 @@ static void watch_layer(void *arg, uint32_t layer)
     CHECK_EQ_INT(layer, w->n_calls);
     model_kv_layout(w->r->m, BLOCK, w->r->n_blocks, &l);
     const char *piece = (const char *)w->r->kv + kv_layout_offset(&l, layer, (uint32_t)w->r->tables[0][0]);
-    for (uint32_t run = 0; run < kv_layout_n_runs(&l); run++) CHECK(*(const float *)(piece + run * kv_layout_run_stride(&l)) != 0.0f);
+    for (uint32_t run = 0; run < kv_layout_n_segments(&l); run++) CHECK(*(const float *)(piece + run * kv_layout_segment_stride(&l)) != 0.0f);
     if (layer + 1 < l.n_layers)
         CHECK(*(const float *)((const char *)w->r->kv + kv_layout_offset(&l, layer + 1, (uint32_t)w->r->tables[0][0])) == 0.0f);
     w->n_calls++;

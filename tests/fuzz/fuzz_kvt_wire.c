@@ -104,7 +104,7 @@ static void receive(struct str in, unsigned caps, bool sums)
         if (n) kvt_recv_placed(&core, &peer, &m, m.bytes);
     }
     for (size_t i = 0; i < kv_layout_pool_bytes(&l); i++) {
-        size_t piece = i / kv_layout_piece_bytes(&l), head = i % kv_layout_piece_bytes(&l) / (2 * kv_layout_run_stride(&l));
+        size_t piece = i / kv_layout_piece_bytes(&l), head = i % kv_layout_piece_bytes(&l) / (2 * kv_layout_segment_stride(&l));
         bool granted = piece % l.n_blocks >= 2 && head == 1; /* head 1 of blocks 2 and 3 */
         ASSERT(granted || ((char *)mem.ptr)[i] == UNTOUCHED);
     }

@@ -35,8 +35,8 @@ TEST(pieces_tile_the_pool)
 TEST(runs_of_a_full_block_are_the_piece)
 {
     struct kv_layout l = sample();
-    CHECK_EQ_INT(kv_layout_run_stride(&l) * kv_layout_n_runs(&l), kv_layout_piece_bytes(&l));
-    CHECK_EQ_INT(kv_layout_run_bytes(&l, 5), 5 * 64 * 4);
+    CHECK_EQ_INT(kv_layout_segment_stride(&l) * kv_layout_n_segments(&l), kv_layout_piece_bytes(&l));
+    CHECK_EQ_INT(kv_layout_segment_bytes(&l, 5), 5 * 64 * 4);
 }
 
 TEST(wire_form_round_trips_and_is_fixed)
@@ -116,7 +116,7 @@ TEST(int8_pieces_hold_values_then_scales)
     CHECK_EQ_INT(kv_layout_token_bytes(&l), 3 * 2 * (64 + 4));
     CHECK_EQ_INT(kv_layout_scale_offset(&l), 3 * 2 * 64 * 64);
     CHECK_EQ_INT(kv_layout_piece_bytes(&l) - kv_layout_scale_offset(&l), 3 * 2 * 64 * 4);
-    CHECK_EQ_INT(kv_layout_run_bytes(&l, 5), 5 * 64);
+    CHECK_EQ_INT(kv_layout_segment_bytes(&l, 5), 5 * 64);
     CHECK_EQ_STR(kv_dtype_name(l.dtype), "int8");
     CHECK(l.dtype >= DTYPE_COUNT); /* no file has it */
     struct kv_layout e4m3 = l;
@@ -137,8 +137,8 @@ TEST(latents_have_one_part)
     CHECK_OK(kv_layout_check(&l, &err));
     CHECK_EQ_INT(kv_layout_token_bytes(&l) * l.n_layers, 70272);
     CHECK_EQ_INT(kv_layout_n_parts(&l), 1);
-    CHECK_EQ_INT(kv_layout_n_runs(&l), 1);
-    CHECK_EQ_INT(kv_layout_run_stride(&l), kv_layout_piece_bytes(&l));
+    CHECK_EQ_INT(kv_layout_n_segments(&l), 1);
+    CHECK_EQ_INT(kv_layout_segment_stride(&l), kv_layout_piece_bytes(&l));
     CHECK_EQ_INT(kv_layout_first_head(&l), 0); /* every rank has the same */
     other.tp_size = 2;
     other.tp_rank = 0;

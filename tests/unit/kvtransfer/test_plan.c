@@ -61,7 +61,7 @@ TEST(plan_takes_only_valid_runs_of_the_last_block)
     CHECK_EQ_INT(n, 1 + 4); /* a full piece, then 2 heads x (k, v) */
     for (uint32_t i = 1; i < n; i++) {
         CHECK_EQ_INT(out[i].bytes, 3 * 4 * 2);
-        CHECK_EQ_INT(out[i].local, (i - 1) * kv_layout_run_stride(&l));
+        CHECK_EQ_INT(out[i].local, (i - 1) * kv_layout_segment_stride(&l));
     }
     CHECK_EQ_INT(kvt_plan_span_bytes(&v, 11, (struct kvt_span){ 0, 0, 2 }), kv_layout_piece_bytes(&l) + 4 * 24);
     CHECK_EQ_INT(kvt_plan_total_bytes(&l, 11, 1), 3 * 4 * 24);
@@ -197,7 +197,7 @@ TEST(plan_checksum_ignores_what_is_not_valid)
     char *pool = calloc(1, kv_layout_pool_bytes(&l)), *scratch = malloc(kv_layout_piece_bytes(&l)), joined[4 * 24];
     char *piece = pool + kv_layout_offset(&l, 1, 1);
     for (size_t i = 0; i < kv_layout_piece_bytes(&l); i++) piece[i] = (char)(i * 7);
-    for (int run = 0; run < 4; run++) memcpy(joined + run * 24, piece + (size_t)run * kv_layout_run_stride(&l), 24);
+    for (int run = 0; run < 4; run++) memcpy(joined + run * 24, piece + (size_t)run * kv_layout_segment_stride(&l), 24);
     uint64_t sum = kvt_plan_checksum(&v, pool, 1, 1, 3, scratch);
     CHECK(sum == hash_64(joined, sizeof joined, 0));
     piece[24] ^= 1; /* the fourth token */
