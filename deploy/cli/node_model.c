@@ -124,7 +124,7 @@ static struct model_options model_options_of(const struct node_options *o, struc
 {
     return (struct model_options){
         .path = o->model_path, .max_rows = o->max_batched_tokens, .max_logits = engine_max_logits(o->max_seqs), .max_model_len = o->max_model_len_given ? o->max_model_len : 0,
-        .usual_len = o->max_model_len, .kernels = kernels, .dummy = o->dummy, .quantize = o->quantize, .weight_cache_folder = o->weights_cache,
+        .default_len = o->max_model_len, .kernels = kernels, .dummy = o->dummy, .quantize = o->quantize, .weight_cache_folder = o->weights_cache,
     };
 }
 

@@ -169,7 +169,7 @@ static enum status alloc_weight_arena(struct binder *b)
 static double ms(uint64_t ns) { return (double)ns / 1e6; }
 
 /* What took the time: waiting for files, conversion (and quantisation), waiting for copies to the device. All of them overlap with the others. */
-static void tell_speed(const struct binder *b, uint64_t all_ns, uint64_t end_ns, const struct weight_times *t)
+static void log_speed(const struct binder *b, uint64_t all_ns, uint64_t end_ns, const struct weight_times *t)
 {
     const uint64_t copy_ns = t->copy_wait_ns > end_ns ? t->copy_wait_ns - end_ns : 0; /* inside weight_pack */
     const uint64_t convert_ns = b->pack_ns > copy_ns ? b->pack_ns - copy_ns : 0;
@@ -191,7 +191,7 @@ static enum status pack_all(struct binder *b)
     const uint64_t t_end = clock_ns();
     const enum status ended = k->ops->weights_end(k, &times, st == OK ? b->err : NULL);
     if (st == OK) st = ended;
-    if (st == OK && b->converting) tell_speed(b, clock_ns() - t0, clock_ns() - t_end, &times);
+    if (st == OK && b->converting) log_speed(b, clock_ns() - t0, clock_ns() - t_end, &times);
     read_ahead_stop(b->ahead);
     b->ahead = NULL;
     return st;

@@ -28,14 +28,14 @@ static enum status read_config(struct model *m, const char *path, struct err *er
 static uint32_t at_most(uint32_t n, uint32_t limit) { return limit > 0 && limit < n ? limit : n; }
 
 /* The table of angles is as long as the contexts that are served, and windows matter to those alone. */
-static enum status choose_length(struct model *m, uint32_t asked, uint32_t usual, struct err *err)
+static enum status choose_length(struct model *m, uint32_t asked, uint32_t default_len, struct err *err)
 {
     const struct model_config *c = &m->config;
     if (asked > c->max_position)
         return err_field(err, ERR_CONFIG, "max-model-len", "--max-model-len %" PRIu32 " is more than the %" PRIu32 " positions of this model",
                          asked, c->max_position);
-    m->max_len = asked ? asked : at_most(c->max_position, usual);
-    if (!asked && usual) m->max_len = at_most(m->max_len, c->window);
+    m->max_len = asked ? asked : at_most(c->max_position, default_len);
+    if (!asked && default_len) m->max_len = at_most(m->max_len, c->window);
     if (c->window > 0 && m->max_len > c->window)
         return err_field(err, ERR_UNSUPPORTED, "sliding_window", "\"sliding_window\" is %" PRIu32 " and contexts of %" PRIu32
                          " were asked for; only contexts that fit in the window are supported: give --max-model-len %" PRIu32, c->window, m->max_len, c->window);
@@ -134,7 +134,7 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
     m->weights->names.aliases = m->ops->aliases;
     m->two_attention_paths = kernel_two_forms(m->kernels, model_is_latent(&m->config));
     TRY(kernel_kv_check(m->kernels, m->kernels->kv, model_is_latent(&m->config), err));
-    TRY(choose_length(m, o->max_model_len, o->usual_len, err));
+    TRY(choose_length(m, o->max_model_len, o->default_len, err));
     enum status st = decoder_plan(m, err);
     return st == OK ? check_memory(m, err) : err_prefix(err, "%s: ", path);
 }

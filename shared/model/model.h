@@ -103,8 +103,8 @@ struct model_options {
     const char        *path;          /* folder or .gguf file */
     uint32_t           max_rows;      /* rows per step, sizes the activation buffers */
     uint32_t           max_logits;    /* of them such whose logits are wanted; 0: max_rows */
-    uint32_t           max_model_len; /* 0: usual_len, or what the model has if that is less */
-    uint32_t           usual_len;     /* 0: all that the model has */
+    uint32_t           max_model_len; /* 0: default_len, or what the model has if that is less */
+    uint32_t           default_len;     /* 0: all that the model has */
     bool               dummy;         /* weights are made up: `path` is a folder of which config.json is read and no weights (--load-format dummy) */
     enum quantize      quantize;      /* of the plain matrices of attention, feed-forward blocks and experts */
     const char        *weight_cache_folder; /* where packed copies of weights are kept (weight_cache.h); NULL: none are */

@@ -15,10 +15,10 @@ enum status config_add_eos(struct model_config *c, int64_t id, struct err *err)
     return OK;
 }
 
-void config_set_reach(struct model_config *c)
+void config_extend_positions(struct model_config *c)
 {
-    double reach = c->rope.original_max * c->rope.factor;
-    if (reach > (double)c->max_position && reach <= (double)CONFIG_POSITIONS_MAX) c->max_position = (uint32_t)reach;
+    double n_positions = c->rope.original_max * c->rope.factor;
+    if (n_positions > (double)c->max_position && n_positions <= (double)CONFIG_POSITIONS_MAX) c->max_position = (uint32_t)n_positions;
 }
 
 void config_set_sparse(struct model_config *c, uint32_t i_layer) { c->moe.sparse[i_layer / 8] |= (uint8_t)(1u << (i_layer % 8)); }

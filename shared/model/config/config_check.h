@@ -18,7 +18,7 @@ enum status config_check(const struct model_config *c, struct err *err) MUST_CHE
 /* Add an end-of-sequence id unless it is there; ERR_INVALID when the table is full or the id negative. */
 enum status config_add_eos(struct model_config *c, int64_t id, struct err *err) MUST_CHECK;
 /* Files that are given YaRN later keep the old "max_position_embeddings": factor times the original positions can be served. */
-void config_set_reach(struct model_config *c);
+void config_extend_positions(struct model_config *c);
 /* Mark a layer as one with experts. */
 void config_set_sparse(struct model_config *c, uint32_t i_layer);
 /* Every value "not given". */

@@ -151,7 +151,7 @@ static enum status read_yarn(const struct gguf *g, struct model_config *c, doubl
     TRY(gguf_get_f64(g, key_of(&k, c, "rope.scaling.yarn_beta_fast"), 1e-3, 1e6, &y->beta_fast, err));
     TRY(gguf_get_f64(g, key_of(&k, c, "rope.scaling.yarn_beta_slow"), 1e-3, 1e6, &y->beta_slow, err));
     TRY(gguf_get_f64(g, key_of(&k, c, "rope.scaling.yarn_log_multiplier"), 0, 10, &log_factor, err));
-    config_set_reach(c);
+    config_extend_positions(c);
     double mscale = rope_mscale(factor, 10 * log_factor);
     if (log_factor > 0) y->score_factor = mscale * mscale;
     else y->cos_sin_factor = rope_mscale(factor, 1);

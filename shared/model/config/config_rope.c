@@ -46,7 +46,7 @@ static enum status read_yarn(const cJSON *config, const cJSON *r, struct model_c
     TRY(json_get_f64(r, "attention_factor", 1e-3, 1e3, &y->cos_sin_factor, err));
     TRY(json_get_bool(r, "truncate", &truncate, err));
     y->no_truncate = !truncate;
-    config_set_reach(c);
+    config_extend_positions(c);
     double all = rope_mscale(y->factor, mscale_all_dim);
     if (y->cos_sin_factor == 0) y->cos_sin_factor = mscale > 0 && mscale_all_dim > 0 ? rope_mscale(y->factor, mscale) / all : rope_mscale(y->factor, 1);
     if (mscale_all_dim > 0) y->score_factor = all * all;

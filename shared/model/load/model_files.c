@@ -162,7 +162,7 @@ static enum status take_scores(const struct gguf *g, struct model_text *t, struc
 }
 
 /* What a file that does not say it means by it: SentencePiece models put a begin token in front, and so do two of the others. */
-static enum status take_habits(const struct gguf *g, struct model_text *t, struct err *err)
+static enum status take_bos_rules(const struct gguf *g, struct model_text *t, struct err *err)
 {
     static const char *const with_bos[] = { "llama-bpe", "llama3", "llama-v3", "tekken" };
     bool is_llama = t->gguf_model && strcmp(t->gguf_model, "llama") == 0, is_usual = is_llama;
@@ -208,7 +208,7 @@ static enum status load_gguf(const char *path, struct model_text *t, struct err 
     buf_add_str(&t->chat_template, template);
     buf_add_str(&t->tool_template, with_tools);
     TRY(take_vocab(m->gguf, t, err));
-    return take_habits(m->gguf, t, err);
+    return take_bos_rules(m->gguf, t, err);
 }
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@ enum { HIDDEN = 32, VOCAB = 8, INNER = 64, HEADS = 2, LAYERS = 1 };
 struct twist {
     const char *leave_out, *wrong_shape, *wrong_type; /* tensor names */
     const char *extra;
-    uint32_t    window, usual_len; /* 0: none */
+    uint32_t    window, default_len; /* 0: none */
     uint32_t    byte; /* added to every weight byte of the embedding */
 };
 
@@ -67,7 +67,7 @@ static void write_sample(const char *path, const struct twist *t)
 /* Of a model of 128 positions. */
 static uint32_t length_of(const struct twist *t, uint32_t asked)
 {
-    uint32_t n = asked ? asked : t->usual_len && t->usual_len < 128 ? t->usual_len : 128;
+    uint32_t n = asked ? asked : t->default_len && t->default_len < 128 ? t->default_len : 128;
     return !asked && t->window && t->window < n ? t->window : n;
 }
 
@@ -79,7 +79,7 @@ static enum status load(const struct twist *t, const char *isa, uint32_t max_len
     snprintf(path, sizeof path, "%s/m.gguf", test_tmpdir());
     write_sample(path, t);
     CHECK_OK(kernel_ctx_create(isa, ACTIVATIONS_F32, 1, &k, err));
-    struct model_options o = { .path = path, .max_rows = 4, .max_model_len = max_len, .usual_len = t->usual_len, .kernels = k };
+    struct model_options o = { .path = path, .max_rows = 4, .max_model_len = max_len, .default_len = t->default_len, .kernels = k };
     enum status          st = model_load(&o, &m, err);
     if (st == OK) {
         CHECK(m->weights == NULL && m->weight_bytes > 0 && m->max_len == length_of(t, max_len));
@@ -123,12 +123,12 @@ TEST(length_is_bounded_by_the_model)
 TEST(usual_length)
 {
     struct err err;
-    CHECK_OK(load(&(struct twist){ .usual_len = 40 }, "ref", 0, NULL, &err));
-    CHECK_OK(load(&(struct twist){ .usual_len = 40 }, "ref", 100, NULL, &err));
-    CHECK_OK(load(&(struct twist){ .usual_len = 4000 }, "ref", 0, NULL, &err));
-    CHECK_OK(load(&(struct twist){ .usual_len = 40, .window = 64 }, "ref", 0, NULL, &err));
-    CHECK_OK(load(&(struct twist){ .usual_len = 100, .window = 64 }, "ref", 0, NULL, &err));
-    CHECK_STATUS(load(&(struct twist){ .usual_len = 40, .window = 64 }, "ref", 65, NULL, &err), ERR_UNSUPPORTED);
+    CHECK_OK(load(&(struct twist){ .default_len = 40 }, "ref", 0, NULL, &err));
+    CHECK_OK(load(&(struct twist){ .default_len = 40 }, "ref", 100, NULL, &err));
+    CHECK_OK(load(&(struct twist){ .default_len = 4000 }, "ref", 0, NULL, &err));
+    CHECK_OK(load(&(struct twist){ .default_len = 40, .window = 64 }, "ref", 0, NULL, &err));
+    CHECK_OK(load(&(struct twist){ .default_len = 100, .window = 64 }, "ref", 0, NULL, &err));
+    CHECK_STATUS(load(&(struct twist){ .default_len = 40, .window = 64 }, "ref", 65, NULL, &err), ERR_UNSUPPORTED);
     CHECK_STATUS(load(&(struct twist){ .window = 64 }, "ref", 0, NULL, &err), ERR_UNSUPPORTED);
 }
 
