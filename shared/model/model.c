@@ -54,8 +54,8 @@ static void log_plan(const struct model *m, const struct model_options *o, const
 {
     struct kv_layout kv;
     model_kv_layout(m, 1, 1, &kv);
-    if (o->dummy) log_warn("weights are made up", "path=%s why=\"--load-format dummy: no weights are read, answers mean nothing\"", path);
-    log_info("model memory", "need_mib=%.1f weights_mib=%.1f activations_mib=%.1f rows_per_step=%" PRIu32 " angles_mib=%.1f positions=%" PRIu32
+    if (o->dummy) log_warn("dummy weights", "path=%s why=\"--load-format dummy: no weights are read, answers mean nothing\"", path);
+    log_info("model memory", "need_mib=%.1f weights_mib=%.1f activations_mib=%.1f rows_per_step=%" PRIu32 " rope_table_mib=%.1f positions=%" PRIu32
              " kv_bytes_per_token=%zu available_mib=%.0f", mib(needed(m)), mib(m->weight_bytes), mib(m->buffer_bytes), m->max_rows, mib(m->rope_bytes),
              m->max_len, kv_layout_block_bytes(&kv), mib(device_available(m->kernels->device)));
 }

@@ -332,7 +332,7 @@ TEST(waiting_ends_with_the_copy)
         const struct result mine = run(model.text, ACTIVATIONS_FAST, QUANTIZE_NONE, folder.text);
         _exit(mine.mapped && same(&plain, &mine) ? 0 : 1);
     }
-    await_text(said.text, "are awaited");
+    await_text(said.text, "waiting for weight cache");
     CHECK(rename(away, copy.text) == 0);
     CHECK(waitpid(child, &status, 0) == child); /* the lock is held all the time */
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);

@@ -41,7 +41,7 @@ struct weight_cache {
 
 static void warn(const struct weight_cache *p, const char *what, const char *why)
 {
-    log_warn("no packed copy of weights", "file=%s %s: %s; weights are packed at every start", p->path.data, what, why);
+    log_warn("weight cache unavailable", "file=%s %s: %s; weights are packed at every start", p->path.data, what, why);
 }
 
 /* ---- hashes ------------------------------------------------------------------------------------------------------ */
@@ -106,9 +106,9 @@ static bool try_copy(struct weight_cache *p)
     p->seen_inode = current_inode(p);
     enum status st = map_copy(p, &err);
     p->refused = st != OK && st != ERR_NOT_FOUND;
-    if (p->refused) log_warn("packed copy of weights is refused", "file=%s %s", p->path.data, err.text);
+    if (p->refused) log_warn("weight cache refused", "file=%s %s", p->path.data, err.text);
     if (st == OK)
-        log_info("packed weights mapped", "file=%s mib=%zu after_ms=%" PRIu64, p->path.data, p->map.bytes >> 20, clock_ms() - p->t_open_ms);
+        log_info("weight cache mapped", "file=%s mib=%zu after_ms=%" PRIu64, p->path.data, p->map.bytes >> 20, clock_ms() - p->t_open_ms);
     return st == OK;
 }
 
@@ -181,7 +181,7 @@ static bool lock_or_wait(struct weight_cache *p)
             warn(p, "locking", strerror(errno));
             return false;
         }
-        if (!logged) log_info("packed weights are awaited", "file=%s another process is packing them", p->path.data);
+        if (!logged) log_info("waiting for weight cache", "file=%s another process is packing them", p->path.data);
         logged = true;
         nanosleep(&(struct timespec){ .tv_nsec = POLL_MS * 1000000L }, NULL);
         if (current_inode(p) != p->seen_inode && try_copy(p)) return false;
@@ -261,7 +261,7 @@ static bool install_file(struct weight_cache *p)
     }
     close(p->fd);
     p->fd = -1;
-    log_info("packed weights written", "file=%s mib=%" PRIu64 " after_ms=%" PRIu64, p->path.data, p->head.bytes >> 20, clock_ms() - p->t_open_ms);
+    log_info("weight cache written", "file=%s mib=%" PRIu64 " after_ms=%" PRIu64, p->path.data, p->head.bytes >> 20, clock_ms() - p->t_open_ms);
     return true;
 }
 
