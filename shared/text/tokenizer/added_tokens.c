@@ -7,45 +7,45 @@
 #include "shared/base/mem.h"
 #include "shared/text/utf8.h"
 
-struct added_node {
+struct added_tokens_node {
     int32_t       id;             /* of the token that ends here, -1: none */
     int32_t       child, sibling; /* nodes, 0: none */
     unsigned char byte, flags;
 };
 
-void added_init(struct added *a)
+void added_tokens_init(struct added_tokens *a)
 {
-    *a = (struct added){ 0 };
+    *a = (struct added_tokens){ 0 };
     a->cap = 64;
-    a->nodes = MEM_ARRAY(struct added_node, a->cap);
+    a->nodes = MEM_ARRAY(struct added_tokens_node, a->cap);
     a->n = 1; /* node 0 stands for "none" */
 }
 
-void added_release(struct added *a)
+void added_tokens_release(struct added_tokens *a)
 {
     mem_free(a->nodes);
-    *a = (struct added){ 0 };
+    *a = (struct added_tokens){ 0 };
 }
 
-static int32_t new_node(struct added *a, unsigned char byte)
+static int32_t new_node(struct added_tokens *a, unsigned char byte)
 {
     if (a->n == a->cap) {
         a->cap *= 2;
         a->nodes = mem_realloc(a->nodes, a->cap, sizeof *a->nodes);
     }
     ASSERT(a->n < INT32_MAX);
-    a->nodes[a->n] = (struct added_node){ .id = -1, .byte = byte };
+    a->nodes[a->n] = (struct added_tokens_node){ .id = -1, .byte = byte };
     return (int32_t)a->n++;
 }
 
-static int32_t find_child(const struct added *a, int32_t at, unsigned char byte)
+static int32_t find_child(const struct added_tokens *a, int32_t at, unsigned char byte)
 {
     int32_t c = a->nodes[at].child;
     while (c && a->nodes[c].byte != byte) c = a->nodes[c].sibling;
     return c;
 }
 
-static int32_t make_child(struct added *a, int32_t at, unsigned char byte)
+static int32_t make_child(struct added_tokens *a, int32_t at, unsigned char byte)
 {
     int32_t c = find_child(a, at, byte);
     if (c) return c;
@@ -55,7 +55,7 @@ static int32_t make_child(struct added *a, int32_t at, unsigned char byte)
     return c;
 }
 
-void added_put(struct added *a, struct str content, int32_t id, int flags)
+void added_tokens_put(struct added_tokens *a, struct str content, int32_t id, int flags)
 {
     ASSERT(content.n > 0);
     const unsigned char *p = (const unsigned char *)content.p;
@@ -67,7 +67,7 @@ void added_put(struct added *a, struct str content, int32_t id, int flags)
 }
 
 /* The longest token that begins at `at`: its node and length, or 0. */
-static int32_t longest_at(const struct added *a, struct str text, size_t at, size_t *len)
+static int32_t longest_at(const struct added_tokens *a, struct str text, size_t at, size_t *len)
 {
     const unsigned char *p = (const unsigned char *)text.p;
     int32_t node = a->first[p[at]], found = 0;
@@ -82,7 +82,7 @@ static int32_t longest_at(const struct added *a, struct str text, size_t at, siz
     return found;
 }
 
-size_t added_match(const struct added *a, struct str text, size_t at, int32_t *id)
+size_t added_tokens_match(const struct added_tokens *a, struct str text, size_t at, int32_t *id)
 {
     size_t len = 0;
     int32_t node = longest_at(a, text, at, &len);
@@ -122,7 +122,7 @@ static size_t char_before(struct str text, size_t end, int32_t *cp)
     return at;
 }
 
-static bool stands_alone(struct str text, size_t start, size_t stop)
+static bool is_single_word(struct str text, size_t start, size_t stop)
 {
     int32_t cp;
     if (start > 0) {
@@ -137,23 +137,23 @@ static bool stands_alone(struct str text, size_t start, size_t stop)
 }
 
 /* What the token before it took, up to `taken`, stays with that one; of a token of white space that strips, nothing may be left. */
-static void widen(struct str text, size_t taken, int flags, struct added_hit *hit)
+static void apply_strip_flags(struct str text, size_t taken, int flags, struct added_tokens_hit *hit)
 {
     int32_t cp;
-    if (flags & ADDED_LSTRIP && hit->start < taken) hit->start = taken;
-    while (flags & ADDED_LSTRIP && hit->start > taken) {
+    if (flags & ADDED_TOKEN_LSTRIP && hit->start < taken) hit->start = taken;
+    while (flags & ADDED_TOKEN_LSTRIP && hit->start > taken) {
         size_t before = char_before(text, hit->start, &cp);
         if (!is_space(cp) || before < taken) break;
         hit->start = before;
     }
-    while (flags & ADDED_RSTRIP && hit->stop < text.n) {
+    while (flags & ADDED_TOKEN_RSTRIP && hit->stop < text.n) {
         size_t n = utf8_next(text, hit->stop, &cp);
         if (!is_space(cp)) break;
         hit->stop += n;
     }
 }
 
-bool added_find(const struct added *a, struct str text, struct added_hit *hit)
+bool added_tokens_find(const struct added_tokens *a, struct str text, struct added_tokens_hit *hit)
 {
     size_t len = 0;
     for (size_t at = hit->next; at < text.n;) {
@@ -163,12 +163,12 @@ bool added_find(const struct added *a, struct str text, struct added_hit *hit)
             continue;
         }
         int flags = a->nodes[node].flags;
-        if (flags & ADDED_SINGLE_WORD && !stands_alone(text, at, at + len)) {
+        if (flags & ADDED_TOKEN_SINGLE_WORD && !is_single_word(text, at, at + len)) {
             at += len;
             continue;
         }
-        struct added_hit found = { at, at + len, at + len, a->nodes[node].id };
-        widen(text, hit->stop, flags, &found);
+        struct added_tokens_hit found = { at, at + len, at + len, a->nodes[node].id };
+        apply_strip_flags(text, hit->stop, flags, &found);
         at = found.next;
         if (found.start >= found.stop) continue;
         *hit = found;

@@ -16,12 +16,12 @@ enum { PAIRS_MIN = 1024 };
 void spm_init(struct spm *s)
 {
     *s = (struct spm){ 0 };
-    added_init(&s->user_defined);
+    added_tokens_init(&s->user_defined);
 }
 
 void spm_release(struct spm *s)
 {
-    added_release(&s->user_defined);
+    added_tokens_release(&s->user_defined);
     charmap_release(&s->symbols);
     buf_release(&s->charsmap);
     mem_free(s->bare);
@@ -131,7 +131,7 @@ static size_t find_replacement(const struct spm *s, struct str text, struct str 
 static size_t next_part(const struct spm *s, struct str text, struct str *to)
 {
     int32_t id, cp;
-    size_t n = added_match(&s->user_defined, text, 0, &id);
+    size_t n = added_tokens_match(&s->user_defined, text, 0, &id);
     if (n == 0 && s->n_units > 0) {
         n = find_replacement(s, text, to);
         if (n > 0) return n;

@@ -72,7 +72,7 @@ static enum status encode_normal(struct encoder *e, struct str text)
     size_t n = 0, len;
     int32_t before = 0, cp, id;
     for (size_t at = 0; at < text.n; at += len) {
-        len = added_match(&s->user_defined, text, at, &id);
+        len = added_tokens_match(&s->user_defined, text, at, &id);
         bool defined = len > 0;
         if (!defined) len = utf8_next(text, at, &cp);
         if (!defined && cp < 0) cp = UTF8_REPLACEMENT; /* a file's own pieces and replacements may end inside a character */

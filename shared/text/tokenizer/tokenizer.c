@@ -93,9 +93,9 @@ static enum status encode_section(struct encoder *e, struct str text, bool is_st
     buf_add_str(&e->section, text);
     if (normalize_run(&e->t->normalize, &e->section, &e->scratch) != OK)
         return err_set(e->err, ERR_TOO_LONG, "the text grows too much when it is normalised");
-    struct added_hit hit = { 0 };
+    struct added_tokens_hit hit = { 0 };
     size_t at = 0;
-    for (; added_find(&e->t->added_normalized, buf_str(&e->section), &hit); at = hit.stop) {
+    for (; added_tokens_find(&e->t->added_normalized, buf_str(&e->section), &hit); at = hit.stop) {
         TRY(encode_plain(e, between(buf_str(&e->section), at, hit.start), is_start && at == 0));
         TRY(encoder_push(e, &hit.id, 1));
     }
@@ -105,9 +105,9 @@ static enum status encode_section(struct encoder *e, struct str text, bool is_st
 static enum status encode_text(struct encoder *e, struct str text, bool add_special)
 {
     if (add_special) TRY(encoder_push(e, e->t->before.ids, e->t->before.n));
-    struct added_hit hit = { 0 };
+    struct added_tokens_hit hit = { 0 };
     size_t at = 0;
-    for (; added_find(&e->t->added_raw, text, &hit); at = hit.stop) {
+    for (; added_tokens_find(&e->t->added_raw, text, &hit); at = hit.stop) {
         TRY(encode_section(e, between(text, at, hit.start), at == 0));
         TRY(encoder_push(e, &hit.id, 1));
     }

@@ -31,8 +31,8 @@ struct tokenizer *tokenizer_new(void)
 {
     struct tokenizer *t = MEM_NEW(struct tokenizer);
     arena_init(&t->arena);
-    added_init(&t->added_raw);
-    added_init(&t->added_normalized);
+    added_tokens_init(&t->added_raw);
+    added_tokens_init(&t->added_normalized);
     spm_init(&t->spm);
     t->unk = t->bos = t->eos = -1;
     for (int i = 0; i < 256; i++) t->byte_ids[i] = -1;
@@ -43,8 +43,8 @@ void tokenizer_free(struct tokenizer *t)
 {
     if (!t) return;
     map_release(&t->by_piece);
-    added_release(&t->added_raw);
-    added_release(&t->added_normalized);
+    added_tokens_release(&t->added_raw);
+    added_tokens_release(&t->added_normalized);
     normalize_release(&t->normalize);
     normalize_release(&t->decode);
     pretok_release(&t->pretok);
@@ -190,13 +190,13 @@ static enum status index_added(struct tokenizer *t, int32_t id, struct buf *text
 {
     const struct token *k = &t->tokens[id];
     if (!k->normalized) {
-        added_put(&t->added_raw, k->piece, id, k->flags);
+        added_tokens_put(&t->added_raw, k->piece, id, k->flags);
         return OK;
     }
     buf_clear(text);
     buf_add_str(text, k->piece);
     TRY(normalize_run(&t->normalize, text, scratch));
-    if (text->len) added_put(&t->added_normalized, buf_str(text), id, k->flags);
+    if (text->len) added_tokens_put(&t->added_normalized, buf_str(text), id, k->flags);
     return OK;
 }
 

@@ -20,7 +20,7 @@ enum status config_put_added(struct tokenizer *t, const cJSON *j, int64_t id, st
     TRY(json_get_bool(j, "single_word", &single_word, err));
     TRY(json_get_bool(j, "lstrip", &lstrip, err));
     TRY(json_get_bool(j, "rstrip", &rstrip, err));
-    int flags = (single_word ? ADDED_SINGLE_WORD : 0) | (lstrip ? ADDED_LSTRIP : 0) | (rstrip ? ADDED_RSTRIP : 0);
+    int flags = (single_word ? ADDED_TOKEN_SINGLE_WORD : 0) | (lstrip ? ADDED_TOKEN_LSTRIP : 0) | (rstrip ? ADDED_TOKEN_RSTRIP : 0);
     return tokenizer_put_added(t, (int32_t)id, str_of(content), special, normalized, flags, err);
 }
 

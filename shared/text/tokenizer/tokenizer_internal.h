@@ -28,7 +28,7 @@ struct token {
     bool            in_model;    /* part of the vocabulary that merging knows; an added token may be that too */
     bool            taken_apart; /* spm: never given out, but as what it was merged from */
     bool            normalized; /* added tokens: searched for after normalising */
-    unsigned char   flags;      /* added tokens: ADDED_* */
+    unsigned char   flags;      /* added tokens: ADDED_TOKEN_* */
 };
 
 /* Ids put before or behind a text. */
@@ -42,7 +42,7 @@ struct tokenizer {
     struct token    *tokens;
     size_t           n_tokens, cap_tokens;
     struct map       by_piece;     /* id + 1 as a pointer */
-    struct added     added_raw, added_normalized;
+    struct added_tokens     added_raw, added_normalized;
     struct normalize normalize;
     struct pretok    pretok;
     struct spm       spm;

@@ -45,7 +45,7 @@ static enum status put_piece(struct spm_build *b, int32_t id)
     case SPM_BYTE: tokenizer_put_token(t, id, p->text, TOKEN_BYTE); return OK;
     case SPM_USER_DEFINED:
         tokenizer_put_token(t, id, p->text, TOKEN_USER);
-        added_put(&t->spm.user_defined, p->text, id, 0);
+        added_tokens_put(&t->spm.user_defined, p->text, id, 0);
         return OK;
     case SPM_NORMAL: case SPM_UNUSED:
         if (map_put(&b->merging, p->text, (void *)(uintptr_t)(id + 1))) return err_set(b->err, ERR_FORMAT, "piece %d is there a second time", (int)id);
