@@ -3,22 +3,22 @@
 
 #include "shared/base/mem.h"
 
-void charmap_put(struct charmap *m, int32_t cp, int32_t value)
+void codepoint_map_put(struct codepoint_map *m, int32_t cp, int32_t value)
 {
-    int32_t **page = &m->pages[cp / CHARMAP_PAGE];
-    if (!*page) *page = MEM_ARRAY(int32_t, CHARMAP_PAGE);
-    (*page)[cp % CHARMAP_PAGE] = value + 1;
+    int32_t **page = &m->pages[cp / CODEPOINT_MAP_PAGE];
+    if (!*page) *page = MEM_ARRAY(int32_t, CODEPOINT_MAP_PAGE);
+    (*page)[cp % CODEPOINT_MAP_PAGE] = value + 1;
 }
 
-int32_t charmap_get(const struct charmap *m, int32_t cp)
+int32_t codepoint_map_get(const struct codepoint_map *m, int32_t cp)
 {
-    const int32_t *page = m->pages[cp / CHARMAP_PAGE];
-    return page ? page[cp % CHARMAP_PAGE] - 1 : -1;
+    const int32_t *page = m->pages[cp / CODEPOINT_MAP_PAGE];
+    return page ? page[cp % CODEPOINT_MAP_PAGE] - 1 : -1;
 }
 
-void charmap_release(struct charmap *m)
+void codepoint_map_release(struct codepoint_map *m)
 {
-    for (size_t i = 0; i < CHARMAP_PAGES; i++) {
+    for (size_t i = 0; i < CODEPOINT_MAP_PAGES; i++) {
         mem_free(m->pages[i]);
         m->pages[i] = NULL;
     }

@@ -7,15 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CHARMAP_PAGE = 256, CHARMAP_PAGES = 0x110000 / CHARMAP_PAGE };
+enum { CODEPOINT_MAP_PAGE = 256, CODEPOINT_MAP_PAGES = 0x110000 / CODEPOINT_MAP_PAGE };
 
-struct charmap {
-    int32_t *pages[CHARMAP_PAGES]; /* value + 1; NULL: none on the page */
+struct codepoint_map {
+    int32_t *pages[CODEPOINT_MAP_PAGES]; /* value + 1; NULL: none on the page */
 };
 
 /* cp is in 0 .. 0x10FFFF, value not negative. */
-void    charmap_put(struct charmap *m, int32_t cp, int32_t value);
-int32_t charmap_get(const struct charmap *m, int32_t cp); /* -1: none */
-void    charmap_release(struct charmap *m);
+void    codepoint_map_put(struct codepoint_map *m, int32_t cp, int32_t value);
+int32_t codepoint_map_get(const struct codepoint_map *m, int32_t cp); /* -1: none */
+void    codepoint_map_release(struct codepoint_map *m);
 
 #endif

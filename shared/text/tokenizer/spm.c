@@ -22,7 +22,7 @@ void spm_init(struct spm *s)
 void spm_release(struct spm *s)
 {
     added_tokens_release(&s->user_defined);
-    charmap_release(&s->symbols);
+    codepoint_map_release(&s->symbols);
     buf_release(&s->charsmap);
     mem_free(s->bare);
     mem_free(s->pairs);
@@ -31,7 +31,7 @@ void spm_release(struct spm *s)
 
 int32_t spm_symbol(struct spm *s, int32_t cp)
 {
-    int32_t id = charmap_get(&s->symbols, cp);
+    int32_t id = codepoint_map_get(&s->symbols, cp);
     if (id >= 0) return id;
     if (s->n_bare == s->cap_bare) {
         s->cap_bare = s->cap_bare ? s->cap_bare * 2 : 64;
@@ -39,7 +39,7 @@ int32_t spm_symbol(struct spm *s, int32_t cp)
     }
     id = (int32_t)(s->n_pieces + s->n_bare);
     s->bare[s->n_bare++] = cp;
-    charmap_put(&s->symbols, cp, id);
+    codepoint_map_put(&s->symbols, cp, id);
     return id;
 }
 

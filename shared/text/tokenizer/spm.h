@@ -25,7 +25,7 @@ struct spm {
     struct buf     charsmap;          /* the table of replacements as it is in the file; empty: none */
     size_t         n_units;           /* of its search tree; the texts follow */
     struct added_tokens   user_defined;
-    struct charmap symbols;           /* characters that may merge: their piece, or a number from n_pieces on */
+    struct codepoint_map symbols;           /* characters that may merge: their piece, or a number from n_pieces on */
     int32_t       *bare;              /* [n_bare] characters that are part of pieces but none themselves */
     size_t         n_bare, cap_bare;
     size_t         n_pieces;

@@ -85,7 +85,7 @@ static enum status encode_normal(struct encoder *e, struct str text)
             TRY(encoder_push(e, &id, 1));
             continue;
         }
-        int32_t symbol = charmap_get(&s->symbols, cp);
+        int32_t symbol = codepoint_map_get(&s->symbols, cp);
         e->symbols[n++] = symbol >= 0 ? symbol : -2 - cp;
         before = cp;
     }

@@ -32,7 +32,7 @@ static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t 
     for (size_t at = 0; at < piece.n; at += len) {
         len = utf8_next(piece, at, &cp);
         struct str c = str_sub(piece, at, len);
-        int32_t id = charmap_get(&t->chars, cp);
+        int32_t id = codepoint_map_get(&t->chars, cp);
         bool is_unk = false;
         if (id >= 0) {
             out[n++] = id;

@@ -49,7 +49,7 @@ void tokenizer_free(struct tokenizer *t)
     normalize_release(&t->decode);
     pretok_release(&t->pretok);
     spm_release(&t->spm);
-    charmap_release(&t->chars);
+    codepoint_map_release(&t->chars);
     bpe_release(&t->bpe);
     arena_release(&t->arena);
     mem_free(t->tokens);
@@ -183,7 +183,7 @@ static void index_char(struct tokenizer *t, int32_t id)
 {
     struct str piece = t->tokens[id].piece;
     int32_t cp = -1;
-    if (t->tokens[id].in_model && piece.n > 0 && utf8_next(piece, 0, &cp) == piece.n && cp >= 0) charmap_put(&t->chars, cp, id);
+    if (t->tokens[id].in_model && piece.n > 0 && utf8_next(piece, 0, &cp) == piece.n && cp >= 0) codepoint_map_put(&t->chars, cp, id);
 }
 
 static enum status index_added(struct tokenizer *t, int32_t id, struct buf *text, struct buf *scratch)

@@ -46,7 +46,7 @@ struct tokenizer {
     struct normalize normalize;
     struct pretok    pretok;
     struct spm       spm;
-    struct charmap   chars;         /* tokens of one character */
+    struct codepoint_map   chars;         /* tokens of one character */
     struct bpe       bpe;
     bool             byte_level;    /* merging starts from bytes, else from characters */
     bool             byte_fallback; /* characters that are no token become <0xHH> tokens */

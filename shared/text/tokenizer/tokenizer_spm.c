@@ -60,7 +60,7 @@ static enum status put_pieces(struct spm_build *b)
     for (size_t i = 0; i < b->n; i++) TRY(put_piece(b, (int32_t)i));
     for (size_t i = 0; i < b->n; i++) {
         int32_t cp;
-        if (merges(&b->pieces[i]) && is_one_char(b->pieces[i].text, &cp)) charmap_put(&b->t->spm.symbols, cp, (int32_t)i);
+        if (merges(&b->pieces[i]) && is_one_char(b->pieces[i].text, &cp)) codepoint_map_put(&b->t->spm.symbols, cp, (int32_t)i);
     }
     b->t->spm.n_pieces = b->n;
     return OK;
@@ -99,7 +99,7 @@ static void rank_pieces(struct spm_build *b)
 static int32_t symbol_of(struct spm_build *b, struct str s)
 {
     int32_t cp;
-    return is_one_char(s, &cp) ? charmap_get(&b->t->spm.symbols, cp) : (int32_t)(uintptr_t)map_get(&b->merging, s) - 1;
+    return is_one_char(s, &cp) ? codepoint_map_get(&b->t->spm.symbols, cp) : (int32_t)(uintptr_t)map_get(&b->merging, s) - 1;
 }
 
 static void add_pair(struct spm_build *b, struct spm_pair pair)
