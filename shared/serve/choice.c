@@ -20,7 +20,7 @@ void choice_init(struct choice *ch, struct call *c, uint32_t index)
 
 void choice_release(struct choice *ch)
 {
-    if (ch->detok_ready) detok_release(&ch->detok);
+    if (ch->detokenizer_ready) detokenizer_release(&ch->detok);
     parts_free(ch->parts);
     buf_release(&ch->text);
     buf_release(&ch->ids);
@@ -54,7 +54,7 @@ static void push_text(struct choice *ch, int32_t id)
 {
     struct buf *out = ch->parts ? parts_text(ch->parts) : &ch->text;
     ch->detok.skip_special = ch->call->p.skip_special && !(ch->parts && parts_show(ch->parts, id));
-    if (detok_push(&ch->detok, id, out)) ch->stop = ch->detok.stopped;
+    if (detokenizer_push(&ch->detok, id, out)) ch->stop = ch->detok.stopped;
     if (ch->parts && !parts_take(ch->parts, &ch->text)) ch->enough = true;
 }
 
@@ -89,20 +89,20 @@ static void take_token(struct choice *ch, const struct token_logprobs *t)
     else push_text(ch, t->id);
 }
 
-static void finish_detok(struct choice *ch)
+static void finish_detokenizer(struct choice *ch)
 {
     if (choice_is_over(ch)) return;
     bool is_end = ch->end.finish == FINISH_STOP && ch->held == ch->end.stop_token;
     if (is_end && !ch->call->p.include_stop) ch->held = -1;
     push_held(ch);
     if (choice_is_over(ch)) return;
-    detok_finish(&ch->detok, ch->parts ? parts_text(ch->parts) : &ch->text);
+    detokenizer_finish(&ch->detok, ch->parts ? parts_text(ch->parts) : &ch->text);
     ch->stop = ch->detok.stopped; /* a stop string may end with what was held back */
 }
 
 static void finish_text(struct choice *ch)
 {
-    finish_detok(ch);
+    finish_detokenizer(ch);
     if (ch->parts) parts_finish(ch->parts, choice_is_over(ch) || ch->end.finish == FINISH_LENGTH, &ch->text);
 }
 
@@ -134,7 +134,7 @@ static void on_end(void *arg, const struct gen_end *end)
     struct choice *ch = arg;
     ch->live = false;
     ch->end = *end;
-    if (ch->call->stage == CALL_RUNNING && ch->detok_ready && (end->status == OK || choice_is_over(ch))) finish_text(ch);
+    if (ch->call->stage == CALL_RUNNING && ch->detokenizer_ready && (end->status == OK || choice_is_over(ch))) finish_text(ch);
     call_on_choice_end(ch->call, ch);
 }
 
@@ -163,9 +163,9 @@ enum status choice_submit(struct choice *ch, struct err *err)
     if (r.sampling.max_tokens > room) r.sampling.max_tokens = room;
     /* A given seed names the answers of each prompt; a drawn one must not make equal prompts of a list answer alike. */
     r.sampling.seed += p->seed_set ? ch->sample : ch->index;
-    if (!ch->detok_ready) {
-        detok_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops, p->include_stop);
-        ch->detok_ready = true;
+    if (!ch->detokenizer_ready) {
+        detokenizer_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops, p->include_stop);
+        ch->detokenizer_ready = true;
         ch->n_stops = ch->detok.n_stops;
         if (p->sampling.min_tokens > 0) ch->detok.n_stops = 0;
     }

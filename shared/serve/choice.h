@@ -21,8 +21,8 @@ struct choice {
     uint32_t       sample;        /* of its prompt, 0 .. n-1 */
     uint64_t       backend_id;
     bool           live;          /* the backend has it */
-    bool           detok_ready;
-    struct detok   detok;
+    bool           detokenizer_ready;
+    struct detokenizer   detok;
     size_t         n_stops;       /* stop strings that count once min_tokens are there */
     int32_t        held;          /* token whose text waits, -1: none */
     int32_t        stop;          /* matched stop string, -1: none */

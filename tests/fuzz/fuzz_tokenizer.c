@@ -28,16 +28,16 @@ static void check_limit(const struct tokenizer *t, struct str text, size_t n)
 
 static void check_stream(const struct tokenizer *t, const int32_t *ids, size_t n, struct str whole)
 {
-    struct detok d;
+    struct detokenizer d;
     struct buf out = { 0 };
-    detok_init(&d, t, false, NULL, 0, false);
-    for (size_t i = 0; i < n; i++) require(!detok_push(&d, ids[i], &out));
-    detok_finish(&d, &out);
+    detokenizer_init(&d, t, false, NULL, 0, false);
+    for (size_t i = 0; i < n; i++) require(!detokenizer_push(&d, ids[i], &out));
+    detokenizer_finish(&d, &out);
     require(out.len >= whole.n);
     size_t n_front = out.len - whole.n;
     for (size_t i = 0; i < n_front; i++) require(out.data[i] == ' ');
     require(whole.n == 0 || memcmp(out.data + n_front, whole.p, whole.n) == 0);
-    detok_release(&d);
+    detokenizer_release(&d);
     buf_release(&out);
 }
 

@@ -203,7 +203,7 @@ static enum status add_stop(const cJSON *v, struct arena *arena, struct openai_p
     size_t n = strlen(v->valuestring);
     if (n == 0) return err_field(err, ERR_INVALID, "stop", "stop must not contain an empty string");
     if (n > STOP_STRING_MAX) return err_field(err, ERR_INVALID, "stop", "a stop string has %zu bytes, but at most %d are possible", n, STOP_STRING_MAX);
-    if (p->n_stops == DETOK_STOPS_MAX) return err_field(err, ERR_INVALID, "stop", "stop has more than %d strings", DETOK_STOPS_MAX);
+    if (p->n_stops == DETOKENIZER_STOPS_MAX) return err_field(err, ERR_INVALID, "stop", "stop has more than %d strings", DETOKENIZER_STOPS_MAX);
     p->stops[p->n_stops++] = (struct str){ arena_strndup(arena, v->valuestring, n), n };
     return OK;
 }

@@ -20,7 +20,7 @@ struct openai_params {
     bool       max_tokens_set, seed_set;
     uint32_t   n;
     bool       stream, include_usage, continuous_usage;
-    struct str stops[DETOK_STOPS_MAX];    /* in the arena */
+    struct str stops[DETOKENIZER_STOPS_MAX];    /* in the arena */
     size_t     n_stops;
     bool       include_stop, skip_special;
     bool       echo;

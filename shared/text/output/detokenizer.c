@@ -12,10 +12,10 @@
 #include "shared/base/assert.h"
 #include "shared/text/utf8.h"
 
-void detok_init(struct detok *d, const struct tokenizer *tok, bool skip_special, const struct str *stops, size_t n_stops, bool include_stop)
+void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool skip_special, const struct str *stops, size_t n_stops, bool include_stop)
 {
-    ASSERT(n_stops <= DETOK_STOPS_MAX);
-    *d = (struct detok){ .tok = tok, .n_stops = n_stops, .stopped = -1, .skip_special = skip_special, .include_stop = include_stop };
+    ASSERT(n_stops <= DETOKENIZER_STOPS_MAX);
+    *d = (struct detokenizer){ .tok = tok, .n_stops = n_stops, .stopped = -1, .skip_special = skip_special, .include_stop = include_stop };
     for (size_t i = 0; i < n_stops; i++) {
         d->stops[i] = stops[i];
         if (stops[i].n > d->stop_max) d->stop_max = stops[i].n;
@@ -23,7 +23,7 @@ void detok_init(struct detok *d, const struct tokenizer *tok, bool skip_special,
 }
 
 /* Make everything from `from` on valid, except for an unfinished character at the end. Returns the length of the text. */
-static size_t settle(struct buf *held, size_t from)
+static size_t replace_invalid(struct buf *held, size_t from)
 {
     struct str raw = str_sub(buf_str(held), from, SIZE_MAX);
     size_t n_unfinished = utf8_unfinished(raw);
@@ -40,7 +40,7 @@ static size_t settle(struct buf *held, size_t from)
 }
 
 /* The stop string that is complete first, or -1; *start and *stop are where it lies. */
-static int find_stop(const struct detok *d, struct str text, size_t *start, size_t *stop)
+static int find_stop(const struct detokenizer *d, struct str text, size_t *start, size_t *stop)
 {
     int found = -1;
     for (size_t i = 0; i < d->n_stops; i++) {
@@ -57,7 +57,7 @@ static int find_stop(const struct detok *d, struct str text, size_t *start, size
 }
 
 /* Length of the longest end of `text` with which a stop string could begin. */
-static size_t stop_prefix(const struct detok *d, struct str text)
+static size_t stop_prefix(const struct detokenizer *d, struct str text)
 {
     size_t k = d->stop_max > 0 ? d->stop_max - 1 : 0;
     if (k > text.n) k = text.n;
@@ -68,7 +68,7 @@ static size_t stop_prefix(const struct detok *d, struct str text)
 }
 
 /* Give out what is certain of the first n_text bytes held. True when a stop string is in them. */
-static bool give_out(struct detok *d, size_t n_text, bool is_last, struct buf *out)
+static bool emit_text(struct detokenizer *d, size_t n_text, bool is_last, struct buf *out)
 {
     struct str text = str_sub(buf_str(&d->held), 0, n_text);
     size_t start = 0, stop = 0;
@@ -84,15 +84,15 @@ static bool give_out(struct detok *d, size_t n_text, bool is_last, struct buf *o
     return false;
 }
 
-bool detok_push(struct detok *d, int32_t id, struct buf *out)
+bool detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out)
 {
     if (d->stopped >= 0) return false;
     size_t n_text = d->held.len - utf8_unfinished(buf_str(&d->held));
     tokenizer_token_bytes(d->tok, id, d->skip_special, &d->held);
-    return give_out(d, settle(&d->held, n_text), false, out);
+    return emit_text(d, replace_invalid(&d->held, n_text), false, out);
 }
 
-void detok_finish(struct detok *d, struct buf *out)
+void detokenizer_finish(struct detokenizer *d, struct buf *out)
 {
     if (d->stopped >= 0) return;
     size_t n_unfinished = utf8_unfinished(buf_str(&d->held));
@@ -100,7 +100,7 @@ void detok_finish(struct detok *d, struct buf *out)
         d->held.len -= n_unfinished;
         buf_add_c(&d->held, "\xEF\xBF\xBD");
     }
-    (void)give_out(d, d->held.len, true, out);
+    (void)emit_text(d, d->held.len, true, out);
 }
 
-void detok_release(struct detok *d) { buf_release(&d->held); }
+void detokenizer_release(struct detokenizer *d) { buf_release(&d->held); }

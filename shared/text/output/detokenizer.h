@@ -9,12 +9,12 @@
 
 #include "shared/text/tokenizer/tokenizer.h"
 
-enum { DETOK_STOPS_MAX = 16 };
+enum { DETOKENIZER_STOPS_MAX = 16 };
 
-struct detok {
+struct detokenizer {
     const struct tokenizer *tok;         /* borrowed until release */
     struct buf              held;        /* bytes not yet given out */
-    struct str              stops[DETOK_STOPS_MAX];
+    struct str              stops[DETOKENIZER_STOPS_MAX];
     size_t                  n_stops;
     size_t                  stop_max;    /* longest stop string, bytes */
     int                     stopped;     /* index of the matched stop string, -1: none */
@@ -22,13 +22,13 @@ struct detok {
     bool                    include_stop;
 };
 
-/* `stops` are borrowed until release; at most DETOK_STOPS_MAX. Empty ones match nothing. */
-void detok_init(struct detok *d, const struct tokenizer *tok, bool skip_special, const struct str *stops, size_t n_stops, bool include_stop);
+/* `stops` are borrowed until release; at most DETOKENIZER_STOPS_MAX. Empty ones match nothing. */
+void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool skip_special, const struct str *stops, size_t n_stops, bool include_stop);
 /* Append the text that became certain to `out`. True when a stop string was matched by this token: the text before it (or
  * with it, include_stop) has been given out and further pushes add nothing. */
-bool detok_push(struct detok *d, int32_t id, struct buf *out);
+bool detokenizer_push(struct detokenizer *d, int32_t id, struct buf *out);
 /* Give out what is still held (an incomplete character as U+FFFD). */
-void detok_finish(struct detok *d, struct buf *out);
-void detok_release(struct detok *d);
+void detokenizer_finish(struct detokenizer *d, struct buf *out);
+void detokenizer_release(struct detokenizer *d);
 
 #endif

@@ -32,28 +32,28 @@ static struct tokenizer *make_bytes(void)
 }
 
 /* Push every byte of `text`, with a '|' after each push that gave something out. */
-static void stream(struct detok *d, struct str text, struct buf *out)
+static void stream(struct detokenizer *d, struct str text, struct buf *out)
 {
     buf_clear(out);
     for (size_t i = 0; i < text.n; i++) {
         size_t before = out->len;
-        (void)detok_push(d, (unsigned char)text.p[i], out);
+        (void)detokenizer_push(d, (unsigned char)text.p[i], out);
         if (out->len > before) buf_add_char(out, '|');
     }
-    detok_finish(d, out);
+    detokenizer_finish(d, out);
     buf_add_char(out, '.');
 }
 
 static void check_stream(const struct str *stops, size_t n_stops, bool include, struct str text, const char *want, int stopped)
 {
     struct tokenizer *t = make_bytes();
-    struct detok d;
+    struct detokenizer d;
     struct buf out = { 0 };
-    detok_init(&d, t, true, stops, n_stops, include);
+    detokenizer_init(&d, t, true, stops, n_stops, include);
     stream(&d, text, &out);
     CHECK_EQ_STR(out.data, want);
     CHECK_EQ_INT(d.stopped, stopped);
-    detok_release(&d);
+    detokenizer_release(&d);
     buf_release(&out);
     tokenizer_free(t);
 }
@@ -113,17 +113,17 @@ TEST(detok_control_tokens_are_shown_only_when_asked)
 {
     struct tokenizer *t = make_bytes();
     for (int skip = 0; skip < 2; skip++) {
-        struct detok d;
+        struct detokenizer d;
         struct buf out = { 0 };
-        detok_init(&d, t, skip, NULL, 0, false);
-        CHECK(!detok_push(&d, 'a', &out));
-        CHECK(!detok_push(&d, CONTROL, &out));
-        CHECK(!detok_push(&d, USER, &out));
-        CHECK(!detok_push(&d, -1, &out));
-        CHECK(!detok_push(&d, 1 << 30, &out));
-        detok_finish(&d, &out);
+        detokenizer_init(&d, t, skip, NULL, 0, false);
+        CHECK(!detokenizer_push(&d, 'a', &out));
+        CHECK(!detokenizer_push(&d, CONTROL, &out));
+        CHECK(!detokenizer_push(&d, USER, &out));
+        CHECK(!detokenizer_push(&d, -1, &out));
+        CHECK(!detokenizer_push(&d, 1 << 30, &out));
+        detokenizer_finish(&d, &out);
         CHECK_EQ_STR(out.data, skip ? "a<think>\u00e9" : "a<end><think>\u00e9");
-        detok_release(&d);
+        detokenizer_release(&d);
         buf_release(&out);
     }
     tokenizer_free(t);
@@ -133,17 +133,17 @@ TEST(detok_push_says_when_it_stopped)
 {
     struct tokenizer *t = make_bytes();
     struct str stops[] = { STR("</think>"), STR("k>") };
-    struct detok d;
+    struct detokenizer d;
     struct buf out = { 0 };
-    detok_init(&d, t, true, stops, 2, false);
-    CHECK(!detok_push(&d, 'a', &out));
-    CHECK(detok_push(&d, USER, &out));
+    detokenizer_init(&d, t, true, stops, 2, false);
+    CHECK(!detokenizer_push(&d, 'a', &out));
+    CHECK(detokenizer_push(&d, USER, &out));
     CHECK_EQ_INT(d.stopped, 1);
     CHECK_EQ_STR(out.data, "a<thin");
-    CHECK(!detok_push(&d, 'b', &out));
-    detok_finish(&d, &out);
+    CHECK(!detokenizer_push(&d, 'b', &out));
+    detokenizer_finish(&d, &out);
     CHECK_EQ_STR(out.data, "a<thin");
-    detok_release(&d);
+    detokenizer_release(&d);
     buf_release(&out);
     tokenizer_free(t);
 }
@@ -158,7 +158,7 @@ TEST(detok_equals_decoding_everything)
     for (int round = 0; round < 3000; round++) {
         int32_t ids[24];
         struct buf all = { 0 }, out = { 0 };
-        struct detok d;
+        struct detokenizer d;
         size_t n_stops = round % 5u;
         for (size_t i = 0; i < COUNT_OF(ids); i++) {
             seed = seed * 6364136223846793005u + 1442695040888963407u;
@@ -172,12 +172,12 @@ TEST(detok_equals_decoding_everything)
             first_end = end;
             cut = at;
         }
-        detok_init(&d, t, true, stops, n_stops, false);
-        for (size_t i = 0; i < COUNT_OF(ids); i++) (void)detok_push(&d, ids[i], &out);
-        detok_finish(&d, &out);
+        detokenizer_init(&d, t, true, stops, n_stops, false);
+        for (size_t i = 0; i < COUNT_OF(ids); i++) (void)detokenizer_push(&d, ids[i], &out);
+        detokenizer_finish(&d, &out);
         CHECK_EQ_INT(out.len, cut);
         CHECK(cut == 0 || memcmp(out.data, all.data, cut) == 0);
-        detok_release(&d);
+        detokenizer_release(&d);
         buf_release(&all);
         buf_release(&out);
     }
