@@ -14,24 +14,24 @@
 
 enum { MARKS_MAX = 256 };
 
-enum status normalize_add(struct normalize *z, enum normalize_kind kind, struct str from, struct str to)
+enum status normalizer_add(struct normalizer *z, enum normalizer_kind kind, struct str from, struct str to)
 {
-    if (z->n == NORMALIZE_STEPS_MAX) return ERR_FULL;
-    if (to.n > NORMALIZE_INSERT_MAX) return ERR_TOO_LONG;
-    struct normalize_step *s = &z->steps[z->n++];
+    if (z->n == NORMALIZER_STEPS_MAX) return ERR_FULL;
+    if (to.n > NORMALIZER_INSERT_MAX) return ERR_TOO_LONG;
+    struct normalizer_step *s = &z->steps[z->n++];
     s->kind = kind;
     buf_add(&s->from, from.p, from.n);
     buf_add(&s->to, to.p, to.n);
     return OK;
 }
 
-void normalize_release(struct normalize *z)
+void normalizer_release(struct normalizer *z)
 {
     for (size_t i = 0; i < z->n; i++) {
         buf_release(&z->steps[i].from);
         buf_release(&z->steps[i].to);
     }
-    *z = (struct normalize){ 0 };
+    *z = (struct normalizer){ 0 };
 }
 
 static bool is_ascii(struct str s)
@@ -55,13 +55,13 @@ static size_t part_len(struct str s)
     return s.n;
 }
 
-static void unicode_form(struct buf *out, struct str s, enum normalize_kind kind)
+static void unicode_form(struct buf *out, struct str s, enum normalizer_kind kind)
 {
     static const int options[] = {
-        [NORMALIZE_NFC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE,
-        [NORMALIZE_NFD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE,
-        [NORMALIZE_NFKC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
-        [NORMALIZE_NFKD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT,
+        [NORMALIZER_NFC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE,
+        [NORMALIZER_NFD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE,
+        [NORMALIZER_NFKC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
+        [NORMALIZER_NFKD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT,
     };
     while (s.n > 0) {
         struct str part = is_ascii(s) ? s : str_sub(s, 0, part_len(s));
@@ -76,7 +76,7 @@ static void unicode_form(struct buf *out, struct str s, enum normalize_kind kind
     }
 }
 
-void normalize_replace(struct buf *out, struct str s, struct str from, struct str to)
+void normalizer_replace(struct buf *out, struct str s, struct str from, struct str to)
 {
     ASSERT(from.n > 0);
     for (size_t at; (at = str_find(s, from)) != SIZE_MAX; s = str_sub(s, at + from.n, s.n)) {
@@ -86,21 +86,21 @@ void normalize_replace(struct buf *out, struct str s, struct str from, struct st
     buf_add_str(out, s);
 }
 
-enum status normalize_run(const struct normalize *z, struct buf *text, struct buf *scratch)
+enum status normalizer_run(const struct normalizer *z, struct buf *text, struct buf *scratch)
 {
-    size_t len_max = (text->len + NORMALIZE_INSERT_MAX) * NORMALIZE_GROWTH_MAX;
+    size_t len_max = (text->len + NORMALIZER_INSERT_MAX) * NORMALIZER_GROWTH_MAX;
     for (size_t i = 0; i < z->n && text->len > 0; i++) {
-        const struct normalize_step *s = &z->steps[i];
-        bool is_form = s->kind <= NORMALIZE_NFKD;
+        const struct normalizer_step *s = &z->steps[i];
+        bool is_form = s->kind <= NORMALIZER_NFKD;
         if (is_form && is_ascii(buf_str(text))) continue;
         buf_clear(scratch);
         if (is_form) {
             unicode_form(scratch, buf_str(text), s->kind);
-        } else if (s->kind == NORMALIZE_PREPEND) {
+        } else if (s->kind == NORMALIZER_PREPEND) {
             buf_add_str(scratch, buf_str(&s->to));
             buf_add_str(scratch, buf_str(text));
         } else {
-            normalize_replace(scratch, buf_str(text), buf_str(&s->from), buf_str(&s->to));
+            normalizer_replace(scratch, buf_str(text), buf_str(&s->from), buf_str(&s->to));
         }
         struct buf swap = *text;
         *text = *scratch;

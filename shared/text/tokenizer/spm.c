@@ -162,7 +162,7 @@ static void drop_spaces_behind(const struct spm *s, size_t from, struct buf *out
 
 enum status spm_normalize(const struct spm *s, struct str text, bool is_start, struct buf *out)
 {
-    size_t from = out->len, len_max = (text.n + NORMALIZE_INSERT_MAX) * NORMALIZE_GROWTH_MAX, n;
+    size_t from = out->len, len_max = (text.n + NORMALIZER_INSERT_MAX) * NORMALIZER_GROWTH_MAX, n;
     bool prefix = s->dummy_prefix && (is_start || !s->prefix_first_only);
     struct str part;
     while (s->remove_extra && text.n > 0) {

@@ -91,7 +91,7 @@ static enum status encode_section(struct encoder *e, struct str text, bool is_st
     if (e->t->spm.is_on) return encode_spm(e, text, is_start);
     buf_clear(&e->section);
     buf_add_str(&e->section, text);
-    if (normalize_run(&e->t->normalize, &e->section, &e->scratch) != OK)
+    if (normalizer_run(&e->t->normalizer, &e->section, &e->scratch) != OK)
         return err_set(e->err, ERR_TOO_LONG, "the text grows too much when it is normalised");
     struct added_tokens_hit hit = { 0 };
     size_t at = 0;

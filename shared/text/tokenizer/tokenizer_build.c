@@ -45,8 +45,8 @@ void tokenizer_free(struct tokenizer *t)
     map_release(&t->by_piece);
     added_tokens_release(&t->added_raw);
     added_tokens_release(&t->added_normalized);
-    normalize_release(&t->normalize);
-    normalize_release(&t->decode);
+    normalizer_release(&t->normalizer);
+    normalizer_release(&t->decoder);
     pretok_release(&t->pretok);
     spm_release(&t->spm);
     codepoint_map_release(&t->chars);
@@ -156,11 +156,11 @@ static enum status token_text(struct tokenizer *t, struct token *k, struct buf *
         k->bytes = keep(t, (struct str){ &c, 1 });
         return OK;
     }
-    if (t->decode.n == 0) return OK;
+    if (t->decoder.n == 0) return OK;
     buf_clear(text);
     buf_add_str(text, k->piece);
-    if (k->is_added && k->normalized) TRY(normalize_run(&t->normalize, text, scratch)); /* as which it was found */
-    TRY(normalize_run(&t->decode, text, scratch));
+    if (k->is_added && k->normalized) TRY(normalizer_run(&t->normalizer, text, scratch)); /* as which it was found */
+    TRY(normalizer_run(&t->decoder, text, scratch));
     k->bytes = keep(t, buf_str(text));
     return OK;
 }
@@ -195,7 +195,7 @@ static enum status index_added(struct tokenizer *t, int32_t id, struct buf *text
     }
     buf_clear(text);
     buf_add_str(text, k->piece);
-    TRY(normalize_run(&t->normalize, text, scratch));
+    TRY(normalizer_run(&t->normalizer, text, scratch));
     if (text->len) added_tokens_put(&t->added_normalized, buf_str(text), id, k->flags);
     return OK;
 }

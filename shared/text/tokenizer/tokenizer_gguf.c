@@ -51,7 +51,7 @@ static enum status fill_gpt2(struct tokenizer *t, const struct tokenizer_vocab *
     TRY(put_gguf_merges(t, v, err));
     TRY(put_ends(t, v, err));
     TRY(pretok_add_preset(&t->pretok, preset, err));
-    if (preset->nfc) TRY(normalize_add(&t->normalize, NORMALIZE_NFC, STR(""), STR("")));
+    if (preset->nfc) TRY(normalizer_add(&t->normalizer, NORMALIZER_NFC, STR(""), STR("")));
     t->byte_level = true;
     t->ignore_merges = preset->ignore_merges;
     return OK;

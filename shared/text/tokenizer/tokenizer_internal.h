@@ -43,7 +43,7 @@ struct tokenizer {
     size_t           n_tokens, cap_tokens;
     struct map       by_piece;     /* id + 1 as a pointer */
     struct added_tokens     added_raw, added_normalized;
-    struct normalize normalize;
+    struct normalizer normalizer;
     struct pretok    pretok;
     struct spm       spm;
     struct codepoint_map   chars;         /* tokens of one character */
@@ -55,7 +55,7 @@ struct tokenizer {
     int32_t          byte_ids[256]; /* byte_level: the byte's token; byte_fallback: <0xHH>; -1: none */
     size_t           piece_max;     /* bytes of the longest token, as merging knows it */
     bool             drops_nothing; /* every byte of a text ends up in some token of its own */
-    struct normalize decode;        /* replacements inside a token's text */
+    struct normalizer decoder;        /* replacements inside a token's text */
     bool             decode_bytes;  /* <0xHH> stands for a byte */
     size_t           strip_start;   /* spaces taken off the front of a decoded text */
     bool             strip_each;    /* and off the next token's front, while there is no text yet */

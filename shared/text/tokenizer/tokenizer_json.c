@@ -42,14 +42,14 @@ static enum status pattern_of(const cJSON *j, const char *part, struct str *out,
     return OK;
 }
 
-static enum status add_step(struct normalize *z, const char *part, enum normalize_kind kind, struct str from, struct str to,
+static enum status add_step(struct normalizer *z, const char *part, enum normalizer_kind kind, struct str from, struct str to,
                             struct err *err)
 {
-    return normalize_add(z, kind, from, to) == OK ? OK : malformed(err, part, "too many steps, or too long a replacement");
+    return normalizer_add(z, kind, from, to) == OK ? OK : malformed(err, part, "too many steps, or too long a replacement");
 }
 
 /* Replace, of a normaliser or of a decoder. */
-static enum status read_replace(const cJSON *j, const char *part, struct normalize *z, struct err *err)
+static enum status read_replace(const cJSON *j, const char *part, struct normalizer *z, struct err *err)
 {
     struct str from;
     bool is_regex;
@@ -58,7 +58,7 @@ static enum status read_replace(const cJSON *j, const char *part, struct normali
     TRY(json_get_str(j, "content", &to, err));
     if (is_regex) return unsupported(err, part, "Replace with a Regex");
     if (from.n == 0) return malformed(err, part, "an empty string cannot be replaced");
-    return add_step(z, part, NORMALIZE_REPLACE, from, str_of(to), err);
+    return add_step(z, part, NORMALIZER_REPLACE, from, str_of(to), err);
 }
 
 /* ---- normalizer ---- */
@@ -68,17 +68,17 @@ static enum status read_normalizer(struct tokenizer *t, const cJSON *j, int dept
     static const char part[] = "normalizer";
     static const struct {
         const char         *name;
-        enum normalize_kind kind;
-    } forms[] = { { "NFC", NORMALIZE_NFC }, { "NFD", NORMALIZE_NFD }, { "NFKC", NORMALIZE_NFKC }, { "NFKD", NORMALIZE_NFKD } };
+        enum normalizer_kind kind;
+    } forms[] = { { "NFC", NORMALIZER_NFC }, { "NFD", NORMALIZER_NFD }, { "NFKC", NORMALIZER_NFKC }, { "NFKD", NORMALIZER_NFKD } };
     const char *type, *prepend = "";
     if (!j || cJSON_IsNull(j)) return OK;
     TRY(type_of(j, part, &type, err));
     for (size_t i = 0; i < COUNT_OF(forms); i++)
-        if (strcmp(type, forms[i].name) == 0) return add_step(&t->normalize, part, forms[i].kind, STR(""), STR(""), err);
-    if (strcmp(type, "Replace") == 0) return read_replace(j, part, &t->normalize, err);
+        if (strcmp(type, forms[i].name) == 0) return add_step(&t->normalizer, part, forms[i].kind, STR(""), STR(""), err);
+    if (strcmp(type, "Replace") == 0) return read_replace(j, part, &t->normalizer, err);
     if (strcmp(type, "Prepend") == 0) {
         TRY(json_get_str(j, "prepend", &prepend, err));
-        return add_step(&t->normalize, part, NORMALIZE_PREPEND, STR(""), str_of(prepend), err);
+        return add_step(&t->normalizer, part, NORMALIZER_PREPEND, STR(""), str_of(prepend), err);
     }
     if (strcmp(type, "Sequence") != 0) return unsupported(err, part, type);
     if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, part, "sequences are nested too deeply");
@@ -132,7 +132,7 @@ static enum status read_metaspace(struct tokenizer *t, const cJSON *j, struct er
     TRY(json_get_bool(j, "split", &split, err));
     if (!scheme) scheme = add_prefix ? "always" : "never";
     enum pretok_prepend prepend = strcmp(scheme, "always") == 0 ? PRETOK_ALWAYS : strcmp(scheme, "first") == 0 ? PRETOK_FIRST : PRETOK_NEVER;
-    if (strlen(mark) > NORMALIZE_INSERT_MAX) return malformed(err, pretok_part, "the replacement for spaces is too long");
+    if (strlen(mark) > NORMALIZER_INSERT_MAX) return malformed(err, pretok_part, "the replacement for spaces is too long");
     return pretok_add_metaspace(&t->pretok, str_of(mark), prepend, split, err);
 }
 
@@ -183,7 +183,7 @@ static enum status read_decoder(struct tokenizer *t, const cJSON *j, int depth, 
     TRY(type_of(j, part, &type, err));
     if (strcmp(type, "ByteLevel") == 0) return t->byte_level ? OK : unsupported(err, part, "ByteLevel without a ByteLevel pre_tokenizer");
     if (strcmp(type, "Fuse") == 0) return OK; /* texts of tokens are always joined */
-    if (strcmp(type, "Replace") == 0) return read_replace(j, part, &t->decode, err);
+    if (strcmp(type, "Replace") == 0) return read_replace(j, part, &t->decoder, err);
     if (strcmp(type, "Strip") == 0) return read_strip(t, j, err);
     if (strcmp(type, "ByteFallback") == 0) {
         t->decode_bytes = true;
@@ -195,7 +195,7 @@ static enum status read_decoder(struct tokenizer *t, const cJSON *j, int depth, 
         t->strip_first = strcmp(scheme, "never") != 0;
         if (t->strip_first) t->strip_start = SIZE_MAX;
         if (!mark[0]) return malformed(err, part, "an empty string cannot be replaced");
-        return add_step(&t->decode, part, NORMALIZE_REPLACE, str_of(mark), STR(" "), err);
+        return add_step(&t->decoder, part, NORMALIZER_REPLACE, str_of(mark), STR(" "), err);
     }
     if (strcmp(type, "Sequence") != 0) return unsupported(err, part, type);
     if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, part, "sequences are nested too deeply");

@@ -11,7 +11,7 @@ enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 enum { MODEL_PIECE = 1, MODEL_TRAINER = 2, MODEL_NORMALIZER = 3, MODEL_DENORMALIZER = 5 };
 enum { PIECE_TEXT = 1, PIECE_SCORE = 2, PIECE_KIND = 3 };
 enum { TRAINER_KIND = 3, TRAINER_AS_SUFFIX = 24, TRAINER_BYTES = 35, TRAINER_BOS = 41, TRAINER_EOS = 42 };
-enum { NORMALIZER_TABLE = 2, NORMALIZER_PREFIX = 3, NORMALIZER_EXTRA = 4, NORMALIZER_ESCAPE = 5 };
+enum { NORMALIZER_SPEC_TABLE = 2, NORMALIZER_SPEC_PREFIX = 3, NORMALIZER_SPEC_EXTRA = 4, NORMALIZER_SPEC_ESCAPE = 5 };
 enum { KIND_BPE = 2 };
 
 /* ---- the wire ---- */
@@ -120,10 +120,10 @@ static enum status read_normalizer(struct model_file *m, struct str in, struct e
     while (in.n > 0) {
         TRY(take_field(&in, &f, err));
         switch (f.number) {
-        case NORMALIZER_TABLE: m->table = f.bytes; break;
-        case NORMALIZER_PREFIX: m->dummy_prefix = f.value != 0; break;
-        case NORMALIZER_EXTRA: m->remove_extra = f.value != 0; break;
-        case NORMALIZER_ESCAPE: m->escape = f.value != 0; break;
+        case NORMALIZER_SPEC_TABLE: m->table = f.bytes; break;
+        case NORMALIZER_SPEC_PREFIX: m->dummy_prefix = f.value != 0; break;
+        case NORMALIZER_SPEC_EXTRA: m->remove_extra = f.value != 0; break;
+        case NORMALIZER_SPEC_ESCAPE: m->escape = f.value != 0; break;
         default: break;
         }
     }
@@ -135,7 +135,7 @@ static enum status check_denormalizer(struct str in, struct err *err)
     struct field f;
     while (in.n > 0) {
         TRY(take_field(&in, &f, err));
-        if (f.number == NORMALIZER_TABLE && f.bytes.n > 0) return err_set(err, ERR_UNSUPPORTED, "a SentencePiece model with a denormaliser is not supported");
+        if (f.number == NORMALIZER_SPEC_TABLE && f.bytes.n > 0) return err_set(err, ERR_UNSUPPORTED, "a SentencePiece model with a denormaliser is not supported");
     }
     return OK;
 }

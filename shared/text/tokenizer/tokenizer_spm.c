@@ -182,7 +182,7 @@ enum status tokenizer_fill_spm(struct tokenizer *t, const struct spm_piece *piec
         t->spm.is_on = t->decode_bytes = true;
         t->strip_start = t->spm.dummy_prefix || t->spm.remove_extra;
         t->strip_each = t->spm.remove_extra;
-        if (t->spm.escape) st = normalize_add(&t->decode, NORMALIZE_REPLACE, STR(SPM_SPACE), STR(" "));
+        if (t->spm.escape) st = normalizer_add(&t->decoder, NORMALIZER_REPLACE, STR(SPM_SPACE), STR(" "));
     }
     map_release(&b.merging);
     mem_free(b.ranks);

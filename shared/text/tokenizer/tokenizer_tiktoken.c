@@ -119,7 +119,7 @@ static enum status fill(struct tokenizer *t, const struct ranks *r, const cJSON 
     TRY(config_added_tokens(t, config, false, err));
     TRY(put_specials(t, f, err));
     const struct pretok_preset *preset = pretok_preset_find(f->preset);
-    if (preset->nfc) TRY(normalize_add(&t->normalize, NORMALIZE_NFC, STR(""), STR("")));
+    if (preset->nfc) TRY(normalizer_add(&t->normalizer, NORMALIZER_NFC, STR(""), STR("")));
     return pretok_add_preset(&t->pretok, preset, err);
 }
 
