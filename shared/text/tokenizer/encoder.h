@@ -11,7 +11,7 @@ struct encoder {
     int32_t                *ids;     /* the caller's array, grown */
     size_t                  n, cap;
     size_t                  n_max;   /* ids may not become more */
-    struct pretok_pieces    pieces;
+    struct pre_tokenizer_pieces    pieces;
     struct buf              section, scratch; /* normalised text between two added tokens */
     int32_t                *symbols; /* ids of one piece before they merge */
     size_t                  cap_symbols;

@@ -17,30 +17,30 @@
 /* Steps one match may take beyond those that a plain scan of the text needs; hostile patterns reach it. */
 enum { MATCH_STEPS_BASE = 1000 * 1000, MATCH_STEPS_PER_BYTE = 16 };
 /* A pattern with what regex_translate.h adds to it. */
-enum { TRANSLATED_MAX = 64 * PRETOK_PATTERN_MAX };
+enum { TRANSLATED_MAX = 64 * PRE_TOKENIZER_PATTERN_MAX };
 
 enum stage_kind { STAGE_SPLIT, STAGE_PREFIX_SPACE, STAGE_METASPACE };
 
-struct pretok_stage {
+struct pre_tokenizer_stage {
     enum stage_kind      kind;
     pcre2_code          *code; /* STAGE_SPLIT */
-    enum pretok_behavior behavior;
+    enum pre_tokenizer_behavior behavior;
     bool                 invert;
-    struct buf           mark; /* STAGE_METASPACE */
-    enum pretok_prepend  prepend;
+    struct buf           replacement; /* STAGE_METASPACE */
+    enum pre_tokenizer_prepend  prepend;
 };
 
 /* ---- building ---- */
 
-static enum status add_stage(struct pretok *p, enum stage_kind kind, struct pretok_stage **out, struct err *err)
+static enum status add_stage(struct pre_tokenizer *p, enum stage_kind kind, struct pre_tokenizer_stage **out, struct err *err)
 {
-    if (p->n == PRETOK_STAGES_MAX)
-        return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than %d stages", PRETOK_STAGES_MAX);
+    if (p->n == PRE_TOKENIZER_STAGES_MAX)
+        return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than %d stages", PRE_TOKENIZER_STAGES_MAX);
     /* One is what models have; several could make a text grow without bound. */
     for (size_t i = 0; i < p->n; i++)
         if (kind != STAGE_SPLIT && p->stages[i]->kind != STAGE_SPLIT)
             return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than one stage that inserts characters");
-    struct pretok_stage *s = MEM_NEW(struct pretok_stage);
+    struct pre_tokenizer_stage *s = MEM_NEW(struct pre_tokenizer_stage);
     s->kind = kind;
     p->stages[p->n++] = s;
     *out = s;
@@ -67,11 +67,11 @@ static enum status compile(struct str pattern, uint32_t options, pcre2_code **ou
     return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern cannot be used: %s (at byte %zu)", (char *)why, at);
 }
 
-static enum status add_pattern(struct pretok *p, struct str pattern, uint32_t options, enum pretok_behavior behavior, bool invert,
+static enum status add_pattern(struct pre_tokenizer *p, struct str pattern, uint32_t options, enum pre_tokenizer_behavior behavior, bool invert,
                                struct err *err)
 {
     pcre2_code *code = NULL;
-    struct pretok_stage *s = NULL;
+    struct pre_tokenizer_stage *s = NULL;
     TRY(compile(pattern, options, &code, err));
     enum status st = add_stage(p, STAGE_SPLIT, &s, err);
     if (st != OK) {
@@ -84,10 +84,10 @@ static enum status add_pattern(struct pretok *p, struct str pattern, uint32_t op
     return OK;
 }
 
-enum status pretok_add_split(struct pretok *p, struct str regex, enum pretok_behavior behavior, bool invert, struct err *err)
+enum status pre_tokenizer_add_split(struct pre_tokenizer *p, struct str regex, enum pre_tokenizer_behavior behavior, bool invert, struct err *err)
 {
     struct buf pattern = { 0 };
-    enum status st = regex.n > PRETOK_PATTERN_MAX ? err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern has over %d bytes", PRETOK_PATTERN_MAX)
+    enum status st = regex.n > PRE_TOKENIZER_PATTERN_MAX ? err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern has over %d bytes", PRE_TOKENIZER_PATTERN_MAX)
                                                   : regex_translate(regex, &pattern, err);
     /* MULTILINE: in the patterns' own dialect ^ and $ are about lines. */
     if (st == OK)
@@ -96,53 +96,53 @@ enum status pretok_add_split(struct pretok *p, struct str regex, enum pretok_beh
     return st;
 }
 
-enum status pretok_add_split_literal(struct pretok *p, struct str text, enum pretok_behavior behavior, bool invert, struct err *err)
+enum status pre_tokenizer_add_split_literal(struct pre_tokenizer *p, struct str text, enum pre_tokenizer_behavior behavior, bool invert, struct err *err)
 {
     if (text.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokeniser splits at an empty string");
     return add_pattern(p, text, PCRE2_UTF | PCRE2_LITERAL, behavior, invert, err);
 }
 
-enum status pretok_add_prefix_space(struct pretok *p, struct err *err)
+enum status pre_tokenizer_add_prefix_space(struct pre_tokenizer *p, struct err *err)
 {
-    struct pretok_stage *s = NULL;
+    struct pre_tokenizer_stage *s = NULL;
     return add_stage(p, STAGE_PREFIX_SPACE, &s, err);
 }
 
-enum status pretok_add_metaspace(struct pretok *p, struct str mark, enum pretok_prepend prepend, bool split, struct err *err)
+enum status pre_tokenizer_add_metaspace(struct pre_tokenizer *p, struct str replacement, enum pre_tokenizer_prepend prepend, bool split, struct err *err)
 {
-    struct pretok_stage *s = NULL;
-    if (mark.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokeniser replaces spaces by an empty string");
+    struct pre_tokenizer_stage *s = NULL;
+    if (replacement.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokeniser replaces spaces by an empty string");
     TRY(add_stage(p, STAGE_METASPACE, &s, err));
     s->prepend = prepend;
-    buf_add_str(&s->mark, mark);
-    return split ? pretok_add_split_literal(p, mark, PRETOK_MERGED_WITH_NEXT, false, err) : OK;
+    buf_add_str(&s->replacement, replacement);
+    return split ? pre_tokenizer_add_split_literal(p, replacement, PRE_TOKENIZER_MERGED_WITH_NEXT, false, err) : OK;
 }
 
-void pretok_release(struct pretok *p)
+void pre_tokenizer_release(struct pre_tokenizer *p)
 {
     for (size_t i = 0; i < p->n; i++) {
         pcre2_code_free(p->stages[i]->code);
-        buf_release(&p->stages[i]->mark);
+        buf_release(&p->stages[i]->replacement);
         mem_free(p->stages[i]);
     }
-    *p = (struct pretok){ 0 };
+    *p = (struct pre_tokenizer){ 0 };
 }
 
 /* ---- running ---- */
 
-static void add_span(struct pretok_pieces *w, size_t at, size_t n)
+static void add_span(struct pre_tokenizer_pieces *w, size_t at, size_t n)
 {
     if (w->n_next == w->cap_next) {
         w->cap_next = w->cap_next ? w->cap_next * 2 : 64;
         w->next = mem_realloc(w->next, w->cap_next, sizeof *w->next);
     }
-    w->next[w->n_next++] = (struct pretok_span){ at, n };
+    w->next[w->n_next++] = (struct pre_tokenizer_span){ at, n };
 }
 
 /* Cutting one piece. */
 struct cut {
-    const struct pretok_stage *stage;
-    struct pretok_pieces      *pieces;
+    const struct pre_tokenizer_stage *stage;
+    struct pre_tokenizer_pieces      *pieces;
     size_t                     n_before;  /* spans made from other pieces */
     bool                       was_match; /* the part before this one */
 };
@@ -152,15 +152,15 @@ static void add_part(struct cut *c, size_t at, size_t n, bool matched)
     bool is_match = matched != c->stage->invert, joins = false;
     bool has_previous = c->pieces->n_next > c->n_before;
     switch (c->stage->behavior) {
-    case PRETOK_ISOLATED: break;
-    case PRETOK_REMOVED: break;
-    case PRETOK_MERGED_WITH_PREVIOUS: joins = is_match && !c->was_match; break;
-    case PRETOK_MERGED_WITH_NEXT: joins = !is_match && c->was_match; break;
-    case PRETOK_CONTIGUOUS: joins = is_match == c->was_match; break;
+    case PRE_TOKENIZER_ISOLATED: break;
+    case PRE_TOKENIZER_REMOVED: break;
+    case PRE_TOKENIZER_MERGED_WITH_PREVIOUS: joins = is_match && !c->was_match; break;
+    case PRE_TOKENIZER_MERGED_WITH_NEXT: joins = !is_match && c->was_match; break;
+    case PRE_TOKENIZER_CONTIGUOUS: joins = is_match == c->was_match; break;
     }
     c->was_match = is_match;
     if (joins && has_previous) c->pieces->next[c->pieces->n_next - 1].n += n;
-    else if (c->stage->behavior != PRETOK_REMOVED || !is_match) add_span(c->pieces, at, n);
+    else if (c->stage->behavior != PRE_TOKENIZER_REMOVED || !is_match) add_span(c->pieces, at, n);
 }
 
 /* The next match that is not empty, from *start on; PCRE2_ERROR_NOMATCH or another error when there is none. */
@@ -179,7 +179,7 @@ static int next_match(const pcre2_code *code, struct str s, size_t *start, size_
     return 0;
 }
 
-static enum status split_span(struct cut *c, struct pretok_span span, pcre2_match_data *data, pcre2_match_context *context,
+static enum status split_span(struct cut *c, struct pre_tokenizer_span span, pcre2_match_data *data, pcre2_match_context *context,
                               struct err *err)
 {
     struct str s = { c->pieces->text.data + span.at, span.n };
@@ -204,7 +204,7 @@ static enum status split_span(struct cut *c, struct pretok_span span, pcre2_matc
     return OK;
 }
 
-static enum status split_all(const struct pretok_stage *s, struct pretok_pieces *w, struct err *err)
+static enum status split_all(const struct pre_tokenizer_stage *s, struct pre_tokenizer_pieces *w, struct err *err)
 {
     struct cut cut = { .stage = s, .pieces = w };
     enum status st = ERR_NOMEM;
@@ -222,24 +222,24 @@ static enum status split_all(const struct pretok_stage *s, struct pretok_pieces 
     return st;
 }
 
-static void copy_text(const struct pretok_stage *s, bool is_start, struct str piece, struct buf *out)
+static void copy_text(const struct pre_tokenizer_stage *s, bool is_start, struct str piece, struct buf *out)
 {
     if (s->kind == STAGE_PREFIX_SPACE) {
         if (!str_starts(piece, " ")) buf_add_char(out, ' ');
         buf_add_str(out, piece);
         return;
     }
-    bool has_mark = str_starts(piece, " ") || str_starts(piece, s->mark.data);
-    if (!has_mark && (s->prepend == PRETOK_ALWAYS || (s->prepend == PRETOK_FIRST && is_start))) buf_add_str(out, buf_str(&s->mark));
+    bool has_replacement = str_starts(piece, " ") || str_starts(piece, s->replacement.data);
+    if (!has_replacement && (s->prepend == PRE_TOKENIZER_ALWAYS || (s->prepend == PRE_TOKENIZER_FIRST && is_start))) buf_add_str(out, buf_str(&s->replacement));
     struct str rest = piece, part;
     for (bool first = true; str_split(&rest, ' ', &part); first = false) {
-        if (!first) buf_add_str(out, buf_str(&s->mark));
+        if (!first) buf_add_str(out, buf_str(&s->replacement));
         buf_add_str(out, part);
     }
 }
 
 /* Stages that insert characters write a new text. */
-static void rewrite_all(const struct pretok_stage *s, bool is_start, struct pretok_pieces *w)
+static void rewrite_all(const struct pre_tokenizer_stage *s, bool is_start, struct pre_tokenizer_pieces *w)
 {
     buf_clear(&w->scratch);
     for (size_t i = 0; i < w->n; i++) {
@@ -254,9 +254,9 @@ static void rewrite_all(const struct pretok_stage *s, bool is_start, struct pret
 }
 
 /* What the stage wrote becomes what the next one reads. */
-static void turn(struct pretok_pieces *w)
+static void swap_spans(struct pre_tokenizer_pieces *w)
 {
-    struct pretok_span *spans = w->spans;
+    struct pre_tokenizer_span *spans = w->spans;
     size_t cap = w->cap;
     w->spans = w->next;
     w->cap = w->cap_next;
@@ -266,25 +266,25 @@ static void turn(struct pretok_pieces *w)
     w->n_next = 0;
 }
 
-enum status pretok_run(const struct pretok *p, bool is_start, struct pretok_pieces *pieces, struct err *err)
+enum status pre_tokenizer_run(const struct pre_tokenizer *p, bool is_start, struct pre_tokenizer_pieces *pieces, struct err *err)
 {
     pieces->n = pieces->n_next = 0;
     if (pieces->text.len == 0) return OK;
     add_span(pieces, 0, pieces->text.len);
-    turn(pieces);
+    swap_spans(pieces);
     for (size_t i = 0; i < p->n; i++) {
         if (p->stages[i]->kind == STAGE_SPLIT) TRY(split_all(p->stages[i], pieces, err));
         else rewrite_all(p->stages[i], is_start, pieces);
-        turn(pieces);
+        swap_spans(pieces);
     }
     return OK;
 }
 
-void pretok_pieces_release(struct pretok_pieces *pieces)
+void pre_tokenizer_pieces_release(struct pre_tokenizer_pieces *pieces)
 {
     buf_release(&pieces->text);
     buf_release(&pieces->scratch);
     mem_free(pieces->spans);
     mem_free(pieces->next);
-    *pieces = (struct pretok_pieces){ 0 };
+    *pieces = (struct pre_tokenizer_pieces){ 0 };
 }

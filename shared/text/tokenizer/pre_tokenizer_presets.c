@@ -41,16 +41,16 @@
 /* What converters wrote before they knew any names. */
 #define DEFAULT_WORDS "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)"
 
-static const struct pretok_preset presets[] = {
+static const struct pre_tokenizer_preset presets[] = {
     { .name = "default", .patterns = { "[\\p{P}\\$\\+<=>\\^~\\|]+", DEFAULT_WORDS, "\\p{N}+", "[0-9][0-9][0-9]" } },
-    { .name = "gpt-2", .patterns = { PRETOK_GPT2 } },
-    { .name = "phi-2", .patterns = { PRETOK_GPT2 } },
-    { .name = "mpt", .patterns = { PRETOK_GPT2 } },
-    { .name = "olmo", .patterns = { PRETOK_GPT2 } },
-    { .name = "smollm", .patterns = { "\\p{N}", PRETOK_GPT2 } },
-    { .name = "starcoder", .patterns = { "\\p{N}", PRETOK_GPT2 } },
-    { .name = "refact", .patterns = { "\\p{N}", PRETOK_GPT2 } },
-    { .name = "command-r", .patterns = { "\\p{N}", PRETOK_GPT2 } },
+    { .name = "gpt-2", .patterns = { PRE_TOKENIZER_GPT2 } },
+    { .name = "phi-2", .patterns = { PRE_TOKENIZER_GPT2 } },
+    { .name = "mpt", .patterns = { PRE_TOKENIZER_GPT2 } },
+    { .name = "olmo", .patterns = { PRE_TOKENIZER_GPT2 } },
+    { .name = "smollm", .patterns = { "\\p{N}", PRE_TOKENIZER_GPT2 } },
+    { .name = "starcoder", .patterns = { "\\p{N}", PRE_TOKENIZER_GPT2 } },
+    { .name = "refact", .patterns = { "\\p{N}", PRE_TOKENIZER_GPT2 } },
+    { .name = "command-r", .patterns = { "\\p{N}", PRE_TOKENIZER_GPT2 } },
     { .name = "llama-bpe", .patterns = { LLAMA3 }, .ignore_merges = true, .add_bos = true },
     { .name = "llama3", .patterns = { LLAMA3 }, .ignore_merges = true, .add_bos = true },
     { .name = "llama-v3", .patterns = { LLAMA3 }, .ignore_merges = true, .add_bos = true },
@@ -62,16 +62,16 @@ static const struct pretok_preset presets[] = {
     { .name = "deepseek-v3", .patterns = { "\\p{N}{1,3}", DEEPSEEK_HAN, DEEPSEEK_WORDS } },
 };
 
-const struct pretok_preset *pretok_preset_find(const char *name)
+const struct pre_tokenizer_preset *pre_tokenizer_preset_find(const char *name)
 {
     for (size_t i = 0; name && i < COUNT_OF(presets); i++)
         if (strcmp(presets[i].name, name) == 0) return &presets[i];
     return NULL;
 }
 
-enum status pretok_add_preset(struct pretok *p, const struct pretok_preset *preset, struct err *err)
+enum status pre_tokenizer_add_preset(struct pre_tokenizer *p, const struct pre_tokenizer_preset *preset, struct err *err)
 {
     for (size_t i = 0; i < COUNT_OF(preset->patterns) && preset->patterns[i]; i++)
-        TRY(pretok_add_split(p, str_of(preset->patterns[i]), PRETOK_ISOLATED, false, err));
+        TRY(pre_tokenizer_add_split(p, str_of(preset->patterns[i]), PRE_TOKENIZER_ISOLATED, false, err));
     return OK;
 }

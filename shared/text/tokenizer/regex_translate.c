@@ -9,10 +9,10 @@
 #include "shared/base/mem.h"
 
 /* Characters of the Unicode Character Database 15.0 to 16.0 that 14.0 does not have, by general category. */
-static const struct fresh {
+static const struct unicode_range {
     char     category[3];
     uint32_t first, last;
-} fresh[] = {
+} newer_ranges[] = {
     { "Lu", 0x1C89, 0x1C89 }, { "Lu", 0xA7CB, 0xA7CC }, { "Lu", 0xA7DA, 0xA7DA }, { "Lu", 0xA7DC, 0xA7DC }, { "Lu", 0x10D50, 0x10D65 },
     { "Ll", 0x1C8A, 0x1C8A }, { "Ll", 0xA7CD, 0xA7CD }, { "Ll", 0xA7DB, 0xA7DB }, { "Ll", 0x10D70, 0x10D85 }, { "Ll", 0x1DF25, 0x1DF2A },
     { "Lm", 0x10D4E, 0x10D4E }, { "Lm", 0x10D6F, 0x10D6F }, { "Lm", 0x16D40, 0x16D42 }, { "Lm", 0x16D6B, 0x16D6C }, { "Lm", 0x1E030, 0x1E06D },
@@ -52,17 +52,17 @@ struct translation {
 };
 
 /* Categories are one letter, for all that begin with it, or two. */
-static bool is_of(const struct fresh *f, struct str name) { return name.n >= 1 && name.n <= 2 && memcmp(f->category, name.p, name.n) == 0; }
+static bool is_of(const struct unicode_range *f, struct str name) { return name.n >= 1 && name.n <= 2 && memcmp(f->category, name.p, name.n) == 0; }
 
 /* Ranges of `name` that PCRE2 may not know, as members of a class; false when there are none. */
-static bool add_fresh(struct str name, struct buf *out)
+static bool add_newer_ranges(struct str name, struct buf *out)
 {
     bool any = false;
-    for (size_t i = 0; i < COUNT_OF(fresh); i++) {
-        if (!is_of(&fresh[i], name)) continue;
+    for (size_t i = 0; i < COUNT_OF(newer_ranges); i++) {
+        if (!is_of(&newer_ranges[i], name)) continue;
         any = true;
         if (!out) return true;
-        buf_printf(out, "\\x{%X}-\\x{%X}", fresh[i].first, fresh[i].last);
+        buf_printf(out, "\\x{%X}-\\x{%X}", newer_ranges[i].first, newer_ranges[i].last);
     }
     return any;
 }
@@ -86,13 +86,13 @@ static enum status property_name(struct translation *t, struct str *name, bool *
 /* A property, with the newer characters of a category. */
 static enum status put_property(struct translation *t, struct str name, bool negated)
 {
-    bool grows = add_fresh(name, NULL);
+    bool grows = add_newer_ranges(name, NULL);
     if (grows && negated && t->in_class)
         return err_set(t->err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern cannot be used: \\P{%.*s} inside brackets", STR_ARG(name));
     bool brackets = grows && !t->in_class;
     if (brackets) buf_add_c(t->out, negated ? "[^" : "[");
     buf_printf(t->out, "\\%c{%.*s}", negated && !brackets ? 'P' : 'p', STR_ARG(name));
-    if (grows) add_fresh(name, t->out);
+    if (grows) add_newer_ranges(name, t->out);
     if (brackets) buf_add_char(t->out, ']');
     return OK;
 }

@@ -75,7 +75,7 @@ static enum status encode_plain(struct encoder *e, struct str text, bool is_star
     if (text.n == 0) return OK;
     buf_clear(&e->pieces.text);
     buf_add_str(&e->pieces.text, text);
-    TRY(pretok_run(&e->t->pretok, is_start, &e->pieces, e->err));
+    TRY(pre_tokenizer_run(&e->t->pre_tokenizer, is_start, &e->pieces, e->err));
     for (size_t i = 0; i < e->pieces.n; i++)
         TRY(encode_piece(e, (struct str){ e->pieces.text.data + e->pieces.spans[i].at, e->pieces.spans[i].n }));
     return OK;
@@ -133,7 +133,7 @@ enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool ad
     buf_release(&valid);
     buf_release(&e.section);
     buf_release(&e.scratch);
-    pretok_pieces_release(&e.pieces);
+    pre_tokenizer_pieces_release(&e.pieces);
     bpe_work_release(&e.work);
     mem_free(e.symbols);
     mem_free(e.apart);

@@ -47,7 +47,7 @@ void tokenizer_free(struct tokenizer *t)
     added_tokens_release(&t->added_normalized);
     normalizer_release(&t->normalizer);
     normalizer_release(&t->decoder);
-    pretok_release(&t->pretok);
+    pre_tokenizer_release(&t->pre_tokenizer);
     spm_release(&t->spm);
     codepoint_map_release(&t->chars);
     bpe_release(&t->bpe);

@@ -44,13 +44,13 @@ static enum status put_ends(struct tokenizer *t, const struct tokenizer_vocab *v
 
 static enum status fill_gpt2(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)
 {
-    const struct pretok_preset *preset = pretok_preset_find(v->pre);
+    const struct pre_tokenizer_preset *preset = pre_tokenizer_preset_find(v->pre);
     if (!preset) return err_set(err, ERR_UNSUPPORTED, "pre-tokeniser \"%s\" is not supported", v->pre ? v->pre : "");
     for (size_t i = 0; i < v->n_tokens; i++)
         TRY(put_gguf_token(t, (int32_t)i, v->tokens[i], v->kinds ? v->kinds[i] : SPM_NORMAL, err));
     TRY(put_gguf_merges(t, v, err));
     TRY(put_ends(t, v, err));
-    TRY(pretok_add_preset(&t->pretok, preset, err));
+    TRY(pre_tokenizer_add_preset(&t->pre_tokenizer, preset, err));
     if (preset->nfc) TRY(normalizer_add(&t->normalizer, NORMALIZER_NFC, STR(""), STR("")));
     t->byte_level = true;
     t->ignore_merges = preset->ignore_merges;

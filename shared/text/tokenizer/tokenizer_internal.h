@@ -44,7 +44,7 @@ struct tokenizer {
     struct map       by_piece;     /* id + 1 as a pointer */
     struct added_tokens     added_raw, added_normalized;
     struct normalizer normalizer;
-    struct pretok    pretok;
+    struct pre_tokenizer pre_tokenizer;
     struct spm       spm;
     struct codepoint_map   chars;         /* tokens of one character */
     struct bpe       bpe;

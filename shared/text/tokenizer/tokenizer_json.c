@@ -89,25 +89,25 @@ static enum status read_normalizer(struct tokenizer *t, const cJSON *j, int dept
 
 /* ---- pre_tokenizer ---- */
 
-static const char pretok_part[] = "pre_tokenizer";
+static const char pre_tokenizer_part[] = "pre_tokenizer";
 
 static enum status read_split(struct tokenizer *t, const cJSON *j, struct err *err)
 {
     static const char *const names[] = {
-        [PRETOK_ISOLATED] = "Isolated", [PRETOK_REMOVED] = "Removed", [PRETOK_MERGED_WITH_PREVIOUS] = "MergedWithPrevious",
-        [PRETOK_MERGED_WITH_NEXT] = "MergedWithNext", [PRETOK_CONTIGUOUS] = "Contiguous",
+        [PRE_TOKENIZER_ISOLATED] = "Isolated", [PRE_TOKENIZER_REMOVED] = "Removed", [PRE_TOKENIZER_MERGED_WITH_PREVIOUS] = "MergedWithPrevious",
+        [PRE_TOKENIZER_MERGED_WITH_NEXT] = "MergedWithNext", [PRE_TOKENIZER_CONTIGUOUS] = "Contiguous",
     };
     struct str pattern;
     bool is_regex, invert = false;
     const char *behavior = "";
-    TRY(pattern_of(j, pretok_part, &pattern, &is_regex, err));
+    TRY(pattern_of(j, pre_tokenizer_part, &pattern, &is_regex, err));
     TRY(json_get_str(j, "behavior", &behavior, err));
     TRY(json_get_bool(j, "invert", &invert, err));
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         if (strcmp(behavior, names[i]) != 0) continue;
-        enum pretok_behavior b = (enum pretok_behavior)i;
-        return is_regex ? pretok_add_split(&t->pretok, pattern, b, invert, err)
-                        : pretok_add_split_literal(&t->pretok, pattern, b, invert, err);
+        enum pre_tokenizer_behavior b = (enum pre_tokenizer_behavior)i;
+        return is_regex ? pre_tokenizer_add_split(&t->pre_tokenizer, pattern, b, invert, err)
+                        : pre_tokenizer_add_split_literal(&t->pre_tokenizer, pattern, b, invert, err);
     }
     return err_field(err, ERR_UNSUPPORTED, "behavior", "tokenizer.json: Split with behavior \"%.64s\" is not supported", behavior);
 }
@@ -118,46 +118,46 @@ static enum status read_byte_level(struct tokenizer *t, const cJSON *j, struct e
     TRY(json_get_bool(j, "add_prefix_space", &prefix, err));
     TRY(json_get_bool(j, "use_regex", &use_regex, err));
     t->byte_level = true;
-    if (prefix) TRY(pretok_add_prefix_space(&t->pretok, err));
-    return use_regex ? pretok_add_split(&t->pretok, STR(PRETOK_GPT2), PRETOK_ISOLATED, false, err) : OK;
+    if (prefix) TRY(pre_tokenizer_add_prefix_space(&t->pre_tokenizer, err));
+    return use_regex ? pre_tokenizer_add_split(&t->pre_tokenizer, STR(PRE_TOKENIZER_GPT2), PRE_TOKENIZER_ISOLATED, false, err) : OK;
 }
 
 static enum status read_metaspace(struct tokenizer *t, const cJSON *j, struct err *err)
 {
-    const char *mark = "\xE2\x96\x81", *scheme = NULL;
+    const char *replacement = "\xE2\x96\x81", *scheme = NULL;
     bool split = true, add_prefix = true;
-    TRY(json_get_str(j, "replacement", &mark, err));
+    TRY(json_get_str(j, "replacement", &replacement, err));
     TRY(json_get_str(j, "prepend_scheme", &scheme, err));
     TRY(json_get_bool(j, "add_prefix_space", &add_prefix, err)); /* the older name of the scheme */
     TRY(json_get_bool(j, "split", &split, err));
     if (!scheme) scheme = add_prefix ? "always" : "never";
-    enum pretok_prepend prepend = strcmp(scheme, "always") == 0 ? PRETOK_ALWAYS : strcmp(scheme, "first") == 0 ? PRETOK_FIRST : PRETOK_NEVER;
-    if (strlen(mark) > NORMALIZER_INSERT_MAX) return malformed(err, pretok_part, "the replacement for spaces is too long");
-    return pretok_add_metaspace(&t->pretok, str_of(mark), prepend, split, err);
+    enum pre_tokenizer_prepend prepend = strcmp(scheme, "always") == 0 ? PRE_TOKENIZER_ALWAYS : strcmp(scheme, "first") == 0 ? PRE_TOKENIZER_FIRST : PRE_TOKENIZER_NEVER;
+    if (strlen(replacement) > NORMALIZER_INSERT_MAX) return malformed(err, pre_tokenizer_part, "the replacement for spaces is too long");
+    return pre_tokenizer_add_metaspace(&t->pre_tokenizer, str_of(replacement), prepend, split, err);
 }
 
 static enum status read_digits(struct tokenizer *t, const cJSON *j, struct err *err)
 {
     bool individual = false;
     TRY(json_get_bool(j, "individual_digits", &individual, err));
-    return pretok_add_split(&t->pretok, STR("\\p{N}"), individual ? PRETOK_ISOLATED : PRETOK_CONTIGUOUS, false, err);
+    return pre_tokenizer_add_split(&t->pre_tokenizer, STR("\\p{N}"), individual ? PRE_TOKENIZER_ISOLATED : PRE_TOKENIZER_CONTIGUOUS, false, err);
 }
 
-static enum status read_pretok(struct tokenizer *t, const cJSON *j, int depth, struct err *err)
+static enum status read_pre_tokenizer(struct tokenizer *t, const cJSON *j, int depth, struct err *err)
 {
     const char *type;
     if (!j || cJSON_IsNull(j)) return OK;
-    TRY(type_of(j, pretok_part, &type, err));
+    TRY(type_of(j, pre_tokenizer_part, &type, err));
     /* ByteLevel turns text into its alphabet; what comes behind would see that. */
-    if (t->byte_level) return malformed(err, pretok_part, "ByteLevel must be the last of a sequence");
+    if (t->byte_level) return malformed(err, pre_tokenizer_part, "ByteLevel must be the last of a sequence");
     if (strcmp(type, "Split") == 0) return read_split(t, j, err);
     if (strcmp(type, "ByteLevel") == 0) return read_byte_level(t, j, err);
     if (strcmp(type, "Digits") == 0) return read_digits(t, j, err);
     if (strcmp(type, "Metaspace") == 0) return read_metaspace(t, j, err);
-    if (strcmp(type, "Sequence") != 0) return unsupported(err, pretok_part, type);
-    if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, pretok_part, "sequences are nested too deeply");
+    if (strcmp(type, "Sequence") != 0) return unsupported(err, pre_tokenizer_part, type);
+    if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, pre_tokenizer_part, "sequences are nested too deeply");
     const cJSON *each;
-    cJSON_ArrayForEach(each, json_member(j, "pretokenizers")) TRY(read_pretok(t, each, depth + 1, err));
+    cJSON_ArrayForEach(each, json_member(j, "pretokenizers")) TRY(read_pre_tokenizer(t, each, depth + 1, err));
     return OK;
 }
 
@@ -178,7 +178,7 @@ static enum status read_strip(struct tokenizer *t, const cJSON *j, struct err *e
 static enum status read_decoder(struct tokenizer *t, const cJSON *j, int depth, struct err *err)
 {
     static const char part[] = "decoder";
-    const char *type, *scheme = "always", *mark = "\xE2\x96\x81";
+    const char *type, *scheme = "always", *replacement = "\xE2\x96\x81";
     if (!j || cJSON_IsNull(j)) return OK;
     TRY(type_of(j, part, &type, err));
     if (strcmp(type, "ByteLevel") == 0) return t->byte_level ? OK : unsupported(err, part, "ByteLevel without a ByteLevel pre_tokenizer");
@@ -191,11 +191,11 @@ static enum status read_decoder(struct tokenizer *t, const cJSON *j, int depth, 
     }
     if (strcmp(type, "Metaspace") == 0) {
         TRY(json_get_str(j, "prepend_scheme", &scheme, err));
-        TRY(json_get_str(j, "replacement", &mark, err));
+        TRY(json_get_str(j, "replacement", &replacement, err));
         t->strip_first = strcmp(scheme, "never") != 0;
         if (t->strip_first) t->strip_start = SIZE_MAX;
-        if (!mark[0]) return malformed(err, part, "an empty string cannot be replaced");
-        return add_step(&t->decoder, part, NORMALIZER_REPLACE, str_of(mark), STR(" "), err);
+        if (!replacement[0]) return malformed(err, part, "an empty string cannot be replaced");
+        return add_step(&t->decoder, part, NORMALIZER_REPLACE, str_of(replacement), STR(" "), err);
     }
     if (strcmp(type, "Sequence") != 0) return unsupported(err, part, type);
     if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, part, "sequences are nested too deeply");
@@ -349,7 +349,7 @@ static enum status fill_from_json(struct tokenizer *t, const cJSON *j, const cJS
     TRY(read_added_tokens(t, json_member(j, "added_tokens"), err));
     TRY(config_added_tokens(t, config, false, err));
     TRY(read_normalizer(t, json_member(j, "normalizer"), 0, err));
-    TRY(read_pretok(t, json_member(j, "pre_tokenizer"), 0, err));
+    TRY(read_pre_tokenizer(t, json_member(j, "pre_tokenizer"), 0, err));
     TRY(read_decoder(t, json_member(j, "decoder"), 0, err));
     TRY(read_post(t, json_member(j, "post_processor"), 0, err));
     TRY(config_ends(t, config, err));

@@ -122,7 +122,7 @@ static enum status fill(struct tekken *k, const cJSON *file, struct err *err)
     k->t->bos = tokenizer_find(k->t, STR("<s>"));
     k->t->eos = tokenizer_find(k->t, STR("</s>"));
     if (k->t->bos >= 0) TRY(around_add(&k->t->before, k->t->bos, err));
-    return pretok_add_split(&k->t->pretok, str_of(k->pattern), PRETOK_ISOLATED, false, err);
+    return pre_tokenizer_add_split(&k->t->pre_tokenizer, str_of(k->pattern), PRE_TOKENIZER_ISOLATED, false, err);
 }
 
 /* The file spells its tokens out as text too, for readers, and one of them is U+0000, which the JSON reader does not take. */

@@ -118,9 +118,9 @@ static enum status fill(struct tokenizer *t, const struct ranks *r, const cJSON 
     if (st != OK) return st;
     TRY(config_added_tokens(t, config, false, err));
     TRY(put_specials(t, f, err));
-    const struct pretok_preset *preset = pretok_preset_find(f->preset);
+    const struct pre_tokenizer_preset *preset = pre_tokenizer_preset_find(f->preset);
     if (preset->nfc) TRY(normalizer_add(&t->normalizer, NORMALIZER_NFC, STR(""), STR("")));
-    return pretok_add_preset(&t->pretok, preset, err);
+    return pre_tokenizer_add_preset(&t->pre_tokenizer, preset, err);
 }
 
 enum status tokenizer_fill_tiktoken(struct tokenizer *t, struct str file, const cJSON *config, struct err *err)

@@ -51,15 +51,15 @@ TEST(regex_refuses_what_others_read_differently)
 
 static size_t n_pieces(const char *regex, const char *text)
 {
-    struct pretok p = { 0 };
-    struct pretok_pieces w = { 0 };
+    struct pre_tokenizer p = { 0 };
+    struct pre_tokenizer_pieces w = { 0 };
     struct err err = { 0 };
-    CHECK_OK(pretok_add_split(&p, str_of(regex), PRETOK_ISOLATED, false, &err));
+    CHECK_OK(pre_tokenizer_add_split(&p, str_of(regex), PRE_TOKENIZER_ISOLATED, false, &err));
     buf_add_c(&w.text, text);
-    CHECK_OK(pretok_run(&p, true, &w, &err));
+    CHECK_OK(pre_tokenizer_run(&p, true, &w, &err));
     size_t n = w.n;
-    pretok_pieces_release(&w);
-    pretok_release(&p);
+    pre_tokenizer_pieces_release(&w);
+    pre_tokenizer_release(&p);
     return n;
 }
 
