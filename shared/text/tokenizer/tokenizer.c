@@ -53,7 +53,7 @@ static int32_t whole_piece(struct encoder *e, struct str piece)
     if (!e->t->byte_level) return tokenizer_id(e->t, piece);
     char c[UTF8_CHAR_MAX];
     buf_clear(&e->scratch);
-    for (size_t i = 0; i < piece.n; i++) buf_add(&e->scratch, c, utf8_put(alphabet_char((unsigned char)piece.p[i]), c));
+    for (size_t i = 0; i < piece.n; i++) buf_add(&e->scratch, c, utf8_put(byte_level_encode((unsigned char)piece.p[i]), c));
     return tokenizer_id(e->t, buf_str(&e->scratch));
 }
 
@@ -104,7 +104,7 @@ static enum status encode_section(struct encoder *e, struct str text, bool is_st
 
 static enum status encode_text(struct encoder *e, struct str text, bool add_special)
 {
-    if (add_special) TRY(encoder_push(e, e->t->before.ids, e->t->before.n));
+    if (add_special) TRY(encoder_push(e, e->t->prefix.ids, e->t->prefix.n));
     struct added_tokens_hit hit = { 0 };
     size_t at = 0;
     for (; added_tokens_find(&e->t->added_raw, text, &hit); at = hit.stop) {
@@ -112,7 +112,7 @@ static enum status encode_text(struct encoder *e, struct str text, bool add_spec
         TRY(encoder_push(e, &hit.id, 1));
     }
     TRY(encode_section(e, str_sub(text, at, SIZE_MAX), at == 0));
-    return add_special ? encoder_push(e, e->t->behind.ids, e->t->behind.n) : OK;
+    return add_special ? encoder_push(e, e->t->suffix.ids, e->t->suffix.n) : OK;
 }
 
 enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool add_special, size_t limit, int32_t **ids, size_t *n,

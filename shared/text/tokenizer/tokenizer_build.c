@@ -12,14 +12,14 @@
 
 static bool is_printable(int byte) { return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174; }
 
-int32_t alphabet_char(unsigned char byte)
+int32_t byte_level_encode(unsigned char byte)
 {
     if (is_printable(byte)) return byte;
     if (byte <= 32) return 0x100 + byte;            /* 0 .. 32 */
     return byte <= 160 ? 0x100 + 33 + byte - 127 : 0x100 + 67; /* 127 .. 160, and 173 */
 }
 
-int alphabet_byte(int32_t cp)
+int byte_level_decode(int32_t cp)
 {
     if (cp >= 0x100 && cp <= 0x120) return cp - 0x100;
     if (cp > 0x120 && cp <= 0x142) return cp - 0x121 + 127;
@@ -134,7 +134,7 @@ static bool spell_bytes(struct str piece, struct buf *out)
     buf_clear(out);
     for (size_t at = 0; at < piece.n;) {
         at += utf8_next(piece, at, &cp);
-        int byte = alphabet_byte(cp);
+        int byte = byte_level_decode(cp);
         if (byte < 0) return false;
         buf_add_char(out, (char)byte);
     }
@@ -171,7 +171,7 @@ static void find_byte_tokens(struct tokenizer *t)
     t->drops_nothing = true;
     for (int i = 0; i < 256; i++) {
         size_t n = 6;
-        if (t->byte_level) n = utf8_put(alphabet_char((unsigned char)i), piece);
+        if (t->byte_level) n = utf8_put(byte_level_encode((unsigned char)i), piece);
         else memcpy(piece, (char[]){ '<', '0', 'x', "0123456789ABCDEF"[i >> 4], "0123456789ABCDEF"[i & 15], '>' }, 6);
         t->byte_ids[i] = tokenizer_find(t, (struct str){ piece, n });
         t->drops_nothing = t->drops_nothing && t->byte_ids[i] >= 0;

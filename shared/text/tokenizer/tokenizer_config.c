@@ -9,7 +9,7 @@
 
 /* ---- added tokens ---- */
 
-enum status config_put_added(struct tokenizer *t, const cJSON *j, int64_t id, struct err *err)
+enum status tokenizer_config_put_added(struct tokenizer *t, const cJSON *j, int64_t id, struct err *err)
 {
     const char *content = "";
     bool special = false, single_word = false, lstrip = false, rstrip = false;
@@ -25,7 +25,7 @@ enum status config_put_added(struct tokenizer *t, const cJSON *j, int64_t id, st
 }
 
 /* Ids are member names. */
-enum status config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule, struct err *err)
+enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule, struct err *err)
 {
     const cJSON *each;
     cJSON_ArrayForEach(each, json_member(config, "added_tokens_decoder")) {
@@ -33,7 +33,7 @@ enum status config_added_tokens(struct tokenizer *t, const cJSON *config, bool o
         if (!each->string || str_to_i64(str_of(each->string), &id) != OK || id < 0 || id >= TOKENIZER_IDS_MAX)
             return err_field(err, ERR_FORMAT, "added_tokens_decoder", "tokenizer_config.json: added_tokens_decoder names no token id");
         if (!overrule && (size_t)id < t->n_tokens && t->tokens[id].is_added) continue;
-        TRY(config_put_added(t, each, id, err));
+        TRY(tokenizer_config_put_added(t, each, id, err));
     }
     return OK;
 }
@@ -68,7 +68,7 @@ static enum status put_specials(struct tokenizer *t, const cJSON *names, struct 
     return OK;
 }
 
-enum status config_more_tokens(struct tokenizer *t, const cJSON *config, const cJSON *added, const cJSON *specials, struct err *err)
+enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *config, const cJSON *added, const cJSON *specials, struct err *err)
 {
     const cJSON *each;
     cJSON_ArrayForEach(each, added) {
@@ -84,15 +84,15 @@ enum status config_more_tokens(struct tokenizer *t, const cJSON *config, const c
 
 /* ---- what goes around a text ---- */
 
-enum status around_add(struct around *a, int32_t id, struct err *err)
+enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct err *err)
 {
-    if (a->n == TOKENIZER_AROUND_MAX) return err_set(err, ERR_FORMAT, "tokenizer.json: post_processor: too many tokens around a text");
+    if (a->n == TOKENIZER_AFFIX_MAX) return err_set(err, ERR_FORMAT, "tokenizer.json: post_processor: too many tokens around a text");
     a->ids[a->n++] = id;
     return OK;
 }
 
 /* A token is given as its text or as an object with "content". */
-static enum status config_token(const struct tokenizer *t, const cJSON *config, const char *name, int32_t *id, struct err *err)
+static enum status read_token_id(const struct tokenizer *t, const cJSON *config, const char *name, int32_t *id, struct err *err)
 {
     const cJSON *v = json_member(config, name);
     const char *content = NULL;
@@ -104,7 +104,7 @@ static enum status config_token(const struct tokenizer *t, const cJSON *config, 
 }
 
 /* add_bos_token and add_eos_token overrule the post-processor, but only when they are there. */
-static enum status config_around(const cJSON *config, const char *name, int32_t id, bool in_front, struct around *a, struct err *err)
+static enum status apply_add_flag(const cJSON *config, const char *name, int32_t id, bool in_front, struct tokenizer_affix *a, struct err *err)
 {
     bool add = false;
     if (!json_member(config, name)) return OK;
@@ -117,7 +117,7 @@ static enum status config_around(const cJSON *config, const char *name, int32_t 
         if (in_front) memmove(a->ids, a->ids + 1, a->n * sizeof a->ids[0]);
         return OK;
     }
-    TRY(around_add(a, id, err));
+    TRY(tokenizer_affix_add(a, id, err));
     if (in_front) {
         memmove(a->ids + 1, a->ids, (a->n - 1) * sizeof a->ids[0]);
         a->ids[0] = id;
@@ -125,10 +125,10 @@ static enum status config_around(const cJSON *config, const char *name, int32_t 
     return OK;
 }
 
-enum status config_ends(struct tokenizer *t, const cJSON *config, struct err *err)
+enum status tokenizer_config_bos_eos(struct tokenizer *t, const cJSON *config, struct err *err)
 {
-    TRY(config_token(t, config, "bos_token", &t->bos, err));
-    TRY(config_token(t, config, "eos_token", &t->eos, err));
-    TRY(config_around(config, "add_bos_token", t->bos, true, &t->before, err));
-    return config_around(config, "add_eos_token", t->eos, false, &t->behind, err);
+    TRY(read_token_id(t, config, "bos_token", &t->bos, err));
+    TRY(read_token_id(t, config, "eos_token", &t->eos, err));
+    TRY(apply_add_flag(config, "add_bos_token", t->bos, true, &t->prefix, err));
+    return apply_add_flag(config, "add_eos_token", t->eos, false, &t->suffix, err);
 }

@@ -26,14 +26,14 @@ static enum status spm_defaults(struct tokenizer *t, const cJSON *config, struct
     t->spm.prefix_first_only = !legacy;
     bool adds_bos = strncmp(class, "Ernie", 5) != 0;
     if (t->spm.dummy_prefix) TRY(json_get_bool(config, "add_prefix_space", &t->spm.dummy_prefix, err));
-    return adds_bos && t->bos >= 0 && !json_member(config, "add_bos_token") ? around_add(&t->before, t->bos, err) : OK;
+    return adds_bos && t->bos >= 0 && !json_member(config, "add_bos_token") ? tokenizer_affix_add(&t->prefix, t->bos, err) : OK;
 }
 
 static enum status fill_spm_file(struct tokenizer *t, struct str file, const struct documents *d, struct err *err)
 {
     TRY(tokenizer_fill_sentencepiece(t, file, err));
-    TRY(config_added_tokens(t, d->config, true, err));
-    TRY(config_more_tokens(t, d->config, d->added, d->specials, err));
+    TRY(tokenizer_config_added_tokens(t, d->config, true, err));
+    TRY(tokenizer_config_special_tokens(t, d->config, d->added, d->specials, err));
     /* Their normal form is that of the text around them, which SentencePiece itself never sees. */
     for (size_t i = 0; i < t->n_tokens; i++) t->tokens[i].normalized = false;
     TRY(spm_defaults(t, d->config, err));
@@ -51,7 +51,7 @@ static enum status fill(struct tokenizer *t, const struct tokenizer_files *f, st
         if (str_starts(front, "{")) st = tokenizer_fill_tekken(t, f->model, err);
         else if (tokenizer_is_tiktoken(f->model)) st = tokenizer_fill_tiktoken(t, f->model, d.config, err);
         else st = fill_spm_file(t, f->model, &d, err);
-        if (st == OK) st = config_ends(t, d.config, err);
+        if (st == OK) st = tokenizer_config_bos_eos(t, d.config, err);
         if (st == OK) st = tokenizer_finish(t, err);
         if (st != OK && f->model_name) err_prefix(err, "%s: ", f->model_name);
     }

@@ -27,7 +27,7 @@ static enum status put_gguf_merges(struct tokenizer *t, const struct tokenizer_v
     return st;
 }
 
-static enum status put_ends(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)
+static enum status put_bos_eos(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)
 {
     int64_t n = (int64_t)v->n_tokens;
     if (v->bos < -1 || v->bos >= n || v->eos < -1 || v->eos >= n)
@@ -37,8 +37,8 @@ static enum status put_ends(struct tokenizer *t, const struct tokenizer_vocab *v
         return err_set(err, ERR_FORMAT, "the model asks for a begin or end token around texts, but names none");
     t->bos = v->bos;
     t->eos = v->eos;
-    if (v->add_bos) t->before.ids[t->before.n++] = v->bos;
-    if (v->add_eos) t->behind.ids[t->behind.n++] = v->eos;
+    if (v->add_bos) t->prefix.ids[t->prefix.n++] = v->bos;
+    if (v->add_eos) t->suffix.ids[t->suffix.n++] = v->eos;
     return OK;
 }
 
@@ -49,7 +49,7 @@ static enum status fill_gpt2(struct tokenizer *t, const struct tokenizer_vocab *
     for (size_t i = 0; i < v->n_tokens; i++)
         TRY(put_gguf_token(t, (int32_t)i, v->tokens[i], v->kinds ? v->kinds[i] : SPM_NORMAL, err));
     TRY(put_gguf_merges(t, v, err));
-    TRY(put_ends(t, v, err));
+    TRY(put_bos_eos(t, v, err));
     TRY(pre_tokenizer_add_preset(&t->pre_tokenizer, preset, err));
     if (preset->nfc) TRY(normalizer_add(&t->normalizer, NORMALIZER_NFC, STR(""), STR("")));
     t->byte_level = true;
@@ -71,7 +71,7 @@ static enum status fill_llama(struct tokenizer *t, const struct tokenizer_vocab 
     t->spm.escape = true;
     enum status st = tokenizer_fill_spm(t, pieces, v->n_tokens, has_bytes, err);
     mem_free(pieces);
-    return st == OK ? put_ends(t, v, err) : st;
+    return st == OK ? put_bos_eos(t, v, err) : st;
 }
 
 static enum status fill_from_vocab(struct tokenizer *t, const struct tokenizer_vocab *v, struct err *err)

@@ -19,7 +19,7 @@
 
 /* Ids end far below this in all models; it bounds what a damaged file can make us allocate. The text limit is that of a
  * rendered prompt. */
-enum { TOKENIZER_IDS_MAX = 1 << 21, TOKENIZER_TEXT_MAX = 64 << 20, TOKENIZER_AROUND_MAX = 16, TOKENIZER_PIECE_MAX = 1024 };
+enum { TOKENIZER_IDS_MAX = 1 << 21, TOKENIZER_TEXT_MAX = 64 << 20, TOKENIZER_AFFIX_MAX = 16, TOKENIZER_PIECE_MAX = 1024 };
 
 struct token {
     struct str      piece, bytes; /* as spelled, and what it stands for in text */
@@ -32,8 +32,8 @@ struct token {
 };
 
 /* Ids put before or behind a text. */
-struct around {
-    int32_t ids[TOKENIZER_AROUND_MAX];
+struct tokenizer_affix {
+    int32_t ids[TOKENIZER_AFFIX_MAX];
     size_t  n;
 };
 
@@ -61,7 +61,7 @@ struct tokenizer {
     bool             strip_each;    /* and off the next token's front, while there is no text yet */
     bool             strip_first;   /* off the first token's front only, however many */
     int32_t          bos, eos;
-    struct around    before, behind;
+    struct tokenizer_affix prefix, suffix; 
 };
 
 struct tokenizer *tokenizer_new(void);
@@ -102,17 +102,17 @@ enum status tokenizer_fill_sentencepiece(struct tokenizer *t, struct str file, s
 /* ---- tokenizer_config.json and its neighbours; NULL documents are empty ---- */
 
 /* added_tokens_decoder of the configuration: tokens that are there already as added ones stay, unless it overrules. */
-enum status config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule, struct err *err) MUST_CHECK;
+enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule, struct err *err) MUST_CHECK;
 /* added_tokens.json (text: id), and the names of special tokens in both other files; those without an id get the next free ones. */
-enum status config_more_tokens(struct tokenizer *t, const cJSON *config, const cJSON *added, const cJSON *specials, struct err *err) MUST_CHECK;
+enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *config, const cJSON *added, const cJSON *specials, struct err *err) MUST_CHECK;
 /* bos_token, eos_token, add_bos_token, add_eos_token. */
-enum status config_ends(struct tokenizer *t, const cJSON *config, struct err *err) MUST_CHECK;
+enum status tokenizer_config_bos_eos(struct tokenizer *t, const cJSON *config, struct err *err) MUST_CHECK;
 /* One added token as an object with content and flags. */
-enum status config_put_added(struct tokenizer *t, const cJSON *j, int64_t id, struct err *err) MUST_CHECK;
-enum status around_add(struct around *a, int32_t id, struct err *err) MUST_CHECK;
+enum status tokenizer_config_put_added(struct tokenizer *t, const cJSON *j, int64_t id, struct err *err) MUST_CHECK;
+enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct err *err) MUST_CHECK;
 
 /* The alphabet in which byte-level vocabularies spell bytes: one character per byte. */
-int32_t alphabet_char(unsigned char byte);
-int     alphabet_byte(int32_t cp); /* -1: no byte's character */
+int32_t byte_level_encode(unsigned char byte);
+int     byte_level_decode(int32_t cp); /* -1: no byte's character */
 
 #endif

@@ -287,7 +287,7 @@ static enum status read_added_tokens(struct tokenizer *t, const cJSON *list, str
         if (!cJSON_IsObject(each)) return malformed(err, "added_tokens", "an object is expected");
         TRY(json_get_i64(each, "id", 0, TOKENIZER_IDS_MAX - 1, &id, err));
         if (id < 0) return malformed(err, "added_tokens", "an id is missing");
-        TRY(config_put_added(t, each, id, err));
+        TRY(tokenizer_config_put_added(t, each, id, err));
     }
     return OK;
 }
@@ -295,7 +295,7 @@ static enum status read_added_tokens(struct tokenizer *t, const cJSON *list, str
 /* ---- what goes around a text ---- */
 
 /* One SpecialToken of a template stands for the ids listed under its name. */
-static enum status read_template_token(struct tokenizer *t, const cJSON *post, const char *name, struct around *to, struct err *err)
+static enum status read_template_token(struct tokenizer *t, const cJSON *post, const char *name, struct tokenizer_affix *to, struct err *err)
 {
     const cJSON *entry = json_member(json_member(post, "special_tokens"), name);
     const cJSON *each;
@@ -303,7 +303,7 @@ static enum status read_template_token(struct tokenizer *t, const cJSON *post, c
     cJSON_ArrayForEach(each, json_member(entry, "ids")) {
         double id = cJSON_IsNumber(each) ? each->valuedouble : -1;
         if (!(id >= 0 && id < (double)t->n_tokens)) return malformed(err, "post_processor", "an id is outside the vocabulary");
-        TRY(around_add(to, (int32_t)id, err));
+        TRY(tokenizer_affix_add(to, (int32_t)id, err));
     }
     return OK;
 }
@@ -320,7 +320,7 @@ static enum status read_template(struct tokenizer *t, const cJSON *post, struct 
         }
         TRY(json_get_str(json_member(each, "SpecialToken"), "id", &name, err));
         if (!name) return malformed(err, "post_processor", "the template holds something unknown");
-        TRY(read_template_token(t, post, name, behind ? &t->behind : &t->before, err));
+        TRY(read_template_token(t, post, name, behind ? &t->suffix : &t->prefix, err));
     }
     return OK;
 }
@@ -347,12 +347,12 @@ static enum status fill_from_json(struct tokenizer *t, const cJSON *j, const cJS
     if (!cJSON_IsObject(j)) return err_set(err, ERR_FORMAT, "tokenizer.json: an object is expected");
     TRY(read_model(t, json_member(j, "model"), err));
     TRY(read_added_tokens(t, json_member(j, "added_tokens"), err));
-    TRY(config_added_tokens(t, config, false, err));
+    TRY(tokenizer_config_added_tokens(t, config, false, err));
     TRY(read_normalizer(t, json_member(j, "normalizer"), 0, err));
     TRY(read_pre_tokenizer(t, json_member(j, "pre_tokenizer"), 0, err));
     TRY(read_decoder(t, json_member(j, "decoder"), 0, err));
     TRY(read_post(t, json_member(j, "post_processor"), 0, err));
-    TRY(config_ends(t, config, err));
+    TRY(tokenizer_config_bos_eos(t, config, err));
     return tokenizer_finish(t, err);
 }
 

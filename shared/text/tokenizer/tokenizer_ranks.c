@@ -46,7 +46,7 @@ static enum status put_tokens(struct tokenizer *t, const struct str *bytes, size
     for (size_t i = 0; i < n && st == OK; i++) {
         int32_t id = first_id + (int32_t)i;
         buf_clear(&piece);
-        for (size_t k = 0; k < bytes[i].n; k++) buf_add(&piece, c, utf8_put(alphabet_char((unsigned char)bytes[i].p[k]), c));
+        for (size_t k = 0; k < bytes[i].n; k++) buf_add(&piece, c, utf8_put(byte_level_encode((unsigned char)bytes[i].p[k]), c));
         if (bytes[i].n == 0 || bytes[i].n > TOKENIZER_PIECE_MAX || map_put(by_bytes, bytes[i], (void *)(uintptr_t)(id + 1)))
             st = err_set(err, ERR_FORMAT, "the token of rank %zu is empty, too long, or there a second time", i);
         tokenizer_put_token(t, id, buf_str(&piece), TOKEN_NORMAL);

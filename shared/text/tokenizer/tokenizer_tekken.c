@@ -121,7 +121,7 @@ static enum status fill(struct tekken *k, const cJSON *file, struct err *err)
     TRY(put_specials(k, file, err));
     k->t->bos = tokenizer_find(k->t, STR("<s>"));
     k->t->eos = tokenizer_find(k->t, STR("</s>"));
-    if (k->t->bos >= 0) TRY(around_add(&k->t->before, k->t->bos, err));
+    if (k->t->bos >= 0) TRY(tokenizer_affix_add(&k->t->prefix, k->t->bos, err));
     return pre_tokenizer_add_split(&k->t->pre_tokenizer, str_of(k->pattern), PRE_TOKENIZER_ISOLATED, false, err);
 }
 

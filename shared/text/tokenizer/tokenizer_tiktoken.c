@@ -100,7 +100,7 @@ static enum status put_specials(struct tokenizer *t, const struct family *f, str
     }
     if (f->bos) t->bos = tokenizer_find(t, str_of(f->bos));
     t->eos = tokenizer_find(t, str_of(f->eos));
-    return t->bos >= 0 ? around_add(&t->before, t->bos, err) : OK;
+    return t->bos >= 0 ? tokenizer_affix_add(&t->prefix, t->bos, err) : OK;
 }
 
 static enum status fill(struct tokenizer *t, const struct ranks *r, const cJSON *config, struct err *err)
@@ -116,7 +116,7 @@ static enum status fill(struct tokenizer *t, const struct ranks *r, const cJSON 
     enum status st = tokenizer_fill_ranks(t, bytes, r->n, 0, err);
     mem_free(bytes);
     if (st != OK) return st;
-    TRY(config_added_tokens(t, config, false, err));
+    TRY(tokenizer_config_added_tokens(t, config, false, err));
     TRY(put_specials(t, f, err));
     const struct pre_tokenizer_preset *preset = pre_tokenizer_preset_find(f->preset);
     if (preset->nfc) TRY(normalizer_add(&t->normalizer, NORMALIZER_NFC, STR(""), STR("")));

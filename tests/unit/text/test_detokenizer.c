@@ -17,7 +17,7 @@ static struct tokenizer *make_bytes(void)
     int32_t kinds[N_TOKENS];
     char spelled[256][UTF8_CHAR_MAX];
     for (int i = 0; i < 256; i++) {
-        tokens[i] = (struct str){ spelled[i], utf8_put(alphabet_char((unsigned char)i), spelled[i]) };
+        tokens[i] = (struct str){ spelled[i], utf8_put(byte_level_encode((unsigned char)i), spelled[i]) };
         kinds[i] = 1;
     }
     tokens[CONTROL] = STR("<end>");
