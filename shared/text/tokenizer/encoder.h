@@ -15,8 +15,8 @@ struct encoder {
     struct buf              section, scratch; /* normalised text between two added tokens */
     int32_t                *symbols; /* ids of one piece before they merge */
     size_t                  cap_symbols;
-    int32_t                *apart;   /* spm_encode.c: pieces still to be taken apart */
-    size_t                  n_apart, cap_apart;
+    int32_t                *resegment;   /* spm_encode.c: pieces still to be taken apart */
+    size_t                  n_resegment, cap_resegment;
     bool                    after_unk;
     struct bpe_work         work;
     struct err             *err;
@@ -32,6 +32,6 @@ bool        encoder_has_bytes(const struct tokenizer *t, struct str c);
 int32_t     tokenizer_id(const struct tokenizer *t, struct str piece); /* -1: none */
 
 /* Ids of text between two added tokens, as SentencePiece finds them. */
-enum status encode_spm(struct encoder *e, struct str text, bool is_start) MUST_CHECK;
+enum status spm_encode(struct encoder *e, struct str text, bool is_start) MUST_CHECK;
 
 #endif

@@ -24,7 +24,7 @@ void spm_release(struct spm *s)
     added_tokens_release(&s->user_defined);
     codepoint_map_release(&s->symbols);
     buf_release(&s->charsmap);
-    mem_free(s->bare);
+    mem_free(s->extra_chars);
     mem_free(s->pairs);
     *s = (struct spm){ 0 };
 }
@@ -33,12 +33,12 @@ int32_t spm_symbol(struct spm *s, int32_t cp)
 {
     int32_t id = codepoint_map_get(&s->symbols, cp);
     if (id >= 0) return id;
-    if (s->n_bare == s->cap_bare) {
-        s->cap_bare = s->cap_bare ? s->cap_bare * 2 : 64;
-        s->bare = mem_realloc(s->bare, s->cap_bare, sizeof *s->bare);
+    if (s->n_extra_chars == s->cap_extra_chars) {
+        s->cap_extra_chars = s->cap_extra_chars ? s->cap_extra_chars * 2 : 64;
+        s->extra_chars = mem_realloc(s->extra_chars, s->cap_extra_chars, sizeof *s->extra_chars);
     }
-    id = (int32_t)(s->n_pieces + s->n_bare);
-    s->bare[s->n_bare++] = cp;
+    id = (int32_t)(s->n_pieces + s->n_extra_chars);
+    s->extra_chars[s->n_extra_chars++] = cp;
     codepoint_map_put(&s->symbols, cp, id);
     return id;
 }

@@ -15,19 +15,19 @@
 #define SPM_SPACE "\xE2\x96\x81"
 
 struct spm {
-    bool           is_on;             /* this tokenizer works so */
+    bool           enabled;             /* this tokenizer works so */
     bool           dummy_prefix;      /* a space in front */
     bool           prefix_first_only; /* only in front of the whole text, not behind every added token */
     bool           remove_extra;      /* spaces at both ends go, and of several in a row all but one */
     bool           escape;            /* spaces become U+2581 */
     bool           as_suffix;         /* the dummy space goes behind the text */
-    bool           cuts;              /* pairs may be used: see above */
+    bool           can_split;              /* pairs may be used: see above */
     struct buf     charsmap;          /* the table of replacements as it is in the file; empty: none */
     size_t         n_units;           /* of its search tree; the texts follow */
     struct added_tokens   user_defined;
     struct codepoint_map symbols;           /* characters that may merge: their piece, or a number from n_pieces on */
-    int32_t       *bare;              /* [n_bare] characters that are part of pieces but none themselves */
-    size_t         n_bare, cap_bare;
+    int32_t       *extra_chars;              /* [n_extra_chars] characters that are part of pieces but none themselves */
+    size_t         n_extra_chars, cap_extra_chars;
     size_t         n_pieces;
     uint64_t      *pairs;             /* characters side by side in a piece: open addressing, 0 is free */
     size_t         n_pairs, cap_pairs;

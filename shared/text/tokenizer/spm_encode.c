@@ -9,7 +9,7 @@
 #include "shared/text/utf8.h"
 
 /* A symbol without a piece. Of several in a row that are unknown the first stands for all. */
-static enum status put_bare(struct encoder *e, int32_t cp)
+static enum status put_unknown_char(struct encoder *e, int32_t cp)
 {
     const struct tokenizer *t = e->t;
     char c[UTF8_CHAR_MAX];
@@ -20,18 +20,18 @@ static enum status put_bare(struct encoder *e, int32_t cp)
     return has_bytes || again || t->unk < 0 ? OK : encoder_push(e, &t->unk, 1);
 }
 
-static void keep_apart(struct encoder *e, int32_t id)
+static void push_resegment(struct encoder *e, int32_t id)
 {
-    if (e->n_apart == e->cap_apart) {
-        e->cap_apart = e->cap_apart ? e->cap_apart * 2 : 64;
-        e->apart = mem_realloc(e->apart, e->cap_apart, sizeof *e->apart);
+    if (e->n_resegment == e->cap_resegment) {
+        e->cap_resegment = e->cap_resegment ? e->cap_resegment * 2 : 64;
+        e->resegment = mem_realloc(e->resegment, e->cap_resegment, sizeof *e->resegment);
     }
-    e->apart[e->n_apart++] = id;
+    e->resegment[e->n_resegment++] = id;
 }
 
 static int32_t code_point(const struct spm *s, int32_t symbol)
 {
-    return symbol < 0 ? -2 - symbol : s->bare[(size_t)symbol - s->n_pieces];
+    return symbol < 0 ? -2 - symbol : s->extra_chars[(size_t)symbol - s->n_pieces];
 }
 
 /* An unused piece of several characters was made by a merge, so the pair is known; each part is shorter than the whole. */
@@ -39,18 +39,18 @@ static enum status put_symbol(struct encoder *e, int32_t id)
 {
     const struct spm *s = &e->t->spm;
     int32_t left, right;
-    keep_apart(e, id);
-    while (e->n_apart > 0) {
-        id = e->apart[--e->n_apart];
+    push_resegment(e, id);
+    while (e->n_resegment > 0) {
+        id = e->resegment[--e->n_resegment];
         if (id < 0 || (size_t)id >= s->n_pieces) {
-            TRY(put_bare(e, code_point(s, id)));
+            TRY(put_unknown_char(e, code_point(s, id)));
             continue;
         }
         e->after_unk = false;
-        if (e->t->tokens[id].taken_apart) {
+        if (e->t->tokens[id].resegment) {
             bpe_origin(&e->work, id, &left, &right);
-            keep_apart(e, right);
-            keep_apart(e, left);
+            push_resegment(e, right);
+            push_resegment(e, left);
         } else {
             TRY(encoder_push(e, &id, 1));
         }
@@ -76,7 +76,7 @@ static enum status encode_normal(struct encoder *e, struct str text)
         bool defined = len > 0;
         if (!defined) len = utf8_next(text, at, &cp);
         if (!defined && cp < 0) cp = UTF8_REPLACEMENT; /* a file's own pieces and replacements may end inside a character */
-        if (n > 0 && (defined || (s->cuts && !spm_has_pair(s, before, cp)))) {
+        if (n > 0 && (defined || (s->can_split && !spm_has_pair(s, before, cp)))) {
             TRY(put_run(e, n));
             n = 0;
         }
@@ -92,7 +92,7 @@ static enum status encode_normal(struct encoder *e, struct str text)
     return put_run(e, n);
 }
 
-enum status encode_spm(struct encoder *e, struct str text, bool is_start)
+enum status spm_encode(struct encoder *e, struct str text, bool is_start)
 {
     buf_clear(&e->section);
     enum status st = spm_normalize(&e->t->spm, text, is_start, &e->section);

@@ -88,7 +88,7 @@ static struct str between(struct str text, size_t stop, size_t start) { return s
 static enum status encode_section(struct encoder *e, struct str text, bool is_start)
 {
     if (text.n == 0) return OK;
-    if (e->t->spm.is_on) return encode_spm(e, text, is_start);
+    if (e->t->spm.enabled) return spm_encode(e, text, is_start);
     buf_clear(&e->section);
     buf_add_str(&e->section, text);
     if (normalizer_run(&e->t->normalizer, &e->section, &e->scratch) != OK)
@@ -136,7 +136,7 @@ enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool ad
     pre_tokenizer_pieces_release(&e.pieces);
     bpe_work_release(&e.work);
     mem_free(e.symbols);
-    mem_free(e.apart);
+    mem_free(e.resegment);
     return st;
 }
 

@@ -145,12 +145,12 @@ static enum status token_text(struct tokenizer *t, struct token *k, struct buf *
 {
     int byte = t->decode_bytes ? byte_of_piece(k->piece) : -1;
     k->bytes = k->piece;
-    if (k->is_added && (t->byte_level || t->spm.is_on)) return OK;
+    if (k->is_added && (t->byte_level || t->spm.enabled)) return OK;
     if (t->byte_level) {
         if (spell_bytes(k->piece, text)) k->bytes = keep(t, buf_str(text));
         return OK;
     }
-    if (byte >= 0 && !k->is_added && (!t->spm.is_on || k->kind == TOKEN_BYTE)) {
+    if (byte >= 0 && !k->is_added && (!t->spm.enabled || k->kind == TOKEN_BYTE)) {
         char c = (char)byte;
         k->kind = TOKEN_BYTE;
         k->bytes = keep(t, (struct str){ &c, 1 });
@@ -207,7 +207,7 @@ enum status tokenizer_finish(struct tokenizer *t, struct err *err)
     for (size_t i = 0; i < t->n_tokens && st == OK; i++) {
         if (!t->tokens[i].used) continue;
         st = token_text(t, &t->tokens[i], &text, &scratch);
-        if (!t->byte_level && !t->spm.is_on) index_char(t, (int32_t)i);
+        if (!t->byte_level && !t->spm.enabled) index_char(t, (int32_t)i);
         if (st == OK && t->tokens[i].is_added) st = index_added(t, (int32_t)i, &text, &scratch);
         if (st != OK) err_set(err, st, "the text of token %zu is too long", i);
     }

@@ -26,7 +26,7 @@ struct token {
     enum token_kind kind;
     bool            used, is_added;
     bool            in_model;    /* part of the vocabulary that merging knows; an added token may be that too */
-    bool            taken_apart; /* spm: never given out, but as what it was merged from */
+    bool            resegment; /* spm: never given out, but as what it was merged from */
     bool            normalized; /* added tokens: searched for after normalising */
     unsigned char   flags;      /* added tokens: ADDED_TOKEN_* */
 };

@@ -133,7 +133,7 @@ static void add_pairs_of(struct spm_build *b, int32_t id)
         if (right >= 0) add_pair(b, (struct spm_pair){ left, right, id });
     }
     bool unused = b->pieces[id].kind == SPM_UNUSED;
-    if (unused && b->n_pairs > n_before) b->t->tokens[id].taken_apart = true;
+    if (unused && b->n_pairs > n_before) b->t->tokens[id].resegment = true;
     if (unused && b->n_pairs > n_before + 1) b->ambiguous = true;
 }
 
@@ -147,10 +147,10 @@ static void put_pairs(struct spm_build *b)
     bpe_init(&t->bpe, b->n_pairs);
     for (size_t i = 0; i < b->n_pairs; i++) {
         const struct spm_pair *p = &b->pairs[i];
-        bpe_put(&t->bpe, p->left, p->right, b->ranks[p->whole], p->whole | (t->tokens[p->whole].taken_apart ? BPE_WATCHED : 0));
+        bpe_put(&t->bpe, p->left, p->right, b->ranks[p->whole], p->whole | (t->tokens[p->whole].resegment ? BPE_WATCHED : 0));
     }
     /* How an unused piece is taken apart depends on the last pair seen in the whole text, if there are several. */
-    t->spm.cuts = !b->ambiguous;
+    t->spm.can_split = !b->ambiguous;
 }
 
 /* ---- all ---- */
@@ -179,7 +179,7 @@ enum status tokenizer_fill_spm(struct tokenizer *t, const struct spm_piece *piec
     if (st == OK) {
         rank_pieces(&b);
         put_pairs(&b);
-        t->spm.is_on = t->decode_bytes = true;
+        t->spm.enabled = t->decode_bytes = true;
         t->strip_start = t->spm.dummy_prefix || t->spm.remove_extra;
         t->strip_each = t->spm.remove_extra;
         if (t->spm.escape) st = normalizer_add(&t->decoder, NORMALIZER_REPLACE, STR(SPM_SPACE), STR(" "));
