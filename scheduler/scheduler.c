@@ -199,11 +199,11 @@ static void backend_cancel(void *self, uint64_t id)
     kick(s);
 }
 
-static void backend_stats(void *self, struct backend_stats *out)
+static void backend_stats(void *self, struct serve_backend_stats *out)
 {
     struct scheduler *s = self;
     uint32_t n_decode = 0, n_mixed = 0; /* decode nodes alone can serve: they prefill themselves */
-    *out = (struct backend_stats){ 0 };
+    *out = (struct serve_backend_stats){ 0 };
     LIST_FOREACH(r, &s->live, struct request, link) {
         if (r->state == REQUEST_PLACING || r->state == REQUEST_CREDIT) out->n_waiting++;
         else out->n_running++;

@@ -66,7 +66,7 @@ struct gen_sink {
     void *arg;
 };
 
-struct backend_stats {
+struct serve_backend_stats {
     uint32_t n_running, n_waiting;        /* requests of this entry */
     bool     ready;                       /* a request would be taken now */
     char     why[ERR_TEXT_MAX];           /* when not: which topics and roles exist, what is missing */
@@ -76,7 +76,7 @@ struct serve_backend {
     enum status (*submit)(void *self, const struct gen_request *r, const struct gen_sink *sink, uint64_t *id, struct err *err);
     /* Stop the work on every node; on_end(ERR_CANCELED) follows. Unknown ids are ignored. */
     void        (*cancel)(void *self, uint64_t id);
-    void        (*stats)(void *self, struct backend_stats *out);
+    void        (*stats)(void *self, struct serve_backend_stats *out);
     /* JSON of the nodes this entry sees, appended (for /cluster and `baton status`). */
     void        (*nodes)(void *self, struct buf *out);
     void        *self;

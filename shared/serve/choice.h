@@ -12,11 +12,11 @@
 
 struct call;
 struct parts;
-struct prompt;
+struct completion_prompt;
 
 struct choice {
     struct call   *call;
-    struct prompt *prompt;
+    struct completion_prompt *prompt;
     uint32_t       index;         /* in the answer */
     uint32_t       sample;        /* of its prompt, 0 .. n-1 */
     uint64_t       backend_id;

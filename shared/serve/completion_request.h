@@ -21,7 +21,7 @@ enum { CALL_WINDOW = 128, CALL_RETRY_MS = 100, CALL_RETRY_MAX_MS = 30 * 1000 };
 
 enum call_stage { CALL_PREPARING, CALL_RUNNING, CALL_WRITING, CALL_ENDED };
 
-struct prompt {
+struct completion_prompt {
     int32_t   *tokens;   /* mem_free */
     size_t     n_tokens;
     struct buf text;     /* with echo: as the client gave it, or decoded */
@@ -46,7 +46,7 @@ struct call {
     cJSON                    *tools;       /* of the request, when the model may call them */
     struct buf                begun_call;  /* what of a call the prompt holds already */
     enum reasoning_state      reasoning;   /* where the answers begin */
-    struct prompt            *prompts;     /* [n_prompts] in the arena */
+    struct completion_prompt            *prompts;     /* [n_prompts] in the arena */
     uint32_t                  n_prompts;
     struct choice            *choices;     /* [n_choices] in the arena; choice i answers prompt i / n */
     uint32_t                  n_choices, n_submitted, n_live, n_done;

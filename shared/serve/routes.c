@@ -20,20 +20,20 @@
 enum { GET = 1, POST = 2, OPEN = 4 /* no key */, ADMIN = 8 /* on the operator's port too */ };
 enum { CODE_CLASSES = 4 /* 2xx, 4xx, 5xx, gone */ };
 
-struct exchange {
+struct api_exchange {
     struct serve         *serve;
     struct http_exchange *x;
-    const struct route   *route;   /* NULL: unknown path */
+    const struct api_route   *route;   /* NULL: unknown path */
     uint64_t              call;    /* 0: none */
     uint64_t              t_start_ns;
     int                   status;  /* of the answer; 0: none yet */
     char                  name[REQUEST_NAME_MAX + 1];
 };
 
-struct route {
+struct api_route {
     const char *path;
     unsigned    flags;
-    void      (*handle)(struct exchange *e);
+    void      (*handle)(struct api_exchange *e);
     const struct openai_kind *kind; /* instead of handle */
     const char *label;              /* in metrics, when another path's */
 };
@@ -45,7 +45,7 @@ struct route_meters {
 
 /* ---- answers ---- */
 
-static void answer(struct exchange *e, int status, const char *type, const char *headers, struct str body)
+static void answer(struct api_exchange *e, int status, const char *type, const char *headers, struct str body)
 {
     char all[REQUEST_NAME_MAX + 256];
     snprintf(all, sizeof all, "x-request-id: %s\r\n%s", e->name, headers ? headers : "");
@@ -53,12 +53,12 @@ static void answer(struct exchange *e, int status, const char *type, const char 
     http_reply(e->x, status, type, all, body);
 }
 
-static void answer_json(struct exchange *e, const struct buf *body)
+static void answer_json(struct api_exchange *e, const struct buf *body)
 {
     answer(e, 200, "application/json", NULL, buf_str(body));
 }
 
-static void answer_error(struct exchange *e, int status, const char *code, const char *headers, const char *message)
+static void answer_error(struct api_exchange *e, int status, const char *code, const char *headers, const char *message)
 {
     struct buf body = { 0 };
     openai_write_error(&body, status, code, message, NULL);
@@ -68,21 +68,21 @@ static void answer_error(struct exchange *e, int status, const char *code, const
 
 /* ---- the operator's paths ---- */
 
-static void get_live(struct exchange *e) { answer(e, 200, "application/json", NULL, STR("")); }
+static void get_live(struct api_exchange *e) { answer(e, 200, "application/json", NULL, STR("")); }
 
-static void get_ready(struct exchange *e)
+static void get_ready(struct api_exchange *e)
 {
     const struct serve_backend *b = &e->serve->o.backend;
-    struct backend_stats stats = { 0 };
+    struct serve_backend_stats stats = { 0 };
     b->stats(b->self, &stats);
     if (stats.ready && !e->serve->closed) answer(e, 200, "application/json", NULL, STR(""));
     else answer_error(e, 503, "unavailable", "Retry-After: 1\r\n", stats.why[0] ? stats.why : "the node is not ready");
 }
 
-static void get_load(struct exchange *e)
+static void get_load(struct api_exchange *e)
 {
     const struct serve_backend *b = &e->serve->o.backend;
-    struct backend_stats stats = { 0 };
+    struct serve_backend_stats stats = { 0 };
     struct buf body = { 0 };
     b->stats(b->self, &stats);
     buf_printf(&body, "{\"server_load\":%u,\"running\":%u,\"waiting\":%u}", stats.n_running + stats.n_waiting, stats.n_running, stats.n_waiting);
@@ -99,7 +99,7 @@ static void add_description(const struct serve *s, struct buf *out)
     if (out->len == before + 1) out->data[--out->len] = 0; /* it had nothing to say */
 }
 
-static void get_version(struct exchange *e)
+static void get_version(struct api_exchange *e)
 {
     struct buf body = { 0 };
     buf_add_c(&body, "{\"version\":");
@@ -110,7 +110,7 @@ static void get_version(struct exchange *e)
     buf_release(&body);
 }
 
-static void get_cluster(struct exchange *e)
+static void get_cluster(struct api_exchange *e)
 {
     const struct serve_backend *b = &e->serve->o.backend;
     struct buf body = { 0 };
@@ -122,7 +122,7 @@ static void get_cluster(struct exchange *e)
     buf_release(&body);
 }
 
-static void get_metrics(struct exchange *e)
+static void get_metrics(struct api_exchange *e)
 {
     struct buf body = { 0 };
     metrics_write(e->serve->o.metrics, &body);
@@ -130,7 +130,7 @@ static void get_metrics(struct exchange *e)
     buf_release(&body);
 }
 
-static void get_models(struct exchange *e)
+static void get_models(struct api_exchange *e)
 {
     struct buf body = { 0 };
     openai_write_models(e->serve, &body);
@@ -139,7 +139,7 @@ static void get_models(struct exchange *e)
 }
 
 /* The rest of the path is the name, which may have slashes in it. */
-static void get_model(struct exchange *e)
+static void get_model(struct api_exchange *e)
 {
     struct buf body = { 0 }, name = { 0 };
     buf_add_str(&name, str_sub(http_path(e->x), strlen(e->route->path), SIZE_MAX));
@@ -157,7 +157,7 @@ static void get_model(struct exchange *e)
 
 /* A path that ends in a slash stands for all below it. The doubled ones are what OpenAI's clients ask for when their base URL was
  * given as ".../v1/chat/completions". */
-static const struct route ROUTES[] = {
+static const struct api_route ROUTES[] = {
     { "/v1/chat/completions", POST, .kind = &OPENAI_CHAT },
     { "/v1/completions", POST, .kind = &OPENAI_COMPLETIONS },
     { "/v1/chat/completions/chat/completions", POST, .kind = &OPENAI_CHAT, .label = "/v1/chat/completions" },
@@ -185,7 +185,7 @@ static const struct route ROUTES[] = {
 
 enum { N_ROUTES = sizeof ROUTES / sizeof *ROUTES };
 
-static const struct route *find_route(struct str path)
+static const struct api_route *find_route(struct str path)
 {
     for (size_t i = 0; i < N_ROUTES; i++)
         if (str_eq_c(path, ROUTES[i].path)) return ROUTES[i].handle == get_model ? find_route(STR("/v1/models")) : &ROUTES[i];
@@ -197,7 +197,7 @@ static const struct route *find_route(struct str path)
 
 const struct openai_kind *routes_kind(const char *path)
 {
-    const struct route *r = find_route(str_of(path));
+    const struct api_route *r = find_route(str_of(path));
     return r ? r->kind : NULL;
 }
 
@@ -225,27 +225,27 @@ void routes_register(struct serve *s)
 
 static void on_reply(void *arg, int status, const char *headers, struct str body)
 {
-    struct exchange *e = arg;
+    struct api_exchange *e = arg;
     e->status = status;
     http_reply(e->x, status, "application/json", headers, body);
 }
 
 static void on_begin(void *arg, const char *headers)
 {
-    struct exchange *e = arg;
+    struct api_exchange *e = arg;
     e->status = 200;
     sse_begin(e->x, headers);
 }
 
 static enum status on_chunk(void *arg, struct str json)
 {
-    struct exchange *e = arg;
+    struct api_exchange *e = arg;
     return sse_event(e->x, json);
 }
 
 static void on_stream_end(void *arg)
 {
-    struct exchange *e = arg;
+    struct api_exchange *e = arg;
     http_stream_end(e->x);
 }
 
@@ -259,7 +259,7 @@ static bool is_json(struct str type)
     return plain || (media.n > 5 && strncasecmp(media.p + media.n - 5, "+json", 5) == 0);
 }
 
-static void start_call(struct exchange *e)
+static void start_call(struct api_exchange *e)
 {
     struct str encoding = http_header(e->x, "content-encoding"), trace = http_header(e->x, "x-baton-trace");
     if (!is_json(http_header(e->x, "content-type"))) {
@@ -285,7 +285,7 @@ static void start_call(struct exchange *e)
 
 static void on_end(void *arg, bool gone)
 {
-    struct exchange *e = arg;
+    struct api_exchange *e = arg;
     struct serve *s = e->serve;
     struct route_meters *m = &s->meters[e->route ? (size_t)(e->route - ROUTES) : (size_t)N_ROUTES];
     uint64_t ns = clock_ns() - e->t_start_ns;
@@ -302,16 +302,16 @@ static void on_end(void *arg, bool gone)
     serve_unref(s);
 }
 
-static bool allows_method(const struct route *r, const char *method)
+static bool allows_method(const struct api_route *r, const char *method)
 {
     if (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0) return r->flags & GET;
     return strcmp(method, "POST") == 0 && (r->flags & POST);
 }
 
-static void dispatch(struct exchange *e, bool admin)
+static void dispatch(struct api_exchange *e, bool admin)
 {
     struct serve *s = e->serve;
-    const struct route *r = e->route;
+    const struct api_route *r = e->route;
     /* Unknown paths need a key too: a stranger learns nothing about what exists. */
     if (!admin && !(r && (r->flags & OPEN)) && !auth_allows(s, http_header(e->x, "authorization"))) {
         answer_error(e, 401, "invalid_api_key", "WWW-Authenticate: Bearer\r\n", "a valid API key is needed: send Authorization: Bearer KEY");
@@ -333,7 +333,7 @@ static void dispatch(struct exchange *e, bool admin)
 static void open_exchange(struct serve *s, struct http_exchange *x, bool admin)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    struct exchange *e = MEM_NEW(struct exchange);
+    struct api_exchange *e = MEM_NEW(struct api_exchange);
     struct str name = http_header(x, "x-request-id");
     e->serve = s;
     e->x = x;

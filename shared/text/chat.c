@@ -7,7 +7,7 @@
  *   the template asks whether a content is none.
  * - The arguments of tool calls, which clients send as JSON text, become the object they spell. Some templates paste the text
  *   instead and fail on an object: then the rendering is repeated with the text.
- * To leave the last message open, a mark is put at its end and the rendered text is cut there.
+ * To leave the last message open, a sentinel is put at its end and the rendered text is cut there.
  * Variables: messages, tools and documents (none when absent), add_generation_prompt, the special tokens, then the members of
  * kwargs, which may replace any but messages and tools. Thread: any; read-only after chat_create. */
 #include "shared/text/chat.h"
@@ -22,8 +22,8 @@ struct chat {
     char         *bos, *eos, *pad, *unk;
 };
 
-/* Ends in a blank: when the template trims contents, the blank is gone in the output and the text before the mark is trimmed too. */
-#define OPEN_END_MARK "<|baton-open-end|>"
+/* Ends in a blank: when the template trims contents, the blank is gone in the output and the text before the sentinel is trimmed too. */
+#define OPEN_END_SENTINEL "<|baton-open-end|>"
 
 enum status chat_create(const struct chat_source *s, struct chat **out, struct err *err)
 {
@@ -83,19 +83,19 @@ static enum status put_ref(cJSON *object, const char *name, const cJSON *value)
     return cJSON_AddItemReferenceToObject(object, name, borrowed(value)) ? OK : ERR_NOMEM;
 }
 
-struct swap {
+struct member_swap {
     const char *name;
     cJSON      *value; /* NULL: the member stays */
 };
 
 /* A new object with the members of `from` in their order (templates may print it whole), borrowed except for those that are
  * swapped. Takes the values of the swaps, also when it fails and returns NULL. */
-static cJSON *copy_with(const cJSON *from, struct swap *swaps, size_t n)
+static cJSON *copy_with(const cJSON *from, struct member_swap *swaps, size_t n)
 {
     cJSON      *o = cJSON_CreateObject();
     enum status st = o ? OK : ERR_NOMEM;
     for (const cJSON *c = from->child; c && st == OK; c = c->next) {
-        struct swap *s = swaps;
+        struct member_swap *s = swaps;
         while (s < swaps + n && (!s->value || strcmp(s->name, c->string) != 0)) s++;
         if (s == swaps + n) {
             st = put_ref(o, c->string, c);
@@ -143,24 +143,24 @@ static cJSON *one_part(const char *text)
     return NULL;
 }
 
-/* The content as this template wants it, with the mark appended when asked. *out stays NULL when it needs no change. */
-static enum status make_content(const struct jinja *t, const cJSON *content, int i_message, bool mark, cJSON **out, struct err *err)
+/* The content as this template wants it, with the sentinel appended when asked. *out stays NULL when it needs no change. */
+static enum status make_content(const struct jinja *t, const cJSON *content, int i_message, bool sentinel, cJSON **out, struct err *err)
 {
     struct buf  b = { 0 };
     enum status st = OK;
     *out = NULL;
     bool        is_parts = content && cJSON_IsArray(content), want_parts = t->reads_parts && (is_parts || !t->tests_string);
-    if (cJSON_IsNull(content) && !t->tests_none && !mark) {
+    if (cJSON_IsNull(content) && !t->tests_none && !sentinel) {
         *out = text_node(&b);
         return *out ? OK : ERR_NOMEM;
     }
-    if (is_parts && want_parts && !mark) return OK;
-    if (!is_parts && (!want_parts || !cJSON_IsString(content)) && !mark) return OK;
-    if (mark && !is_parts && !cJSON_IsString(content))
+    if (is_parts && want_parts && !sentinel) return OK;
+    if (!is_parts && (!want_parts || !cJSON_IsString(content)) && !sentinel) return OK;
+    if (sentinel && !is_parts && !cJSON_IsString(content))
         return err_field(err, ERR_INVALID, "continue_final_message", "the last message has no content that could be continued");
     if (is_parts) st = join_parts(content, i_message, &b, err);
     else buf_add_c(&b, content->valuestring);
-    if (mark) buf_add_c(&b, OPEN_END_MARK " ");
+    if (sentinel) buf_add_c(&b, OPEN_END_SENTINEL " ");
     if (st == OK) {
         *out = want_parts ? one_part(b.data ? b.data : "") : text_node(&b);
         if (!*out) st = ERR_NOMEM;
@@ -189,7 +189,7 @@ static enum status make_call(const cJSON *call, cJSON **out)
     cJSON *args;
     *out = NULL;
     if (!arguments_of(call, &args)) return OK;
-    struct swap function = { "function", copy_with(json_member(call, "function"), &(struct swap){ "arguments", args }, 1) };
+    struct member_swap function = { "function", copy_with(json_member(call, "function"), &(struct member_swap){ "arguments", args }, 1) };
     if (!function.value) return ERR_NOMEM;
     *out = copy_with(call, &function, 1);
     return *out ? OK : ERR_NOMEM;
@@ -213,23 +213,23 @@ static enum status make_calls(const cJSON *calls, cJSON **out)
 
 /* ---- messages ---- */
 
-struct form {
+struct message_format {
     const struct jinja *template; /* that of the request */
     bool objects; /* arguments of tool calls as objects */
-    bool mark;    /* the last message is left open */
+    bool sentinel;    /* the last message is left open */
     bool calls;   /* out: there were arguments that could be objects */
 };
 
 /* *out stays NULL when the message needs no change. */
-static enum status make_message(const cJSON *m, int i, struct form *form, cJSON **out, struct err *err)
+static enum status make_message(const cJSON *m, int i, struct message_format *format, cJSON **out, struct err *err)
 {
     const cJSON *calls = json_member(m, "tool_calls");
-    struct swap  swaps[2] = { { "content", NULL }, { "tool_calls", NULL } };
+    struct member_swap  swaps[2] = { { "content", NULL }, { "tool_calls", NULL } };
     *out = NULL;
-    TRY(make_content(form->template, cJSON_GetObjectItemCaseSensitive(m, "content"), i, form->mark && !m->next, &swaps[0].value, err));
-    if (cJSON_IsArray(calls) && form->objects) {
+    TRY(make_content(format->template, cJSON_GetObjectItemCaseSensitive(m, "content"), i, format->sentinel && !m->next, &swaps[0].value, err));
+    if (cJSON_IsArray(calls) && format->objects) {
         enum status st = make_calls(calls, &swaps[1].value);
-        form->calls = true;
+        format->calls = true;
         if (st != OK) {
             cJSON_Delete(swaps[0].value);
             return st;
@@ -240,13 +240,13 @@ static enum status make_message(const cJSON *m, int i, struct form *form, cJSON 
     return *out ? OK : ERR_NOMEM;
 }
 
-static enum status make_messages(const cJSON *messages, struct form *form, cJSON *out, struct err *err)
+static enum status make_messages(const cJSON *messages, struct message_format *format, cJSON *out, struct err *err)
 {
     int i = 0;
     for (const cJSON *m = messages->child; m; m = m->next, i++) {
         cJSON *made;
         if (!cJSON_IsObject(m)) return err_field(err, ERR_INVALID, "messages", "messages[%d] is not an object", i);
-        TRY(make_message(m, i, form, &made, err));
+        TRY(make_message(m, i, format, &made, err));
         if (made ? cJSON_AddItemToArray(out, made) : cJSON_AddItemReferenceToArray(out, borrowed(m))) continue;
         cJSON_Delete(made);
         return ERR_NOMEM;
@@ -274,11 +274,11 @@ static enum status put_kwargs(cJSON *vars, const cJSON *kwargs, struct err *err)
 
 static bool has_tools(const struct chat_input *in) { return in->tools && !cJSON_IsNull(in->tools); }
 
-static enum status make_vars(const struct chat *c, const struct chat_input *in, struct form *form, cJSON *vars, struct err *err)
+static enum status make_vars(const struct chat *c, const struct chat_input *in, struct message_format *format, cJSON *vars, struct err *err)
 {
     cJSON *messages = cJSON_CreateArray();
     TRY(put(vars, "messages", messages));
-    TRY(make_messages(in->messages, form, messages, err));
+    TRY(make_messages(in->messages, format, messages, err));
     if (has_tools(in)) TRY(put_ref(vars, "tools", in->tools));
     else TRY(put(vars, "tools", cJSON_CreateNull()));
     TRY(put(vars, "documents", cJSON_CreateNull()));
@@ -290,26 +290,26 @@ static enum status make_vars(const struct chat *c, const struct chat_input *in, 
     return put_kwargs(vars, in->kwargs, err);
 }
 
-static enum status render_as(const struct chat *c, const struct chat_input *in, struct form *form, int64_t now, struct buf *out, struct err *err)
+static enum status render_as(const struct chat *c, const struct chat_input *in, struct message_format *format, int64_t now, struct buf *out, struct err *err)
 {
     cJSON *vars = cJSON_CreateObject();
     if (!vars) return err_set(err, ERR_NOMEM, "no memory for the messages");
     struct err why = { 0 };
-    enum status st = make_vars(c, in, form, vars, &why);
+    enum status st = make_vars(c, in, format, vars, &why);
     if (st == ERR_NOMEM) err_set(&why, ERR_NOMEM, "no memory for the messages");
-    if (st == OK) st = jinja_render(form->template, vars, now, out, &why);
+    if (st == OK) st = jinja_render(format->template, vars, now, out, &why);
     if (st != OK && err) *err = why;
     cJSON_Delete(vars);
     return st;
 }
 
-/* Cut what was rendered from `start` on at the last mark. */
+/* Cut what was rendered from `start` on at the last sentinel. */
 static enum status cut_open_end(struct buf *out, size_t start, struct err *err)
 {
-    struct str text = { out->data, out->len }, mark = STR(OPEN_END_MARK);
-    for (size_t at = out->len; at >= start + mark.n; at--) {
-        size_t from = at - mark.n;
-        if (memcmp(text.p + from, mark.p, mark.n) != 0) continue;
+    struct str text = { out->data, out->len }, sentinel = STR(OPEN_END_SENTINEL);
+    for (size_t at = out->len; at >= start + sentinel.n; at--) {
+        size_t from = at - sentinel.n;
+        if (memcmp(text.p + from, sentinel.p, sentinel.n) != 0) continue;
         bool trimmed = at == text.n || text.p[at] != ' ';
         while (trimmed && from > start && strchr(" \t\r\n", text.p[from - 1])) from--;
         out->len = from;
@@ -322,19 +322,19 @@ static enum status cut_open_end(struct buf *out, size_t start, struct err *err)
 enum status chat_render(const struct chat *c, const struct chat_input *in, int64_t now, struct buf *out, struct err *err)
 {
     const struct jinja *template = has_tools(in) && c->tool_template ? c->tool_template : c->template;
-    struct form form = { .template = template, .objects = true, .mark = in->continue_final_message };
+    struct message_format format = { .template = template, .objects = true, .sentinel = in->continue_final_message };
     size_t      start = out->len;
     if (in->continue_final_message && in->add_generation_prompt)
         return err_field(err, ERR_INVALID, "continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
     if (!cJSON_IsArray(in->messages) || !in->messages->child) return err_field(err, ERR_INVALID, "messages", "messages must be a list with at least one message");
     struct err  first = { 0 };
-    enum status st = render_as(c, in, &form, now, out, &first);
-    if (st == ERR_FORMAT && form.calls) {
-        form.objects = false;
+    enum status st = render_as(c, in, &format, now, out, &first);
+    if (st == ERR_FORMAT && format.calls) {
+        format.objects = false;
         if (out->data) out->data[out->len = start] = 0;
-        st = render_as(c, in, &form, now, out, NULL); /* when this fails too, the first error is the one to tell */
+        st = render_as(c, in, &format, now, out, NULL); /* when this fails too, the first error is the one to tell */
     }
-    if (st == OK) return form.mark ? cut_open_end(out, start, err) : OK;
+    if (st == OK) return format.sentinel ? cut_open_end(out, start, err) : OK;
     if (err) *err = first;
     return first.code;
 }

@@ -164,7 +164,7 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
 static enum reasoning_state reasoning_after_ids(const struct call *c)
 {
     enum { TAIL = 16 };
-    const struct prompt *q = &c->prompts[0];
+    const struct completion_prompt *q = &c->prompts[0];
     size_t n = q->n_tokens < TAIL ? q->n_tokens : TAIL;
     struct buf text = { 0 };
     if (!c->serve->o.reasoning) return REASONING_REST;

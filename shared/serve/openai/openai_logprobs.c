@@ -8,7 +8,7 @@
 
 #include "shared/serve/completion_request.h"
 
-struct record {
+struct logprob_record {
     int32_t  id;
     float    logprob;
     int32_t  rank;
@@ -16,29 +16,29 @@ struct record {
     uint32_t n_top;
 };
 
-struct pair {
+struct logprob_pair {
     int32_t id;
     float   logprob;
 };
 
-struct entry {
-    struct record r;
-    struct pair   top[SAMPLER_LOGPROBS_MAX + 1]; /* best first; the chosen token is one of them after with_chosen */
+struct logprob_entry {
+    struct logprob_record r;
+    struct logprob_pair   top[SAMPLER_LOGPROBS_MAX + 1]; /* best first; the chosen token is one of them after with_chosen */
 };
 
 void openai_logprobs_store(struct buf *records, const struct token_logprobs *t, int32_t n_top, uint32_t offset)
 {
-    struct record r = { .id = t->id, .logprob = t->logprob, .rank = t->rank, .offset = offset };
+    struct logprob_record r = { .id = t->id, .logprob = t->logprob, .rank = t->rank, .offset = offset };
     r.n_top = n_top <= 0 ? 0 : t->n_top < (uint32_t)n_top ? t->n_top : (uint32_t)n_top;
     if (r.n_top > SAMPLER_LOGPROBS_MAX) r.n_top = SAMPLER_LOGPROBS_MAX;
     buf_add(records, &r, sizeof r);
     for (uint32_t i = 0; i < r.n_top; i++) {
-        struct pair p = { t->top[i].id, t->top[i].logprob };
+        struct logprob_pair p = { t->top[i].id, t->top[i].logprob };
         buf_add(records, &p, sizeof p);
     }
 }
 
-static bool next_entry(struct str *rest, struct entry *e)
+static bool next_entry(struct str *rest, struct logprob_entry *e)
 {
     if (rest->n < sizeof e->r) return false;
     memcpy(&e->r, rest->p, sizeof e->r);
@@ -48,7 +48,7 @@ static bool next_entry(struct str *rest, struct entry *e)
 }
 
 /* Cut to the n_top best, and add the chosen token when it is not one of them. */
-static void with_chosen(struct entry *e, int32_t n_top)
+static void with_chosen(struct logprob_entry *e, int32_t n_top)
 {
     uint32_t i = 0;
     if (e->r.n_top > (uint32_t)n_top) e->r.n_top = (uint32_t)n_top;
@@ -89,7 +89,7 @@ static void add_token_name(const struct choice *ch, int32_t id, struct buf *out)
 
 /* ---- chat ---- */
 
-static void add_chat_token(const struct choice *ch, struct pair p, struct buf *out)
+static void add_chat_token(const struct choice *ch, struct logprob_pair p, struct buf *out)
 {
     struct buf bytes = { 0 };
     tokenizer_token_bytes(ch->call->serve->o.tokenizer, p.id, false, &bytes);
@@ -106,12 +106,12 @@ static void add_chat_token(const struct choice *ch, struct pair p, struct buf *o
 void openai_write_chat_logprobs(const struct choice *ch, struct buf *out)
 {
     struct str rest = buf_str(&ch->logprobs);
-    struct entry e;
+    struct logprob_entry e;
     int32_t n_top = ch->call->p.n_logprobs;
     buf_add_c(out, "{\"content\":[");
     for (bool first = true; next_entry(&rest, &e); first = false) {
         if (!first) buf_add_char(out, ',');
-        add_chat_token(ch, (struct pair){ e.r.id, e.r.logprob }, out);
+        add_chat_token(ch, (struct logprob_pair){ e.r.id, e.r.logprob }, out);
         buf_add_c(out, ",\"top_logprobs\":[");
         if (n_top > 0) with_chosen(&e, n_top);
         for (uint32_t i = 0; n_top > 0 && i < e.r.n_top; i++) {
@@ -127,16 +127,16 @@ void openai_write_chat_logprobs(const struct choice *ch, struct buf *out)
 /* ---- completions ---- */
 
 /* Goes over the prompt's tokens (with echo) and the answer's, as often as the four arrays need. */
-struct walk {
+struct logprob_cursor {
     const struct choice *ch;
     struct str prompt, answer;
     size_t i, n_prompt;
     uint32_t offset;
 };
 
-static struct walk walk_start(const struct choice *ch, bool with_prompt)
+static struct logprob_cursor cursor_start(const struct choice *ch, bool with_prompt)
 {
-    return (struct walk){
+    return (struct logprob_cursor){
         .ch = ch,
         .prompt = buf_str(&openai_prompt_source(ch)->prompt_logprobs),
         .answer = buf_str(&ch->logprobs),
@@ -145,12 +145,12 @@ static struct walk walk_start(const struct choice *ch, bool with_prompt)
 }
 
 /* *known is false for the first token of a prompt, of which there is no logprob. */
-static bool walk_next(struct walk *w, struct entry *e, bool *known)
+static bool cursor_next(struct logprob_cursor *w, struct logprob_entry *e, bool *known)
 {
     *known = true;
     if (w->i >= w->n_prompt) return next_entry(&w->answer, e);
     *known = w->i > 0 && next_entry(&w->prompt, e);
-    if (!*known) *e = (struct entry){ .r.id = w->ch->prompt->tokens[w->i] };
+    if (!*known) *e = (struct logprob_entry){ .r.id = w->ch->prompt->tokens[w->i] };
     e->r.offset = w->offset;
     w->offset += openai_token_chars(w->ch, e->r.id);
     w->i++;
@@ -159,7 +159,7 @@ static bool walk_next(struct walk *w, struct entry *e, bool *known)
 
 /* Two ids can have the same text (pieces of characters all show as U+FFFD). The chosen token keeps the text; another with a text
  * that was used goes by its spelling in the vocabulary, or by its id. */
-static void add_unique_name(const struct choice *ch, const struct entry *e, uint32_t i, struct buf *out)
+static void add_unique_name(const struct choice *ch, const struct logprob_entry *e, uint32_t i, struct buf *out)
 {
     struct buf name = { 0 }, other = { 0 };
     bool clash = false;
@@ -178,7 +178,7 @@ static void add_unique_name(const struct choice *ch, const struct entry *e, uint
     buf_release(&other);
 }
 
-static void add_top(const struct choice *ch, struct entry *e, struct buf *out)
+static void add_top(const struct choice *ch, struct logprob_entry *e, struct buf *out)
 {
     with_chosen(e, ch->call->p.n_logprobs);
     buf_add_char(out, '{');
@@ -193,7 +193,7 @@ static void add_top(const struct choice *ch, struct entry *e, struct buf *out)
 
 enum column { COLUMN_TOKENS, COLUMN_LOGPROBS, COLUMN_TOP, COLUMN_OFFSETS, COLUMNS };
 
-static void add_cell(const struct choice *ch, enum column column, struct entry *e, bool known, struct buf *out)
+static void add_cell(const struct choice *ch, enum column column, struct logprob_entry *e, bool known, struct buf *out)
 {
     if (column == COLUMN_TOKENS) add_token_name(ch, e->r.id, out);
     else if (column == COLUMN_OFFSETS) buf_printf(out, "%u", e->r.offset);
@@ -206,11 +206,11 @@ void openai_write_completion_logprobs(const struct choice *ch, bool with_prompt,
 {
     static const char *const names[COLUMNS] = { "{\"tokens\":[", "],\"token_logprobs\":[", "],\"top_logprobs\":[", "],\"text_offset\":[" };
     for (enum column column = 0; column < COLUMNS; column++) {
-        struct walk w = walk_start(ch, with_prompt);
-        struct entry e;
+        struct logprob_cursor w = cursor_start(ch, with_prompt);
+        struct logprob_entry e;
         bool known;
         buf_add_c(out, names[column]);
-        for (bool first = true; walk_next(&w, &e, &known); first = false) {
+        for (bool first = true; cursor_next(&w, &e, &known); first = false) {
             if (!first) buf_add_char(out, ',');
             add_cell(ch, column, &e, known, out);
         }
@@ -225,7 +225,7 @@ const struct choice *openai_prompt_source(const struct choice *ch)
     return ch->call->p.stream ? ch : ch - ch->sample;
 }
 
-static void add_ranked(const struct choice *ch, struct pair p, int32_t rank, struct buf *out)
+static void add_ranked(const struct choice *ch, struct logprob_pair p, int32_t rank, struct buf *out)
 {
     struct buf bytes = { 0 };
     tokenizer_token_bytes(ch->call->serve->o.tokenizer, p.id, false, &bytes);
@@ -240,7 +240,7 @@ static void add_ranked(const struct choice *ch, struct pair p, int32_t rank, str
 void openai_write_prompt_logprobs(const struct choice *ch, struct buf *out)
 {
     struct str rest = buf_str(&openai_prompt_source(ch)->prompt_logprobs);
-    struct entry e;
+    struct logprob_entry e;
     buf_add_c(out, "[null");
     while (next_entry(&rest, &e)) {
         with_chosen(&e, ch->call->p.n_prompt_logprobs);

@@ -7,7 +7,7 @@ enum { ENCODE_LIMIT_CONTEXTS = 4 /* a text is tokenised up to so many context le
 
 void openai_alloc_prompts(struct call *c, uint32_t n)
 {
-    c->prompts = ARENA_ARRAY(&c->arena, struct prompt, n);
+    c->prompts = ARENA_ARRAY(&c->arena, struct completion_prompt, n);
     c->n_prompts = n;
 }
 
@@ -19,7 +19,7 @@ static enum status too_long(const struct call *c, const struct openai_part *part
                      c->serve->o.max_model_len, more, n, part->place, part->place);
 }
 
-static enum status check_length(const struct call *c, const struct prompt *q, const struct openai_part *part, struct err *err)
+static enum status check_length(const struct call *c, const struct completion_prompt *q, const struct openai_part *part, struct err *err)
 {
     const struct sampling_params *s = &c->p.sampling;
     size_t max = c->serve->o.max_model_len, n = q->n_tokens;
@@ -36,7 +36,7 @@ static enum status check_length(const struct call *c, const struct prompt *q, co
     return OK;
 }
 
-static enum status encode(const struct call *c, struct prompt *q, const struct openai_part *part, struct err *err)
+static enum status encode(const struct call *c, struct completion_prompt *q, const struct openai_part *part, struct err *err)
 {
     size_t limit = (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS;
     if (c->p.truncate >= 0) limit = SIZE_MAX; /* the end of the text is what is kept */
@@ -45,7 +45,7 @@ static enum status encode(const struct call *c, struct prompt *q, const struct o
 }
 
 /* A tokenizer may know tokens for which the model has no row (added ones, above all). */
-static enum status check_known(const struct call *c, const struct prompt *q, const struct openai_part *part, struct err *err)
+static enum status check_known(const struct call *c, const struct completion_prompt *q, const struct openai_part *part, struct err *err)
 {
     const struct serve *s = c->serve;
     for (size_t i = 0; i < q->n_tokens; i++) {
@@ -57,7 +57,7 @@ static enum status check_known(const struct call *c, const struct prompt *q, con
     return OK;
 }
 
-static void keep_last(struct prompt *q, size_t n)
+static void keep_last(struct completion_prompt *q, size_t n)
 {
     if (q->n_tokens <= n) return;
     memmove(q->tokens, q->tokens + (q->n_tokens - n), n * sizeof *q->tokens);
@@ -66,7 +66,7 @@ static void keep_last(struct prompt *q, size_t n)
 
 enum status openai_add_prompt(struct call *c, uint32_t i, const struct openai_part *part, struct err *err)
 {
-    struct prompt *q = &c->prompts[i];
+    struct completion_prompt *q = &c->prompts[i];
     if (part->ids) TRY(openai_parse_ids(c->serve, part->ids, part->param, &q->tokens, &q->n_tokens, err));
     else TRY(encode(c, q, part, err));
     TRY(check_known(c, q, part, err));

@@ -165,15 +165,15 @@ static enum tool_step enter(struct tool_parser *p, int opened, size_t n)
     return TOOL_ON;
 }
 
-struct opening {
+struct open_tag {
     size_t at;    /* SIZE_MAX: none */
     int    which;
     size_t hold;  /* bytes at the end that may be the beginning of one */
 };
 
-static struct opening find_opening(const struct tool_format *f, struct str text)
+static struct open_tag find_open_tag(const struct tool_format *f, struct str text)
 {
-    struct opening o = { SIZE_MAX, 0, 0 };
+    struct open_tag o = { SIZE_MAX, 0, 0 };
     for (size_t i = 0; i < COUNT_OF(f->open) && f->open[i].n; i++) {
         size_t at = str_find(text, f->open[i]), partial = tag_partial(text, f->open[i]);
         if (partial > o.hold) o.hold = partial;
@@ -191,7 +191,7 @@ static enum tool_step read_text(struct tool_parser *p, bool last, struct buf *te
     if (!p->said || (last && n_after == tool_rest(p).n)) tool_take(p, n_after);
     struct str     rest = tool_rest(p);
     size_t         n_blanks = tag_blanks(rest);
-    struct opening o = find_opening(p->f, rest);
+    struct open_tag o = find_open_tag(p->f, rest);
     if (p->f->bare && !p->began && n_blanks < rest.n && rest.p[n_blanks] == '{') return enter(p, -1, n_blanks);
     size_t n = o.at < SIZE_MAX ? o.at : rest.n - (last ? 0 : o.hold);
     if (!last || o.at < SIZE_MAX) n -= tag_blanks_at_end(str_sub(rest, 0, n));

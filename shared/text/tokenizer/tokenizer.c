@@ -142,14 +142,14 @@ enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool ad
 
 /* ---- back to text, and questions ---- */
 
-static const struct token *token_at(const struct tokenizer *t, int32_t id)
+static const struct vocab_token *token_at(const struct tokenizer *t, int32_t id)
 {
     return id >= 0 && (size_t)id < t->n_tokens ? &t->tokens[id] : NULL;
 }
 
 void tokenizer_token_bytes(const struct tokenizer *t, int32_t id, bool skip_special, struct buf *out)
 {
-    const struct token *k = token_at(t, id);
+    const struct vocab_token *k = token_at(t, id);
     if (k && !(skip_special && k->kind == TOKEN_CONTROL)) buf_add_str(out, k->bytes);
 }
 
@@ -172,7 +172,7 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
 
 struct str tokenizer_piece(const struct tokenizer *t, int32_t id)
 {
-    const struct token *k = token_at(t, id);
+    const struct vocab_token *k = token_at(t, id);
     return k ? k->piece : STR("");
 }
 
@@ -182,7 +182,7 @@ int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
 {
-    const struct token *k = token_at(t, id);
+    const struct vocab_token *k = token_at(t, id);
     return k && k->kind == TOKEN_CONTROL;
 }
 

@@ -66,16 +66,16 @@ static void grow_tokens(struct tokenizer *t, size_t n)
         t->tokens = mem_realloc(t->tokens, cap, sizeof *t->tokens);
         t->cap_tokens = cap;
     }
-    for (; t->n_tokens < n; t->n_tokens++) t->tokens[t->n_tokens] = (struct token){ .piece = STR(""), .bytes = STR(""), .kind = TOKEN_UNUSED };
+    for (; t->n_tokens < n; t->n_tokens++) t->tokens[t->n_tokens] = (struct vocab_token){ .piece = STR(""), .bytes = STR(""), .kind = TOKEN_UNUSED };
 }
 
 void tokenizer_put_token(struct tokenizer *t, int32_t id, struct str piece, enum token_kind kind)
 {
     ASSERT(id >= 0 && id < TOKENIZER_IDS_MAX);
     grow_tokens(t, (size_t)id + 1);
-    struct token *k = &t->tokens[id];
+    struct vocab_token *k = &t->tokens[id];
     if (piece.n > t->piece_max) t->piece_max = piece.n;
-    *k = (struct token){ .piece = keep(t, piece), .bytes = STR(""), .kind = kind, .used = true, .in_model = true };
+    *k = (struct vocab_token){ .piece = keep(t, piece), .bytes = STR(""), .kind = kind, .used = true, .in_model = true };
     map_put(&t->by_piece, piece, (void *)(uintptr_t)(id + 1));
 }
 
@@ -141,7 +141,7 @@ static bool spell_bytes(struct str piece, struct buf *out)
     return true;
 }
 
-static enum status token_text(struct tokenizer *t, struct token *k, struct buf *text, struct buf *scratch)
+static enum status token_text(struct tokenizer *t, struct vocab_token *k, struct buf *text, struct buf *scratch)
 {
     int byte = t->decode_bytes ? byte_of_piece(k->piece) : -1;
     k->bytes = k->piece;
@@ -188,7 +188,7 @@ static void index_char(struct tokenizer *t, int32_t id)
 
 static enum status index_added(struct tokenizer *t, int32_t id, struct buf *text, struct buf *scratch)
 {
-    const struct token *k = &t->tokens[id];
+    const struct vocab_token *k = &t->tokens[id];
     if (!k->normalized) {
         added_tokens_put(&t->added_raw, k->piece, id, k->flags);
         return OK;

@@ -21,7 +21,7 @@
  * rendered prompt. */
 enum { TOKENIZER_IDS_MAX = 1 << 21, TOKENIZER_TEXT_MAX = 64 << 20, TOKENIZER_AFFIX_MAX = 16, TOKENIZER_PIECE_MAX = 1024 };
 
-struct token {
+struct vocab_token {
     struct str      piece, bytes; /* as spelled, and what it stands for in text */
     enum token_kind kind;
     bool            used, is_added;
@@ -39,7 +39,7 @@ struct tokenizer_affix {
 
 struct tokenizer {
     struct arena     arena;
-    struct token    *tokens;
+    struct vocab_token    *tokens;
     size_t           n_tokens, cap_tokens;
     struct map       by_piece;     /* id + 1 as a pointer */
     struct added_tokens     added_raw, added_normalized;

@@ -8,17 +8,17 @@
 #include "shared/text/tokenizer/tokenizer_internal.h"
 #include "shared/text/utf8.h"
 
-struct pair {
+struct rank_pair {
     int32_t  left, right, whole;
     uint32_t rank;
 };
 
-struct pairs {
-    struct pair *all;
+struct rank_pairs {
+    struct rank_pair *all;
     size_t       n, cap;
 };
 
-static void add_pair(struct pairs *p, struct pair pair)
+static void add_pair(struct rank_pairs *p, struct rank_pair pair)
 {
     if (p->n == p->cap) {
         p->cap = p->cap ? p->cap * 2 : 4096;
@@ -29,12 +29,12 @@ static void add_pair(struct pairs *p, struct pair pair)
 
 static int32_t find(const struct map *by_bytes, struct str bytes) { return (int32_t)(uintptr_t)map_get(by_bytes, bytes) - 1; }
 
-static void add_pairs_of(struct pairs *p, const struct map *by_bytes, struct str whole, int32_t id, uint32_t rank)
+static void add_pairs_of(struct rank_pairs *p, const struct map *by_bytes, struct str whole, int32_t id, uint32_t rank)
 {
     for (size_t cut = 1; cut < whole.n; cut++) {
         int32_t left = find(by_bytes, str_sub(whole, 0, cut));
         int32_t right = left < 0 ? -1 : find(by_bytes, str_sub(whole, cut, SIZE_MAX));
-        if (right >= 0) add_pair(p, (struct pair){ left, right, id, rank });
+        if (right >= 0) add_pair(p, (struct rank_pair){ left, right, id, rank });
     }
 }
 
@@ -67,7 +67,7 @@ static enum status check_bytes(const struct map *by_bytes, struct err *err)
 enum status tokenizer_fill_ranks(struct tokenizer *t, const struct str *bytes, size_t n, int32_t first_id, struct err *err)
 {
     struct map by_bytes = { 0 };
-    struct pairs pairs = { 0 };
+    struct rank_pairs pairs = { 0 };
     if (n > (size_t)(TOKENIZER_IDS_MAX - first_id)) return err_set(err, ERR_FORMAT, "a vocabulary of %zu tokens is not possible", n);
     enum status st = put_tokens(t, bytes, n, first_id, &by_bytes, err);
     if (st == OK) st = check_bytes(&by_bytes, err);

@@ -16,7 +16,7 @@ enum { KIND_BPE = 2 };
 
 /* ---- the wire ---- */
 
-struct field {
+struct proto_field {
     uint32_t   number;
     uint64_t   value; /* varints and fixed numbers */
     struct str bytes; /* WIRE_BYTES */
@@ -44,10 +44,10 @@ static bool take_fixed(struct str *in, size_t n, uint64_t *out)
 }
 
 /* The next field of a message; ERR_FORMAT when it is damaged. Loop while in->n > 0. */
-static enum status take_field(struct str *in, struct field *f, struct err *err)
+static enum status take_field(struct str *in, struct proto_field *f, struct err *err)
 {
     uint64_t tag, len;
-    *f = (struct field){ 0 };
+    *f = (struct proto_field){ 0 };
     bool good = take_varint(in, &tag) && tag >> 3 != 0 && tag >> 3 <= UINT32_MAX;
     f->number = good ? (uint32_t)(tag >> 3) : 0;
     switch (good ? (int)(tag & 7) : -1) {
@@ -67,7 +67,7 @@ static enum status take_field(struct str *in, struct field *f, struct err *err)
 
 /* ---- the message ---- */
 
-struct model_file {
+struct spm_model_file {
     struct spm_piece *pieces;
     size_t            n, cap;
     struct str        table;
@@ -76,10 +76,10 @@ struct model_file {
     bool              dummy_prefix, remove_extra, escape, as_suffix, byte_fallback;
 };
 
-static enum status read_piece(struct model_file *m, struct str in, struct err *err)
+static enum status read_piece(struct spm_model_file *m, struct str in, struct err *err)
 {
     struct spm_piece p = { .kind = SPM_NORMAL };
-    struct field f;
+    struct proto_field f;
     while (in.n > 0) {
         TRY(take_field(&in, &f, err));
         uint32_t bits = (uint32_t)f.value;
@@ -97,9 +97,9 @@ static enum status read_piece(struct model_file *m, struct str in, struct err *e
 
 static int32_t id_of(uint64_t value) { return value < TOKENIZER_IDS_MAX ? (int32_t)value : -1; } /* -1: none, as a long varint */
 
-static enum status read_trainer(struct model_file *m, struct str in, struct err *err)
+static enum status read_trainer(struct spm_model_file *m, struct str in, struct err *err)
 {
-    struct field f;
+    struct proto_field f;
     while (in.n > 0) {
         TRY(take_field(&in, &f, err));
         switch (f.number) {
@@ -114,9 +114,9 @@ static enum status read_trainer(struct model_file *m, struct str in, struct err 
     return OK;
 }
 
-static enum status read_normalizer(struct model_file *m, struct str in, struct err *err)
+static enum status read_normalizer(struct spm_model_file *m, struct str in, struct err *err)
 {
-    struct field f;
+    struct proto_field f;
     while (in.n > 0) {
         TRY(take_field(&in, &f, err));
         switch (f.number) {
@@ -132,7 +132,7 @@ static enum status read_normalizer(struct model_file *m, struct str in, struct e
 
 static enum status check_denormalizer(struct str in, struct err *err)
 {
-    struct field f;
+    struct proto_field f;
     while (in.n > 0) {
         TRY(take_field(&in, &f, err));
         if (f.number == NORMALIZER_SPEC_TABLE && f.bytes.n > 0) return err_set(err, ERR_UNSUPPORTED, "a SentencePiece model with a denormaliser is not supported");
@@ -140,9 +140,9 @@ static enum status check_denormalizer(struct str in, struct err *err)
     return OK;
 }
 
-static enum status read_model(struct model_file *m, struct str in, struct err *err)
+static enum status read_model(struct spm_model_file *m, struct str in, struct err *err)
 {
-    struct field f;
+    struct proto_field f;
     while (in.n > 0) {
         TRY(take_field(&in, &f, err));
         switch (f.number) {
@@ -163,7 +163,7 @@ static enum status read_model(struct model_file *m, struct str in, struct err *e
 enum status tokenizer_fill_sentencepiece(struct tokenizer *t, struct str file, struct err *err)
 {
     /* The defaults are those of the message's definition. */
-    struct model_file m = { .kind = 1, .bos = 1, .eos = 2, .dummy_prefix = true, .remove_extra = true, .escape = true };
+    struct spm_model_file m = { .kind = 1, .bos = 1, .eos = 2, .dummy_prefix = true, .remove_extra = true, .escape = true };
     enum status st = read_model(&m, file, err);
     if (st == OK) st = spm_set_charsmap(&t->spm, m.table, err);
     if (st == OK) {

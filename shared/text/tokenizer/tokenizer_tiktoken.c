@@ -10,7 +10,7 @@
 #include "shared/text/tokenizer/tokenizer_internal.h"
 
 /* Special tokens follow the ranks in this order, n_specials in all; the last name stands for a row of them, counted from `first`. */
-struct family {
+struct tiktoken_family {
     const char *name, *preset;
     size_t      n_ranks, n_specials;
     int         first;
@@ -18,7 +18,7 @@ struct family {
     const char *specials[16];
 };
 
-static const struct family families[] = {
+static const struct tiktoken_family FAMILIES[] = {
     { .name = "Llama 3", .preset = "llama-bpe", .n_ranks = 128000, .n_specials = 256, .first = 2,
       .bos = "<|begin_of_text|>", .eos = "<|end_of_text|>",
       .specials = { "<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>",
@@ -28,14 +28,14 @@ static const struct family families[] = {
       .specials = { "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|extra_%d|>" } },
 };
 
-struct ranks {
+struct tiktoken_ranks {
     struct buf  bytes;   /* of all tokens, one behind the other */
     size_t     *ends;    /* [cap], SIZE_MAX: the rank is not there */
     size_t     *starts;
     size_t      n, cap;
 };
 
-static enum status put_rank(struct ranks *r, size_t line, struct str token, struct str number, struct err *err)
+static enum status put_rank(struct tiktoken_ranks *r, size_t line, struct str token, struct str number, struct err *err)
 {
     int64_t rank = -1;
     size_t start = r->bytes.len;
@@ -52,7 +52,7 @@ static enum status put_rank(struct ranks *r, size_t line, struct str token, stru
     return OK;
 }
 
-static enum status read_lines(struct ranks *r, struct str file, struct err *err)
+static enum status read_lines(struct tiktoken_ranks *r, struct str file, struct err *err)
 {
     struct str line;
     for (size_t i = 1; str_split(&file, '\n', &line); i++) {
@@ -81,15 +81,15 @@ bool tokenizer_is_tiktoken(struct str file)
 
 /* ---- the family ---- */
 
-static void special_name(const struct family *f, size_t i, char *out, size_t size)
+static void special_name(const struct tiktoken_family *f, size_t i, char *out, size_t size)
 {
     size_t last = 0;
     while (f->specials[last + 1]) last++;
-    size_t row = i < last ? i : last;
-    snprintf(out, size, f->specials[row], f->first + (int)(i - row));
+    size_t i_name = i < last ? i : last;
+    snprintf(out, size, f->specials[i_name], f->first + (int)(i - i_name));
 }
 
-static enum status put_specials(struct tokenizer *t, const struct family *f, struct err *err)
+static enum status put_specials(struct tokenizer *t, const struct tiktoken_family *f, struct err *err)
 {
     char name[64];
     for (size_t i = 0; i < f->n_specials; i++) {
@@ -103,11 +103,11 @@ static enum status put_specials(struct tokenizer *t, const struct family *f, str
     return t->bos >= 0 ? tokenizer_affix_add(&t->prefix, t->bos, err) : OK;
 }
 
-static enum status fill(struct tokenizer *t, const struct ranks *r, const cJSON *config, struct err *err)
+static enum status fill(struct tokenizer *t, const struct tiktoken_ranks *r, const cJSON *config, struct err *err)
 {
-    const struct family *f = NULL;
-    for (size_t i = 0; i < COUNT_OF(families); i++)
-        if (families[i].n_ranks == r->n) f = &families[i];
+    const struct tiktoken_family *f = NULL;
+    for (size_t i = 0; i < COUNT_OF(FAMILIES); i++)
+        if (FAMILIES[i].n_ranks == r->n) f = &FAMILIES[i];
     if (!f)
         return err_set(err, ERR_UNSUPPORTED, "a tiktoken vocabulary of %zu ranks is of no known family (Llama 3 has 128000, Qwen 151643), "
                        "and the file does not say how texts are cut", r->n);
@@ -125,7 +125,7 @@ static enum status fill(struct tokenizer *t, const struct ranks *r, const cJSON 
 
 enum status tokenizer_fill_tiktoken(struct tokenizer *t, struct str file, const cJSON *config, struct err *err)
 {
-    struct ranks r = { 0 };
+    struct tiktoken_ranks r = { 0 };
     enum status st = read_lines(&r, file, err);
     if (st == OK) st = fill(t, &r, config, err);
     buf_release(&r.bytes);

@@ -446,7 +446,7 @@ TEST(request_without_nodes_is_told_what_is_missing)
 {
     struct world w;
     struct client c;
-    struct backend_stats st;
+    struct serve_backend_stats st;
     world_open(&w, "p", 300);
     CHECK_OK(client_submit(&w, &c, TEN));
     RIG_WAIT_MS(&w.rig, c.n_ended == 1, 3000);

@@ -161,10 +161,10 @@ static inline void fake_cancel(void *self, uint64_t id)
     }
 }
 
-static inline void fake_stats(void *self, struct backend_stats *out)
+static inline void fake_stats(void *self, struct serve_backend_stats *out)
 {
     struct fake_backend *f = self;
-    *out = (struct backend_stats){ .n_running = f->n_live, .ready = !f->not_ready };
+    *out = (struct serve_backend_stats){ .n_running = f->n_live, .ready = !f->not_ready };
     if (f->not_ready) snprintf(out->why, sizeof out->why, "no decode node in topic 'default'");
 }
 
