@@ -9,28 +9,28 @@
 
 #define TEXT(literal) { (literal), sizeof(literal) - 1 } /* a struct str that is constant */
 
-static const struct reasoning_format ROWS[] = {
+static const struct reasoning_format REASONING_FORMATS[] = {
     { .name = "think", .aliases = "qwen3 deepseek deepseek-r1 deepseek-v3 deepseek-v31 qwen3-thinking basic glm45 ernie-45-vl",
       .open = TEXT("<think>"), .close = TEXT("</think>") },
     { .name = "ernie", .aliases = "ernie-x1 ernie45 ernie-45-vl-thinking", .open = TEXT("<think>"), .close = TEXT("</think>"),
       .answer_open = TEXT("<response>"), .answer_close = TEXT("</response>") },
 };
 
-const struct reasoning_format *reasoning_format_at(size_t i) { return i < COUNT_OF(ROWS) ? &ROWS[i] : NULL; }
+const struct reasoning_format *reasoning_format_at(size_t i) { return i < COUNT_OF(REASONING_FORMATS) ? &REASONING_FORMATS[i] : NULL; }
 
 const struct reasoning_format *reasoning_format_find(struct str name)
 {
-    for (size_t i = 0; i < COUNT_OF(ROWS); i++)
-        if (format_is_named(name, ROWS[i].name, ROWS[i].aliases)) return &ROWS[i];
+    for (size_t i = 0; i < COUNT_OF(REASONING_FORMATS); i++)
+        if (format_is_named(name, REASONING_FORMATS[i].name, REASONING_FORMATS[i].aliases)) return &REASONING_FORMATS[i];
     return NULL;
 }
 
 const struct reasoning_format *reasoning_format_of_template(struct str source)
 {
-    if (str_find(source, ROWS[0].close) == SIZE_MAX && str_find(source, ROWS[0].open) == SIZE_MAX) return NULL;
+    if (str_find(source, REASONING_FORMATS[0].close) == SIZE_MAX && str_find(source, REASONING_FORMATS[0].open) == SIZE_MAX) return NULL;
     /* think_mode is in the system turn of the ERNIE models that think; their template writes no <response>, the model does. */
     bool ernie = str_find(source, STR("<response>")) != SIZE_MAX || str_find(source, STR("think_mode=")) != SIZE_MAX;
-    return &ROWS[ernie];
+    return &REASONING_FORMATS[ernie];
 }
 
 enum reasoning_state reasoning_state_after(const struct reasoning_format *f, struct str prompt)
@@ -54,13 +54,13 @@ void reasoning_release(struct reasoning *r) { buf_release(&r->held); }
 
 static void drop(struct reasoning *r, size_t n) { buf_consume(&r->held, n); }
 
-static void give(struct reasoning *r, size_t n, struct buf *out)
+static void emit(struct reasoning *r, size_t n, struct buf *out)
 {
     buf_add_str(out, str_sub(buf_str(&r->held), 0, n));
     drop(r, n);
 }
 
-static bool go(struct reasoning *r, enum reasoning_state state)
+static bool set_state(struct reasoning *r, enum reasoning_state state)
 {
     r->state = state;
     return true;
@@ -82,7 +82,7 @@ static bool expect(struct reasoning *r, struct str tag, enum reasoning_state the
     if (m == TAG_PARTIAL) return false;
     if (m == TAG_WHOLE) drop(r, n + tag.n);
     else if (drop_blanks) drop(r, n);
-    return go(r, m == TAG_WHOLE ? then : otherwise);
+    return set_state(r, m == TAG_WHOLE ? then : otherwise);
 }
 
 /* Text up to `tag`, without the blanks before it. */
@@ -91,20 +91,20 @@ static bool until(struct reasoning *r, struct str tag, enum reasoning_state then
     struct str text = buf_str(&r->held);
     size_t     at = str_find(text, tag), n = at == SIZE_MAX ? text.n - tag_partial(text, tag) : at;
     n -= tag_blanks_at_end(str_sub(text, 0, n));
-    give(r, n, out);
+    emit(r, n, out);
     if (at == SIZE_MAX) return false;
     drop(r, at - n + tag.n);
-    return go(r, then);
+    return set_state(r, then);
 }
 
 static bool lead(struct reasoning *r, enum reasoning_state then)
 {
     drop(r, tag_blanks(buf_str(&r->held)));
-    return r->held.len > 0 && go(r, then);
+    return r->held.len > 0 && set_state(r, then);
 }
 
 /* True: the state has changed, look again. */
-static bool step(struct reasoning *r, struct buf *thoughts, struct buf *answer)
+static bool step(struct reasoning *r, struct buf *reasoning_text, struct buf *answer)
 {
     const struct reasoning_format *f = r->f;
     switch (r->state) {
@@ -113,30 +113,30 @@ static bool step(struct reasoning *r, struct buf *thoughts, struct buf *answer)
         if (f->answer_open.n && peek(r, f->answer_open) != TAG_NO) return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, false);
         return expect(r, f->open, REASONING_LEAD, REASONING_REST, false);
     case REASONING_LEAD: return lead(r, REASONING_INSIDE);
-    case REASONING_INSIDE: return until(r, f->close, REASONING_AFTER, thoughts);
+    case REASONING_INSIDE: return until(r, f->close, REASONING_AFTER, reasoning_text);
     case REASONING_AFTER: return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, true);
     case REASONING_ANSWER_LEAD: return lead(r, REASONING_ANSWER);
     case REASONING_ANSWER: return until(r, f->answer_close, REASONING_TAIL, answer);
     case REASONING_TAIL: return lead(r, REASONING_REST);
-    default: give(r, r->held.len, answer); return false;
+    default: emit(r, r->held.len, answer); return false;
     }
 }
 
-void reasoning_push(struct reasoning *r, struct str text, struct buf *thoughts, struct buf *answer)
+void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_text, struct buf *answer)
 {
     if (r->state == REASONING_REST) {
         buf_add_str(answer, text);
         return;
     }
     buf_add_str(&r->held, text);
-    while (step(r, thoughts, answer)) {}
+    while (step(r, reasoning_text, answer)) {}
 }
 
 /* What looked like the beginning of a tag was none. Blanks after a tag are the tag's. */
-void reasoning_finish(struct reasoning *r, struct buf *thoughts, struct buf *answer)
+void reasoning_finish(struct reasoning *r, struct buf *reasoning_text, struct buf *answer)
 {
     bool blank = tag_blanks(buf_str(&r->held)) == r->held.len;
     if (blank && r->state != REASONING_START) drop(r, r->held.len);
     if (r->state == REASONING_AFTER) drop(r, tag_blanks(buf_str(&r->held)));
-    give(r, r->held.len, reasoning_is_inside(r) ? thoughts : answer);
+    emit(r, r->held.len, reasoning_is_inside(r) ? reasoning_text : answer);
 }

@@ -49,8 +49,8 @@ struct reasoning {
 };
 
 void reasoning_init(struct reasoning *r, const struct reasoning_format *f, enum reasoning_state state);
-void reasoning_push(struct reasoning *r, struct str text, struct buf *thoughts, struct buf *answer);
-void reasoning_finish(struct reasoning *r, struct buf *thoughts, struct buf *answer);
+void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_text, struct buf *answer);
+void reasoning_finish(struct reasoning *r, struct buf *reasoning_text, struct buf *answer);
 void reasoning_release(struct reasoning *r);
 /* What comes next is thought, as far as is known. */
 static inline bool reasoning_is_inside(const struct reasoning *r) { return r->state == REASONING_LEAD || r->state == REASONING_INSIDE; }

@@ -13,7 +13,7 @@ static const char FUNCTION[] = "<function=", PARAMETER[] = "<parameter=", PARAME
 
 enum { AT_START = 1, AT_FUNCTION, AT_NAME, AT_PARAMETER, AT_KEY, AT_LINE_END, IN_STRING, IN_VALUE, AT_FUNCTION_END, AT_END };
 
-bool tool_xml_is_in(struct str source) { return str_find(source, str_of(FUNCTION)) != SIZE_MAX && str_find(source, str_of(PARAMETER)) != SIZE_MAX; }
+bool tool_xml_matches_template(struct str source) { return str_find(source, str_of(FUNCTION)) != SIZE_MAX && str_find(source, str_of(PARAMETER)) != SIZE_MAX; }
 
 void tool_xml_begin(struct str name, struct buf *out)
 {
@@ -71,61 +71,61 @@ static void add_value(struct buf *out, struct str text)
 
 /* ---- steps ---- */
 
-static enum tool_step turn(struct tool_parser *p, int state)
+static enum tool_step set_state(struct tool_parser *p, int state)
 {
     p->state = state;
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 static enum tool_step read_name(struct tool_parser *p)
 {
     struct str     name = { 0 };
     enum tool_step st = tool_read_until(p, STR(">"), &name, AT_PARAMETER);
-    if (st == TOOL_ON) st = tool_call_name(p, name);
-    if (st == TOOL_ON) buf_add_char(&tool_call_now(p)->arguments, '{');
+    if (st == TOOL_CONTINUE) st = tool_call_name(p, name);
+    if (st == TOOL_CONTINUE) buf_add_char(&tool_call_current(p)->arguments, '{');
     return st;
 }
 
 static enum tool_step read_key(struct tool_parser *p)
 {
     struct str     key = { 0 };
-    struct buf    *out = &tool_call_now(p)->arguments;
+    struct buf    *out = &tool_call_current(p)->arguments;
     enum tool_step st = tool_read_until(p, STR(">"), &key, AT_LINE_END);
-    if (st != TOOL_ON) return st;
+    if (st != TOOL_CONTINUE) return st;
     key = str_trim(key);
     if (key.n == 0) return TOOL_BAD;
-    p->key = may_be_string(tool_schema(p, buf_str(&tool_call_now(p)->name), key)) ? IN_STRING : IN_VALUE;
+    p->key = may_be_string(tool_schema(p, buf_str(&tool_call_current(p)->name), key)) ? IN_STRING : IN_VALUE;
     buf_add_c(out, out->len > 1 ? ", \"" : "\"");
     add_escaped(out, key);
     buf_add_c(out, p->key == IN_STRING ? "\": \"" : "\": ");
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 static enum tool_step skip_line_end(struct tool_parser *p)
 {
     if (tool_rest(p).n == 0) return TOOL_MORE;
-    if (tool_rest(p).p[0] == '\n') tool_take(p, 1);
-    return turn(p, p->key);
+    if (tool_rest(p).p[0] == '\n') tool_consume(p, 1);
+    return set_state(p, p->key);
 }
 
 static struct str without_line_end(struct str s) { return str_sub(s, 0, s.n && s.p[s.n - 1] == '\n' ? s.n - 1 : s.n); }
 
 static enum tool_step read_string(struct tool_parser *p)
 {
-    struct buf *out = &tool_call_now(p)->arguments;
+    struct buf *out = &tool_call_current(p)->arguments;
     struct str  rest = tool_rest(p);
     size_t      at = str_find(rest, str_of(PARAMETER_END));
     if (at == SIZE_MAX) {
         size_t hold = tag_partial(rest, str_of(PARAMETER_END)), line = tag_partial(rest, STR("\n</parameter>"));
         size_t n = rest.n - (line > hold ? line : hold);
         add_escaped(out, str_sub(rest, 0, n));
-        tool_take(p, n);
+        tool_consume(p, n);
         return TOOL_MORE;
     }
     add_escaped(out, without_line_end(str_sub(rest, 0, at)));
     buf_add_char(out, '"');
-    tool_take(p, at + sizeof PARAMETER_END - 1);
-    return turn(p, AT_PARAMETER);
+    tool_consume(p, at + sizeof PARAMETER_END - 1);
+    return set_state(p, AT_PARAMETER);
 }
 
 static enum tool_step read_value(struct tool_parser *p)
@@ -133,37 +133,37 @@ static enum tool_step read_value(struct tool_parser *p)
     struct str rest = tool_rest(p);
     size_t     at = str_find(rest, str_of(PARAMETER_END));
     if (at == SIZE_MAX) return TOOL_MORE;
-    add_value(&tool_call_now(p)->arguments, without_line_end(str_sub(rest, 0, at)));
-    tool_take(p, at + sizeof PARAMETER_END - 1);
-    return turn(p, AT_PARAMETER);
+    add_value(&tool_call_current(p)->arguments, without_line_end(str_sub(rest, 0, at)));
+    tool_consume(p, at + sizeof PARAMETER_END - 1);
+    return set_state(p, AT_PARAMETER);
 }
 
 static enum tool_step end_call(struct tool_parser *p, bool last)
 {
     enum tool_step st = tool_expect(p, STR("</function>"), AT_END, TOOL_STATE_BAD);
     /* All parameters are whole: an answer that ends here meant the call. */
-    if (st == TOOL_MORE && last && tool_rest(p).n == 0) st = turn(p, AT_END);
-    if (st != TOOL_ON) return st;
-    buf_add_char(&tool_call_now(p)->arguments, '}');
+    if (st == TOOL_MORE && last && tool_rest(p).n == 0) st = set_state(p, AT_END);
+    if (st != TOOL_CONTINUE) return st;
+    buf_add_char(&tool_call_current(p)->arguments, '}');
     tool_call_end(p);
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 static enum tool_step begin_call(struct tool_parser *p)
 {
     if (!tool_call_begin(p)) return TOOL_MORE;
-    return turn(p, AT_NAME);
+    return set_state(p, AT_NAME);
 }
 
 enum tool_step tool_xml_step(struct tool_parser *p, bool last)
 {
     switch (p->state) {
-    case AT_START: return p->opened == 0 ? tool_expect(p, str_of(FUNCTION), AT_FUNCTION, TOOL_STATE_BAD) : turn(p, AT_FUNCTION);
+    case AT_START: return p->i_open_tag == 0 ? tool_expect(p, str_of(FUNCTION), AT_FUNCTION, TOOL_STATE_BAD) : set_state(p, AT_FUNCTION);
     case AT_FUNCTION: return begin_call(p);
     case AT_NAME: return read_name(p);
     case AT_PARAMETER:
-        tool_take(p, tag_blanks(tool_rest(p)));
-        if (last && tool_rest(p).n == 0) return turn(p, AT_FUNCTION_END);
+        tool_consume(p, tag_blanks(tool_rest(p)));
+        if (last && tool_rest(p).n == 0) return set_state(p, AT_FUNCTION_END);
         return tool_expect(p, str_of(PARAMETER), AT_KEY, AT_FUNCTION_END);
     case AT_KEY: return read_key(p);
     case AT_LINE_END: return skip_line_end(p);

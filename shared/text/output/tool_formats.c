@@ -33,7 +33,7 @@ static enum tool_step begin_call(struct tool_parser *p, int then)
 {
     if (!tool_call_begin(p)) return TOOL_MORE;
     p->state = then;
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 /* ---- hermes, ernie ---- */
@@ -64,8 +64,8 @@ static void hermes_begin(struct str name, struct buf *out)
     begin_object(name, "arguments", out);
 }
 
-static bool hermes_is_in(struct str t) { return has(t, "<tool_call>") && !has(t, "<function=") && !has(t, "<arg_key>"); }
-static bool ernie_is_in(struct str t) { return hermes_is_in(t) && (has(t, "<response>") || has(t, "think_mode=")); }
+static bool hermes_matches_template(struct str t) { return has(t, "<tool_call>") && !has(t, "<function=") && !has(t, "<arg_key>"); }
+static bool ernie_matches_template(struct str t) { return hermes_matches_template(t) && (has(t, "<response>") || has(t, "think_mode=")); }
 
 /* ---- deepseek ---- */
 
@@ -79,11 +79,11 @@ static enum tool_step deepseek_name(struct tool_parser *p, struct str name, int 
 /* After the separator: the arguments of a tool that is named before it, or the name, when a type is. */
 static enum tool_step deepseek_after_sep(struct tool_parser *p)
 {
-    tool_take(p, tag_blanks(tool_rest(p)));
+    tool_consume(p, tag_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
     if (tool_rest(p).p[0] == '{') return deepseek_name(p, buf_str(&p->word), 7);
     p->state = 5;
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 static enum tool_step deepseek_step(struct tool_parser *p, bool last)
@@ -93,9 +93,9 @@ static enum tool_step deepseek_step(struct tool_parser *p, bool last)
     (void)last;
     switch (p->state) {
     case 1:
-        if (p->opened == 0) return tool_expect(p, STR(DS_CALL_BEGIN), 2, TOOL_STATE_BAD);
+        if (p->i_open_tag == 0) return tool_expect(p, STR(DS_CALL_BEGIN), 2, TOOL_STATE_BAD);
         p->state = 2;
-        return TOOL_ON;
+        return TOOL_CONTINUE;
     case 2: return begin_call(p, 3);
     case 3:
         st = tool_read_until(p, STR(DS_SEP), &text, 4);
@@ -104,7 +104,7 @@ static enum tool_step deepseek_step(struct tool_parser *p, bool last)
     case 4: return deepseek_after_sep(p);
     case 5:
         st = tool_read_until(p, STR("\n"), &text, 6);
-        return st == TOOL_ON ? deepseek_name(p, text, 6) : st;
+        return st == TOOL_CONTINUE ? deepseek_name(p, text, 6) : st;
     case 6: return tool_expect(p, STR("```json"), 7, 7);
     case 7: return tool_read_arguments(p, 8);
     case 8: return tool_expect(p, STR("```"), 9, 9);
@@ -130,17 +130,17 @@ static void deepseek_v31_begin(struct str name, struct buf *out)
     buf_add_c(out, DS_SEP);
 }
 
-static bool deepseek_v3_is_in(struct str t) { return has(t, DS_SEP) && has(t, "```json"); }
-static bool deepseek_v31_is_in(struct str t) { return has(t, DS_SEP) && !has(t, "```json"); }
+static bool deepseek_v3_matches_template(struct str t) { return has(t, DS_SEP) && has(t, "```json"); }
+static bool deepseek_v31_matches_template(struct str t) { return has(t, DS_SEP) && !has(t, "```json"); }
 
 /* ---- llama ---- */
 
 static enum tool_step llama_next(struct tool_parser *p)
 {
-    tool_take(p, tag_blanks(tool_rest(p)));
+    tool_consume(p, tag_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
     p->state = tool_rest(p).p[0] == '{' ? 1 : 0;
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 static enum tool_step llama_step(struct tool_parser *p, bool last)
@@ -156,18 +156,18 @@ static enum tool_step llama_step(struct tool_parser *p, bool last)
 
 static void llama_begin(struct str name, struct buf *out) { begin_object(name, "parameters", out); }
 /* Other models with Llama's headers write calls in forms of their own; only this one's template spells "parameters". */
-static bool llama_is_in(struct str t) { return has(t, "<|start_header_id|>") && has(t, "tools") && has(t, "\"parameters\""); }
+static bool llama_matches_template(struct str t) { return has(t, "<|start_header_id|>") && has(t, "tools") && has(t, "\"parameters\""); }
 
 /* ---- mistral ---- */
 
 static enum tool_step mistral_first(struct tool_parser *p)
 {
-    tool_take(p, tag_blanks(tool_rest(p)));
+    tool_consume(p, tag_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
     char c = tool_rest(p).p[0];
-    if (c == '[') tool_take(p, 1);
+    if (c == '[') tool_consume(p, 1);
     p->state = c == '[' || c == '{' ? 2 : 5;
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 /* Up to the tag or the object that follows it; not taken. */
@@ -179,8 +179,8 @@ static enum tool_step mistral_word(struct tool_parser *p, struct str *out)
     if (n > TOOL_NAME_MAX) return TOOL_BAD;
     if (n == rest.n) return TOOL_MORE;
     *out = str_sub(rest, 0, n);
-    tool_take(p, n);
-    return TOOL_ON;
+    tool_consume(p, n);
+    return TOOL_CONTINUE;
 }
 
 static enum tool_step mistral_step(struct tool_parser *p, bool last)
@@ -196,13 +196,13 @@ static enum tool_step mistral_step(struct tool_parser *p, bool last)
     case 5: return begin_call(p, 6);
     case 6:
         st = mistral_word(p, &word);
-        if (st == TOOL_ON) st = tool_call_name(p, word);
-        if (st == TOOL_ON) p->state = 7;
+        if (st == TOOL_CONTINUE) st = tool_call_name(p, word);
+        if (st == TOOL_CONTINUE) p->state = 7;
         return st;
     case 7: return tool_expect(p, STR("[CALL_ID]"), 8, 9);
     case 8:
         st = mistral_word(p, &word);
-        if (st == TOOL_ON) p->state = 9;
+        if (st == TOOL_CONTINUE) p->state = 9;
         return st;
     case 9: return tool_expect(p, STR("[ARGS]"), 10, 10);
     case 10: return tool_read_arguments(p, 0);
@@ -224,44 +224,44 @@ static void mistral_v11_begin(struct str name, struct buf *out)
     buf_add_c(out, "[ARGS]");
 }
 
-static bool mistral_v11_is_in(struct str t) { return has(t, "[TOOL_CALLS]") && has(t, "[ARGS]"); }
-static bool mistral_is_in(struct str t) { return has(t, "[TOOL_CALLS]") || has(t, "[AVAILABLE_TOOLS]"); }
+static bool mistral_v11_matches_template(struct str t) { return has(t, "[TOOL_CALLS]") && has(t, "[ARGS]"); }
+static bool mistral_matches_template(struct str t) { return has(t, "[TOOL_CALLS]") || has(t, "[AVAILABLE_TOOLS]"); }
 
 /* ---- the table: of several that are in a template the first counts ---- */
 
-static const struct tool_format ROWS[] = {
+static const struct tool_format TOOL_FORMATS[] = {
     { .name = "qwen3_coder", .aliases = "qwen3_xml", .open = { TEXT("<tool_call>"), TEXT("<function=") },
-      .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") }, .is_in = tool_xml_is_in, .step = tool_xml_step, .begin = tool_xml_begin },
+      .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") }, .matches_template = tool_xml_matches_template, .step = tool_xml_step, .begin = tool_xml_begin },
     { .name = "ernie", .aliases = "ernie-x1 ernie45 ernie-45-vl-thinking", .open = { TEXT("<tool_call>") },
-      .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") }, .is_in = ernie_is_in, .step = hermes_step, .begin = hermes_begin },
+      .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") }, .matches_template = ernie_matches_template, .step = hermes_step, .begin = hermes_begin },
     { .name = "hermes", .aliases = "qwen qwen25 qwen3", .open = { TEXT("<tool_call>") }, .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") },
-      .is_in = hermes_is_in, .step = hermes_step, .begin = hermes_begin },
+      .matches_template = hermes_matches_template, .step = hermes_step, .begin = hermes_begin },
     { .name = "deepseek_v3", .aliases = "deepseek deepseek-r1 deepseek-v3-0324", .open = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALL_BEGIN) },
       .markers = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALLS_END), TEXT(DS_CALL_BEGIN), TEXT(DS_CALL_END), TEXT(DS_SEP) },
-      .is_in = deepseek_v3_is_in, .step = deepseek_step, .begin = deepseek_v3_begin },
+      .matches_template = deepseek_v3_matches_template, .step = deepseek_step, .begin = deepseek_v3_begin },
     { .name = "deepseek_v31", .aliases = "", .open = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALL_BEGIN) },
       .markers = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALLS_END), TEXT(DS_CALL_BEGIN), TEXT(DS_CALL_END), TEXT(DS_SEP) },
-      .is_in = deepseek_v31_is_in, .step = deepseek_step, .begin = deepseek_v31_begin },
+      .matches_template = deepseek_v31_matches_template, .step = deepseek_step, .begin = deepseek_v31_begin },
     { .name = "llama3_json", .aliases = "llama3 llama4_json", .open = { TEXT("<|python_tag|>") }, .markers = { TEXT("<|python_tag|>") }, .bare = true,
-      .is_in = llama_is_in, .step = llama_step, .begin = llama_begin },
+      .matches_template = llama_matches_template, .step = llama_step, .begin = llama_begin },
     { .name = "mistral_v11", .aliases = "", .open = { TEXT("[TOOL_CALLS]") }, .markers = { TEXT("[TOOL_CALLS]"), TEXT("[CALL_ID]"), TEXT("[ARGS]") },
-      .short_ids = true, .is_in = mistral_v11_is_in, .step = mistral_step, .begin = mistral_v11_begin },
+      .short_ids = true, .matches_template = mistral_v11_matches_template, .step = mistral_step, .begin = mistral_v11_begin },
     { .name = "mistral", .aliases = "", .open = { TEXT("[TOOL_CALLS]") }, .markers = { TEXT("[TOOL_CALLS]"), TEXT("[CALL_ID]"), TEXT("[ARGS]") },
-      .short_ids = true, .is_in = mistral_is_in, .step = mistral_step, .begin = mistral_begin },
+      .short_ids = true, .matches_template = mistral_matches_template, .step = mistral_step, .begin = mistral_begin },
 };
 
-const struct tool_format *tool_format_at(size_t i) { return i < COUNT_OF(ROWS) ? &ROWS[i] : NULL; }
+const struct tool_format *tool_format_at(size_t i) { return i < COUNT_OF(TOOL_FORMATS) ? &TOOL_FORMATS[i] : NULL; }
 
 const struct tool_format *tool_format_find(struct str name)
 {
-    for (size_t i = 0; i < COUNT_OF(ROWS); i++)
-        if (format_is_named(name, ROWS[i].name, ROWS[i].aliases)) return &ROWS[i];
+    for (size_t i = 0; i < COUNT_OF(TOOL_FORMATS); i++)
+        if (format_is_named(name, TOOL_FORMATS[i].name, TOOL_FORMATS[i].aliases)) return &TOOL_FORMATS[i];
     return NULL;
 }
 
 const struct tool_format *tool_format_of_template(struct str source)
 {
-    for (size_t i = 0; i < COUNT_OF(ROWS); i++)
-        if (ROWS[i].is_in(source)) return &ROWS[i];
+    for (size_t i = 0; i < COUNT_OF(TOOL_FORMATS); i++)
+        if (TOOL_FORMATS[i].matches_template(source)) return &TOOL_FORMATS[i];
     return NULL;
 }

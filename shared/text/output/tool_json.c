@@ -12,21 +12,21 @@ enum { KEY_NONE, KEY_NAME, KEY_ARGUMENTS, KEY_ARGUMENTS_TEXT, KEY_OTHER };
 enum tool_step tool_read_arguments(struct tool_parser *p, int then)
 {
     struct str  rest = tool_rest(p);
-    struct buf *out = &tool_call_now(p)->arguments;
+    struct buf *out = &tool_call_current(p)->arguments;
     for (size_t i = 0; i < rest.n; i++) {
         enum json_scan_result r = json_scan_byte(&p->scan, rest.p[i]);
         if (r == JSON_SCAN_BAD) {
-            tool_take(p, i);
+            tool_consume(p, i);
             return TOOL_BAD;
         }
         if (p->scan.mode != SCAN_ROOT) buf_add_char(out, rest.p[i]);
         if (r == JSON_SCAN_MORE) continue;
-        tool_take(p, i + 1);
+        tool_consume(p, i + 1);
         tool_call_end(p);
         p->state = then;
-        return TOOL_ON;
+        return TOOL_CONTINUE;
     }
-    tool_take(p, rest.n);
+    tool_consume(p, rest.n);
     return TOOL_MORE;
 }
 
@@ -39,30 +39,30 @@ static enum tool_step take_key(struct tool_parser *p, bool strict)
     else if (str_eq_c(key, "arguments") || str_eq_c(key, "parameters")) p->key = KEY_ARGUMENTS;
     else if (strict && !str_eq_c(key, "type") && !str_eq_c(key, "id")) return TOOL_BAD;
     else p->key = KEY_OTHER;
-    return p->key == KEY_ARGUMENTS && tool_call_now(p)->arguments.len ? TOOL_BAD : TOOL_ON;
+    return p->key == KEY_ARGUMENTS && tool_call_current(p)->arguments.len ? TOOL_BAD : TOOL_CONTINUE;
 }
 
 static enum tool_step begin_value(struct tool_parser *p, char c)
 {
     buf_clear(&p->word);
     if (p->key == KEY_NAME && c != '"') return TOOL_BAD;
-    if (p->key != KEY_ARGUMENTS) return TOOL_ON;
-    if (c == '{') buf_add_char(&tool_call_now(p)->arguments, c);
+    if (p->key != KEY_ARGUMENTS) return TOOL_CONTINUE;
+    if (c == '{') buf_add_char(&tool_call_current(p)->arguments, c);
     else if (c == '"') p->key = KEY_ARGUMENTS_TEXT;
     else if (c == 'n') p->key = KEY_OTHER; /* null: none */
     else return TOOL_BAD;
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 /* A call's arguments as a string that holds the JSON. */
 static enum tool_step take_arguments_text(struct tool_parser *p, struct str text)
 {
     cJSON *o = NULL;
-    if (str_trim(text).n == 0) return TOOL_ON;
+    if (str_trim(text).n == 0) return TOOL_CONTINUE;
     bool good = json_parse(text, false, &o, NULL) == OK && cJSON_IsObject(o);
     cJSON_Delete(o);
-    if (good) buf_add_str(&tool_call_now(p)->arguments, str_trim(text));
-    return good ? TOOL_ON : TOOL_BAD;
+    if (good) buf_add_str(&tool_call_current(p)->arguments, str_trim(text));
+    return good ? TOOL_CONTINUE : TOOL_BAD;
 }
 
 /* p->word is a JSON string without its quotes. */
@@ -88,18 +88,18 @@ static enum tool_step take_byte(struct tool_parser *p, char c, enum json_scan_mo
 {
     enum json_scan_mode now = p->scan.mode;
     if (depth > 1) {
-        if (p->key == KEY_ARGUMENTS) buf_add_char(&tool_call_now(p)->arguments, c);
-        return TOOL_ON;
+        if (p->key == KEY_ARGUMENTS) buf_add_char(&tool_call_current(p)->arguments, c);
+        return TOOL_CONTINUE;
     }
     if (was == SCAN_VALUE && now != SCAN_VALUE) return begin_value(p, c);
     if (!in_string(was)) {
         if (now == SCAN_STRING) buf_clear(&p->word); /* a key begins */
-        return TOOL_ON;
+        return TOOL_CONTINUE;
     }
     if (now == SCAN_COLON) return take_key(p, strict);
-    if (now == SCAN_AFTER) return p->key == KEY_NAME || p->key == KEY_ARGUMENTS_TEXT ? end_string(p) : TOOL_ON;
+    if (now == SCAN_AFTER) return p->key == KEY_NAME || p->key == KEY_ARGUMENTS_TEXT ? end_string(p) : TOOL_CONTINUE;
     buf_add_char(&p->word, c);
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 enum tool_step tool_read_call(struct tool_parser *p, bool strict, int then)
@@ -110,18 +110,18 @@ enum tool_step tool_read_call(struct tool_parser *p, bool strict, int then)
         int                   depth = p->scan.depth;
         enum json_scan_result r = json_scan_byte(&p->scan, rest.p[i]);
         if (r == JSON_SCAN_BAD) {
-            tool_take(p, i);
+            tool_consume(p, i);
             return TOOL_BAD;
         }
         bool good = take_byte(p, rest.p[i], was, depth, strict) != TOOL_BAD;
         if (good && r == JSON_SCAN_MORE) continue;
-        tool_take(p, i + 1);
-        if (!good || !tool_call_now(p)->named) return TOOL_BAD;
+        tool_consume(p, i + 1);
+        if (!good || !tool_call_current(p)->named) return TOOL_BAD;
         tool_call_end(p);
         p->state = then;
-        return TOOL_ON;
+        return TOOL_CONTINUE;
     }
-    tool_take(p, rest.n);
+    tool_consume(p, rest.n);
     return TOOL_MORE;
 }
 

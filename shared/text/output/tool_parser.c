@@ -34,29 +34,29 @@ uint32_t tool_parser_n_good(const struct tool_parser *p)
 
 struct str tool_rest(const struct tool_parser *p) { return str_sub(buf_str(&p->in), p->at, SIZE_MAX); }
 
-void tool_take(struct tool_parser *p, size_t n)
+void tool_consume(struct tool_parser *p, size_t n)
 {
     if (p->state != 0) buf_add_str(&p->raw, str_sub(tool_rest(p), 0, n));
     p->at += n;
 }
 
-static enum tool_step turn(struct tool_parser *p, int state)
+static enum tool_step set_state(struct tool_parser *p, int state)
 {
     if (state == TOOL_STATE_BAD) return TOOL_BAD;
     p->state = state;
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 enum tool_step tool_expect(struct tool_parser *p, struct str tag, int then, int otherwise)
 {
-    tool_take(p, tag_blanks(tool_rest(p)));
+    tool_consume(p, tag_blanks(tool_rest(p)));
     switch (tag_at(tool_rest(p), tag)) {
     case TAG_PARTIAL: return TOOL_MORE;
-    case TAG_NO: return turn(p, otherwise);
+    case TAG_NO: return set_state(p, otherwise);
     default: break;
     }
-    tool_take(p, tag.n);
-    return turn(p, then);
+    tool_consume(p, tag.n);
+    return set_state(p, then);
 }
 
 enum tool_step tool_read_until(struct tool_parser *p, struct str tag, struct str *out, int then)
@@ -66,8 +66,8 @@ enum tool_step tool_read_until(struct tool_parser *p, struct str tag, struct str
     if (at == SIZE_MAX) return rest.n < TOOL_NAME_MAX + tag.n ? TOOL_MORE : TOOL_BAD;
     if (at > TOOL_NAME_MAX) return TOOL_BAD;
     *out = str_sub(rest, 0, at);
-    tool_take(p, at + tag.n);
-    return turn(p, then);
+    tool_consume(p, at + tag.n);
+    return set_state(p, then);
 }
 
 /* ---- calls ---- */
@@ -91,7 +91,7 @@ bool tool_call_begin(struct tool_parser *p)
     return true;
 }
 
-struct tool_call *tool_call_now(struct tool_parser *p) { return &p->calls[p->n_calls - 1]; }
+struct tool_call *tool_call_current(struct tool_parser *p) { return &p->calls[p->n_calls - 1]; }
 
 bool tool_is_known(const struct tool_parser *p, struct str name)
 {
@@ -106,21 +106,21 @@ bool tool_is_known(const struct tool_parser *p, struct str name)
 
 enum tool_step tool_call_name(struct tool_parser *p, struct str name)
 {
-    struct tool_call *c = tool_call_now(p);
+    struct tool_call *c = tool_call_current(p);
     name = str_trim(name);
     if (name.n == 0 || name.n > TOOL_NAME_MAX || c->named) return TOOL_BAD;
     for (size_t i = 0; i < name.n; i++)
         if ((unsigned char)name.p[i] <= ' ') return TOOL_BAD;
     /* Without a tag, JSON is a call only when it names a tool. */
-    if (p->opened < 0 && !tool_is_known(p, name)) return TOOL_BAD;
+    if (p->i_open_tag < 0 && !tool_is_known(p, name)) return TOOL_BAD;
     buf_add_str(&c->name, name);
     c->named = true;
-    return TOOL_ON;
+    return TOOL_CONTINUE;
 }
 
 void tool_call_end(struct tool_parser *p)
 {
-    struct tool_call *c = tool_call_now(p);
+    struct tool_call *c = tool_call_current(p);
     if (c->arguments.len == 0) buf_add_c(&c->arguments, "{}");
     c->complete = true;
     p->open = false;
@@ -129,9 +129,9 @@ void tool_call_end(struct tool_parser *p)
 }
 
 /* A call that nobody has seen goes; one that was passed on stays in its place. */
-static void call_break(struct tool_parser *p)
+static void drop_call(struct tool_parser *p)
 {
-    struct tool_call *c = tool_call_now(p);
+    struct tool_call *c = tool_call_current(p);
     c->broken = true;
     if (c->named) return;
     buf_release(&c->name);
@@ -140,14 +140,14 @@ static void call_break(struct tool_parser *p)
 }
 
 /* What was read since the last whole call is text. */
-static void give_back(struct tool_parser *p, struct buf *text)
+static void revert_to_text(struct tool_parser *p, struct buf *text)
 {
-    if (p->open) call_break(p);
+    if (p->open) drop_call(p);
     if (!p->closing) {
         buf_add_str(text, buf_str(&p->raw));
-        p->said = true;
+        p->text_emitted = true;
     }
-    p->after = p->closing;
+    p->after_call = p->closing;
     buf_clear(&p->raw);
     p->open = p->closing = false;
     p->state = 0;
@@ -156,13 +156,13 @@ static void give_back(struct tool_parser *p, struct buf *text)
 /* ---- text ---- */
 
 /* n blanks, then the tag. */
-static enum tool_step enter(struct tool_parser *p, int opened, size_t n)
+static enum tool_step enter_call(struct tool_parser *p, int opened, size_t n)
 {
     p->state = 1;
-    p->opened = opened;
-    p->began = true;
-    tool_take(p, n + (opened < 0 ? 0 : p->f->open[opened].n));
-    return TOOL_ON;
+    p->i_open_tag = opened;
+    p->started = true;
+    tool_consume(p, n + (opened < 0 ? 0 : p->f->open[opened].n));
+    return TOOL_CONTINUE;
 }
 
 struct open_tag {
@@ -187,41 +187,41 @@ static struct open_tag find_open_tag(const struct tool_format *f, struct str tex
 /* Blanks are kept until it is clear that no call follows them; after a call they only matter between text and text. */
 static enum tool_step read_text(struct tool_parser *p, bool last, struct buf *text)
 {
-    size_t n_after = p->after ? tag_blanks(tool_rest(p)) : 0;
-    if (!p->said || (last && n_after == tool_rest(p).n)) tool_take(p, n_after);
+    size_t n_after = p->after_call ? tag_blanks(tool_rest(p)) : 0;
+    if (!p->text_emitted || (last && n_after == tool_rest(p).n)) tool_consume(p, n_after);
     struct str     rest = tool_rest(p);
     size_t         n_blanks = tag_blanks(rest);
     struct open_tag o = find_open_tag(p->f, rest);
-    if (p->f->bare && !p->began && n_blanks < rest.n && rest.p[n_blanks] == '{') return enter(p, -1, n_blanks);
+    if (p->f->bare && !p->started && n_blanks < rest.n && rest.p[n_blanks] == '{') return enter_call(p, -1, n_blanks);
     size_t n = o.at < SIZE_MAX ? o.at : rest.n - (last ? 0 : o.hold);
     if (!last || o.at < SIZE_MAX) n -= tag_blanks_at_end(str_sub(rest, 0, n));
     if (n > 0) {
-        p->began = p->said = true;
-        p->after = false;
+        p->started = p->text_emitted = true;
+        p->after_call = false;
         buf_add_str(text, str_sub(rest, 0, n));
-        tool_take(p, n);
+        tool_consume(p, n);
     }
     if (o.at == SIZE_MAX) return TOOL_MORE;
-    return enter(p, o.which, o.at - n);
+    return enter_call(p, o.which, o.at - n);
 }
 
 static enum tool_step read_call(struct tool_parser *p, bool last)
 {
     enum tool_step st = p->f->step(p, last);
-    if (st == TOOL_ON && p->state == 0) {
+    if (st == TOOL_CONTINUE && p->state == 0) {
         buf_clear(&p->raw);
-        p->after = true;
+        p->after_call = true;
         p->closing = false;
     }
     return st;
 }
 
-static void run(struct tool_parser *p, bool last, struct buf *text)
+static void parse(struct tool_parser *p, bool last, struct buf *text)
 {
-    enum tool_step st = TOOL_ON;
+    enum tool_step st = TOOL_CONTINUE;
     while (st != TOOL_MORE && !p->full) {
         st = p->state == 0 ? read_text(p, last, text) : read_call(p, last);
-        if (st == TOOL_BAD) give_back(p, text);
+        if (st == TOOL_BAD) revert_to_text(p, text);
     }
     if (p->full) p->at = p->in.len;
     buf_consume(&p->in, p->at);
@@ -232,16 +232,16 @@ void tool_parser_push(struct tool_parser *p, struct str piece, struct buf *text)
 {
     if (p->full) return;
     buf_add_str(&p->in, piece);
-    run(p, false, text);
+    parse(p, false, text);
 }
 
 void tool_parser_finish(struct tool_parser *p, bool cut, struct buf *text)
 {
     if (p->full) return;
-    run(p, !cut, text);
-    if (p->full || (cut && p->open && tool_call_now(p)->named)) return;
+    parse(p, !cut, text);
+    if (p->full || (cut && p->open && tool_call_current(p)->named)) return;
     do {
-        if (p->state != 0) give_back(p, text);
-        run(p, true, text);
+        if (p->state != 0) revert_to_text(p, text);
+        parse(p, true, text);
     } while (p->state != 0 && !p->full);
 }

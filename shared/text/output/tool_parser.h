@@ -18,7 +18,7 @@ struct tool_parser;
 
 enum tool_step {
     TOOL_MORE, /* needs more text */
-    TOOL_ON,   /* something was taken or the state has changed: call again */
+    TOOL_CONTINUE,   /* something was taken or the state has changed: call again */
     TOOL_BAD   /* what was read since the call began is no call */
 };
 
@@ -33,7 +33,7 @@ struct tool_format {
     bool        bare;                       /* an answer may also begin with a call's JSON, without a tag */
     bool        short_ids;                  /* ids of calls are nine letters and digits: the template refuses others */
     /* Whether a chat template (its source) teaches this form. */
-    bool      (*is_in)(struct str template);
+    bool      (*matches_template)(struct str template);
     /* Read on in a call: text comes through tool_* below. state is 1 after the opening tag; 0 leads back to text. `last`: no more
      * text will come. */
     enum tool_step (*step)(struct tool_parser *p, bool last);
@@ -63,10 +63,10 @@ struct tool_parser {
     size_t                    at;
     struct buf                raw;      /* the call being read as the model wrote it */
     int                       state;    /* 0: text; others are the format's */
-    int                       opened;   /* which of f->open began it, -1: a bare call */
-    bool                      began;    /* text other than blanks, or a call, has come */
-    bool                      after;    /* only blanks since a call */
-    bool                      said;     /* text was given out */
+    int                       i_open_tag;   /* which of f->open began it, -1: a bare call */
+    bool                      started;    /* text other than blanks, or a call, has come */
+    bool                      after_call;    /* only blanks since a call */
+    bool                      text_emitted;     /* text was given out */
     bool                      closing;  /* a call is whole, and what is read since then are its closing tags */
     bool                      open;     /* a call is being read: the last of calls */
     struct json_scan          scan;     /* of the JSON being read */
@@ -87,10 +87,10 @@ uint32_t tool_parser_n_good(const struct tool_parser *p);
 /* ---- for formats ---- */
 
 struct str        tool_rest(const struct tool_parser *p);   /* not read yet */
-void              tool_take(struct tool_parser *p, size_t n);
+void              tool_consume(struct tool_parser *p, size_t n);
 /* Begin the next call; false: no more are wanted. */
 bool              tool_call_begin(struct tool_parser *p);
-struct tool_call *tool_call_now(struct tool_parser *p);
+struct tool_call *tool_call_current(struct tool_parser *p);
 /* The name is known. TOOL_BAD when it is empty, too long or has control characters. */
 enum tool_step    tool_call_name(struct tool_parser *p, struct str name);
 /* All of it was there. */
