@@ -44,7 +44,7 @@ enum reasoning_state reasoning_state_after(const struct reasoning_format *f, str
 enum reasoning_state reasoning_state_within(const struct reasoning_format *f, struct str text)
 {
     struct str s = str_trim(text);
-    if (tag_at(s, f->open) != TAG_WHOLE) return s.n ? REASONING_REST : REASONING_START;
+    if (tag_match_at(s, f->open) != TAG_MATCH_WHOLE) return s.n ? REASONING_REST : REASONING_START;
     return str_find(s, f->close) == SIZE_MAX ? REASONING_INSIDE : REASONING_AFTER;
 }
 
@@ -69,7 +69,7 @@ static bool set_state(struct reasoning *r, enum reasoning_state state)
 static enum tag_match peek(const struct reasoning *r, struct str tag)
 {
     struct str text = buf_str(&r->held);
-    return tag_at(str_sub(text, tag_blanks(text), SIZE_MAX), tag);
+    return tag_match_at(str_sub(text, tag_leading_blanks(text), SIZE_MAX), tag);
 }
 
 /* Blanks, then `tag`: on to `then`. Something else: on to `otherwise`, with the blanks dropped when they belonged to a tag before.
@@ -77,20 +77,20 @@ static enum tag_match peek(const struct reasoning *r, struct str tag)
 static bool expect(struct reasoning *r, struct str tag, enum reasoning_state then, enum reasoning_state otherwise, bool drop_blanks)
 {
     struct str text = buf_str(&r->held);
-    size_t     n = tag_blanks(text);
-    enum tag_match m = tag.n ? peek(r, tag) : n < text.n ? TAG_NO : TAG_PARTIAL;
-    if (m == TAG_PARTIAL) return false;
-    if (m == TAG_WHOLE) drop(r, n + tag.n);
+    size_t     n = tag_leading_blanks(text);
+    enum tag_match m = tag.n ? peek(r, tag) : n < text.n ? TAG_MATCH_NO : TAG_MATCH_PARTIAL;
+    if (m == TAG_MATCH_PARTIAL) return false;
+    if (m == TAG_MATCH_WHOLE) drop(r, n + tag.n);
     else if (drop_blanks) drop(r, n);
-    return set_state(r, m == TAG_WHOLE ? then : otherwise);
+    return set_state(r, m == TAG_MATCH_WHOLE ? then : otherwise);
 }
 
 /* Text up to `tag`, without the blanks before it. */
 static bool until(struct reasoning *r, struct str tag, enum reasoning_state then, struct buf *out)
 {
     struct str text = buf_str(&r->held);
-    size_t     at = str_find(text, tag), n = at == SIZE_MAX ? text.n - tag_partial(text, tag) : at;
-    n -= tag_blanks_at_end(str_sub(text, 0, n));
+    size_t     at = str_find(text, tag), n = at == SIZE_MAX ? text.n - tag_match_partial(text, tag) : at;
+    n -= tag_trailing_blanks(str_sub(text, 0, n));
     emit(r, n, out);
     if (at == SIZE_MAX) return false;
     drop(r, at - n + tag.n);
@@ -99,7 +99,7 @@ static bool until(struct reasoning *r, struct str tag, enum reasoning_state then
 
 static bool lead(struct reasoning *r, enum reasoning_state then)
 {
-    drop(r, tag_blanks(buf_str(&r->held)));
+    drop(r, tag_leading_blanks(buf_str(&r->held)));
     return r->held.len > 0 && set_state(r, then);
 }
 
@@ -110,7 +110,7 @@ static bool step(struct reasoning *r, struct buf *reasoning_text, struct buf *an
     switch (r->state) {
     case REASONING_START:
         /* The answer's own tag may come without thoughts before it. */
-        if (f->answer_open.n && peek(r, f->answer_open) != TAG_NO) return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, false);
+        if (f->answer_open.n && peek(r, f->answer_open) != TAG_MATCH_NO) return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, false);
         return expect(r, f->open, REASONING_LEAD, REASONING_REST, false);
     case REASONING_LEAD: return lead(r, REASONING_INSIDE);
     case REASONING_INSIDE: return until(r, f->close, REASONING_AFTER, reasoning_text);
@@ -135,8 +135,8 @@ void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_
 /* What looked like the beginning of a tag was none. Blanks after a tag are the tag's. */
 void reasoning_finish(struct reasoning *r, struct buf *reasoning_text, struct buf *answer)
 {
-    bool blank = tag_blanks(buf_str(&r->held)) == r->held.len;
+    bool blank = tag_leading_blanks(buf_str(&r->held)) == r->held.len;
     if (blank && r->state != REASONING_START) drop(r, r->held.len);
-    if (r->state == REASONING_AFTER) drop(r, tag_blanks(buf_str(&r->held)));
+    if (r->state == REASONING_AFTER) drop(r, tag_leading_blanks(buf_str(&r->held)));
     emit(r, r->held.len, reasoning_is_inside(r) ? reasoning_text : answer);
 }

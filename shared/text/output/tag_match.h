@@ -4,14 +4,14 @@
 
 #include "shared/base/str.h"
 
-enum tag_match { TAG_NO, TAG_PARTIAL, TAG_WHOLE };
+enum tag_match { TAG_MATCH_NO, TAG_MATCH_PARTIAL, TAG_MATCH_WHOLE };
 
-/* Whether `text` begins with `tag`; TAG_PARTIAL: all there is of `text` is the beginning of `tag`. */
-enum tag_match tag_at(struct str text, struct str tag);
+/* Whether `text` begins with `tag`; TAG_MATCH_PARTIAL: all there is of `text` is the beginning of `tag`. */
+enum tag_match tag_match_at(struct str text, struct str tag);
 /* Length of the longest end of `text` that is a beginning, but not all, of `tag`. */
-size_t         tag_partial(struct str text, struct str tag);
+size_t         tag_match_partial(struct str text, struct str tag);
 /* Number of ASCII white space bytes at the beginning, and at the end. */
-size_t         tag_blanks(struct str text);
-size_t         tag_blanks_at_end(struct str text);
+size_t         tag_leading_blanks(struct str text);
+size_t         tag_trailing_blanks(struct str text);
 
 #endif

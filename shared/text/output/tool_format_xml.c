@@ -116,7 +116,7 @@ static enum tool_step read_string(struct tool_parser *p)
     struct str  rest = tool_rest(p);
     size_t      at = str_find(rest, str_of(PARAMETER_END));
     if (at == SIZE_MAX) {
-        size_t hold = tag_partial(rest, str_of(PARAMETER_END)), line = tag_partial(rest, STR("\n</parameter>"));
+        size_t hold = tag_match_partial(rest, str_of(PARAMETER_END)), line = tag_match_partial(rest, STR("\n</parameter>"));
         size_t n = rest.n - (line > hold ? line : hold);
         add_escaped(out, str_sub(rest, 0, n));
         tool_consume(p, n);
@@ -162,7 +162,7 @@ enum tool_step tool_xml_step(struct tool_parser *p, bool last)
     case AT_FUNCTION: return begin_call(p);
     case AT_NAME: return read_name(p);
     case AT_PARAMETER:
-        tool_consume(p, tag_blanks(tool_rest(p)));
+        tool_consume(p, tag_leading_blanks(tool_rest(p)));
         if (last && tool_rest(p).n == 0) return set_state(p, AT_FUNCTION_END);
         return tool_expect(p, str_of(PARAMETER), AT_KEY, AT_FUNCTION_END);
     case AT_KEY: return read_key(p);

@@ -79,7 +79,7 @@ static enum tool_step deepseek_name(struct tool_parser *p, struct str name, int 
 /* After the separator: the arguments of a tool that is named before it, or the name, when a type is. */
 static enum tool_step deepseek_after_sep(struct tool_parser *p)
 {
-    tool_consume(p, tag_blanks(tool_rest(p)));
+    tool_consume(p, tag_leading_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
     if (tool_rest(p).p[0] == '{') return deepseek_name(p, buf_str(&p->word), 7);
     p->state = 5;
@@ -137,7 +137,7 @@ static bool deepseek_v31_matches_template(struct str t) { return has(t, DS_SEP) 
 
 static enum tool_step llama_next(struct tool_parser *p)
 {
-    tool_consume(p, tag_blanks(tool_rest(p)));
+    tool_consume(p, tag_leading_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
     p->state = tool_rest(p).p[0] == '{' ? 1 : 0;
     return TOOL_CONTINUE;
@@ -162,7 +162,7 @@ static bool llama_matches_template(struct str t) { return has(t, "<|start_header
 
 static enum tool_step mistral_first(struct tool_parser *p)
 {
-    tool_consume(p, tag_blanks(tool_rest(p)));
+    tool_consume(p, tag_leading_blanks(tool_rest(p)));
     if (tool_rest(p).n == 0) return TOOL_MORE;
     char c = tool_rest(p).p[0];
     if (c == '[') tool_consume(p, 1);

@@ -49,10 +49,10 @@ static enum tool_step set_state(struct tool_parser *p, int state)
 
 enum tool_step tool_expect(struct tool_parser *p, struct str tag, int then, int otherwise)
 {
-    tool_consume(p, tag_blanks(tool_rest(p)));
-    switch (tag_at(tool_rest(p), tag)) {
-    case TAG_PARTIAL: return TOOL_MORE;
-    case TAG_NO: return set_state(p, otherwise);
+    tool_consume(p, tag_leading_blanks(tool_rest(p)));
+    switch (tag_match_at(tool_rest(p), tag)) {
+    case TAG_MATCH_PARTIAL: return TOOL_MORE;
+    case TAG_MATCH_NO: return set_state(p, otherwise);
     default: break;
     }
     tool_consume(p, tag.n);
@@ -175,7 +175,7 @@ static struct open_tag find_open_tag(const struct tool_format *f, struct str tex
 {
     struct open_tag o = { SIZE_MAX, 0, 0 };
     for (size_t i = 0; i < COUNT_OF(f->open) && f->open[i].n; i++) {
-        size_t at = str_find(text, f->open[i]), partial = tag_partial(text, f->open[i]);
+        size_t at = str_find(text, f->open[i]), partial = tag_match_partial(text, f->open[i]);
         if (partial > o.hold) o.hold = partial;
         if (at >= o.at) continue;
         o.at = at;
@@ -187,14 +187,14 @@ static struct open_tag find_open_tag(const struct tool_format *f, struct str tex
 /* Blanks are kept until it is clear that no call follows them; after a call they only matter between text and text. */
 static enum tool_step read_text(struct tool_parser *p, bool last, struct buf *text)
 {
-    size_t n_after = p->after_call ? tag_blanks(tool_rest(p)) : 0;
+    size_t n_after = p->after_call ? tag_leading_blanks(tool_rest(p)) : 0;
     if (!p->text_emitted || (last && n_after == tool_rest(p).n)) tool_consume(p, n_after);
     struct str     rest = tool_rest(p);
-    size_t         n_blanks = tag_blanks(rest);
+    size_t         n_blanks = tag_leading_blanks(rest);
     struct open_tag o = find_open_tag(p->f, rest);
     if (p->f->bare && !p->started && n_blanks < rest.n && rest.p[n_blanks] == '{') return enter_call(p, -1, n_blanks);
     size_t n = o.at < SIZE_MAX ? o.at : rest.n - (last ? 0 : o.hold);
-    if (!last || o.at < SIZE_MAX) n -= tag_blanks_at_end(str_sub(rest, 0, n));
+    if (!last || o.at < SIZE_MAX) n -= tag_trailing_blanks(str_sub(rest, 0, n));
     if (n > 0) {
         p->started = p->text_emitted = true;
         p->after_call = false;
