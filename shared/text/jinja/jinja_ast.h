@@ -53,7 +53,7 @@ struct jinja_args {
     size_t            n_pos, n_named;
 };
 
-enum jinja_link_kind { LINK_ATTR, LINK_ITEM, LINK_SLICE, LINK_CALL, LINK_FILTER, LINK_TEST };
+enum jinja_link_kind { JINJA_LINK_ATTR, JINJA_LINK_ITEM, JINJA_LINK_SLICE, JINJA_LINK_CALL, JINJA_LINK_FILTER, JINJA_LINK_TEST };
 
 struct jinja_link {
     enum jinja_link_kind   kind;

@@ -84,10 +84,10 @@ static enum status eval_call(struct jinja_run *run, struct jinja_scope *s, const
     struct jv         callee = *v;
     TRY(eval_args(run, s, &l->args, &c));
     run->line = l->line;
-    if (l->kind == LINK_CALL) return call_value(&c, &callee, v);
+    if (l->kind == JINJA_LINK_CALL) return call_value(&c, &callee, v);
     c.self = callee;
     TRY(jinja_invoke(&c, l->fn, v));
-    if (l->kind == LINK_TEST && l->negated) *v = jv_bool(!jv_truth(v));
+    if (l->kind == JINJA_LINK_TEST && l->negated) *v = jv_bool(!jv_truth(v));
     return OK;
 }
 
@@ -105,14 +105,14 @@ static enum status eval_slice(struct jinja_run *run, struct jinja_scope *s, cons
 
 static enum status eval_link(struct jinja_run *run, struct jinja_scope *s, const struct jinja_link *l, struct jv *v)
 {
-    struct jv key, box = *v;
+    struct jv key, container = *v;
     run->line = l->line;
     switch (l->kind) {
-    case LINK_ATTR: return jv_attr(run, &box, l->name, v);
-    case LINK_ITEM:
+    case JINJA_LINK_ATTR: return jv_attr(run, &container, l->name, v);
+    case JINJA_LINK_ITEM:
         TRY(jinja_eval(run, s, l->arg[0], &key));
-        return jv_item(run, &box, &key, v);
-    case LINK_SLICE: return eval_slice(run, s, l, v);
+        return jv_item(run, &container, &key, v);
+    case JINJA_LINK_SLICE: return eval_slice(run, s, l, v);
     default: return eval_call(run, s, l, v);
     }
 }

@@ -194,7 +194,7 @@ static enum status parse_args(struct jinja_parser *p, struct jinja_args *args)
 /* "a", "a:b", "a:b:c" with every part optional; a comma makes a tuple index. */
 static enum status parse_index(struct jinja_parser *p, struct jinja_link *link)
 {
-    link->kind = LINK_ITEM;
+    link->kind = JINJA_LINK_ITEM;
     int i = 0;
     for (; i < 3; i++) {
         enum jinja_tok k = p->at->kind;
@@ -203,9 +203,9 @@ static enum status parse_index(struct jinja_parser *p, struct jinja_link *link)
             else TRY(jinja_parse_expr(p, true, &link->arg[i]));
         }
         if (!jinja_skip(p, TOK_COLON)) break;
-        link->kind = LINK_SLICE;
+        link->kind = JINJA_LINK_SLICE;
     }
-    if (link->kind == LINK_ITEM && !link->arg[0]) return jinja_expected(p, "an index");
+    if (link->kind == JINJA_LINK_ITEM && !link->arg[0]) return jinja_expected(p, "an index");
     return jinja_expect(p, TOK_RBRACKET);
 }
 
@@ -228,7 +228,7 @@ static enum status parse_dotted(struct jinja_parser *p, struct str *name)
 
 static enum status parse_filter(struct jinja_parser *p, struct jinja_link **out)
 {
-    struct jinja_link *l = *out = link_new(p, LINK_FILTER);
+    struct jinja_link *l = *out = link_new(p, JINJA_LINK_FILTER);
     TRY(parse_dotted(p, &l->name));
     l->fn = jinja_filter_find(l->name);
     if (!l->fn) return err_set(p->err, ERR_UNSUPPORTED, "chat template line %d: the filter '%.*s' is not supported", l->line, STR_ARG(l->name));
@@ -264,7 +264,7 @@ static bool at_test_arg(const struct jinja_parser *p)
 
 static enum status parse_test(struct jinja_parser *p, struct jinja_link **out)
 {
-    struct jinja_link *l = *out = link_new(p, LINK_TEST);
+    struct jinja_link *l = *out = link_new(p, JINJA_LINK_TEST);
     l->negated = jinja_skip_name(p, "not");
     TRY(parse_dotted(p, &l->name));
     l->fn = jinja_test_find(l->name);
@@ -283,10 +283,10 @@ static enum status parse_test(struct jinja_parser *p, struct jinja_link **out)
 
 static enum status parse_attr(struct jinja_parser *p, struct jinja_link **out)
 {
-    struct jinja_link *l = *out = link_new(p, LINK_ATTR);
+    struct jinja_link *l = *out = link_new(p, JINJA_LINK_ATTR);
     l->name = p->at->text;
     if (p->at->kind == TOK_INT) {
-        l->kind = LINK_ITEM;
+        l->kind = JINJA_LINK_ITEM;
         l->arg[0] = expr_new(p, JX_CONST, NULL);
         l->arg[0]->value = p->at->value;
         p->at++;
@@ -297,8 +297,8 @@ static enum status parse_attr(struct jinja_parser *p, struct jinja_link **out)
 
 static bool is_content_link(const struct jinja_link *l)
 {
-    if (l->kind == LINK_ATTR) return str_eq_c(l->name, "content");
-    return l->kind == LINK_ITEM && l->arg[0]->kind == JX_CONST && l->arg[0]->value.kind == JV_STRING && str_eq_c(l->arg[0]->value.s, "content");
+    if (l->kind == JINJA_LINK_ATTR) return str_eq_c(l->name, "content");
+    return l->kind == JINJA_LINK_ITEM && l->arg[0]->kind == JX_CONST && l->arg[0]->value.kind == JV_STRING && str_eq_c(l->arg[0]->value.s, "content");
 }
 
 /* Wrap *e with everything that is attached to it. Attributes and indices come before the first filter or test. */
@@ -310,11 +310,11 @@ static enum status parse_links(struct jinja_parser *p, bool filters, struct jinj
         if (plain && jinja_skip(p, TOK_DOT)) {
             TRY(parse_attr(p, tail));
         } else if (plain && p->at->kind == TOK_LBRACKET) {
-            *tail = link_new(p, LINK_ITEM);
+            *tail = link_new(p, JINJA_LINK_ITEM);
             p->at++;
             TRY(parse_index(p, *tail));
         } else if (p->at->kind == TOK_LPAREN) {
-            *tail = link_new(p, LINK_CALL);
+            *tail = link_new(p, JINJA_LINK_CALL);
             TRY(parse_args(p, &(*tail)->args));
         } else if (filters && jinja_skip(p, TOK_PIPE)) {
             plain = false;

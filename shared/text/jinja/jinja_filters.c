@@ -239,7 +239,7 @@ const struct jinja_fn *jinja_filter_find(struct str name)
         { .name = "from_json", .call = f_from_json },
     };
     const struct jinja_fn *fn = jinja_fn_find(table, COUNT_OF(table), name);
-    return fn ? fn : jinja_filter_seq_find(name);
+    return fn ? fn : jinja_filter_sequence_find(name);
 }
 
 /* ---- tests ---- */

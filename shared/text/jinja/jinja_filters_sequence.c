@@ -201,7 +201,7 @@ static enum status f_unique(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-static enum status extreme(const struct jinja_call *c, int want, struct jv *out)
+static enum status min_or_max(const struct jinja_call *c, int want, struct jv *out)
 {
     const struct jv *items;
     size_t           n;
@@ -219,8 +219,8 @@ static enum status extreme(const struct jinja_call *c, int want, struct jv *out)
     return OK;
 }
 
-static enum status f_min(const struct jinja_call *c, struct jv *out) { return extreme(c, -1, out); }
-static enum status f_max(const struct jinja_call *c, struct jv *out) { return extreme(c, 1, out); }
+static enum status f_min(const struct jinja_call *c, struct jv *out) { return min_or_max(c, -1, out); }
+static enum status f_max(const struct jinja_call *c, struct jv *out) { return min_or_max(c, 1, out); }
 
 static enum status f_sum(const struct jinja_call *c, struct jv *out)
 {
@@ -313,7 +313,7 @@ static enum status passes(const struct jinja_call *c, size_t skip, const struct 
     return OK;
 }
 
-static enum status keep(const struct jinja_call *c, bool by_attr, bool want, struct jv *out)
+static enum status select_or_reject(const struct jinja_call *c, bool by_attr, bool want, struct jv *out)
 {
     const struct jv *items;
     size_t           n;
@@ -331,12 +331,12 @@ static enum status keep(const struct jinja_call *c, bool by_attr, bool want, str
     return OK;
 }
 
-static enum status f_select(const struct jinja_call *c, struct jv *out) { return keep(c, false, true, out); }
-static enum status f_reject(const struct jinja_call *c, struct jv *out) { return keep(c, false, false, out); }
-static enum status f_selectattr(const struct jinja_call *c, struct jv *out) { return keep(c, true, true, out); }
-static enum status f_rejectattr(const struct jinja_call *c, struct jv *out) { return keep(c, true, false, out); }
+static enum status f_select(const struct jinja_call *c, struct jv *out) { return select_or_reject(c, false, true, out); }
+static enum status f_reject(const struct jinja_call *c, struct jv *out) { return select_or_reject(c, false, false, out); }
+static enum status f_selectattr(const struct jinja_call *c, struct jv *out) { return select_or_reject(c, true, true, out); }
+static enum status f_rejectattr(const struct jinja_call *c, struct jv *out) { return select_or_reject(c, true, false, out); }
 
-const struct jinja_fn *jinja_filter_seq_find(struct str name)
+const struct jinja_fn *jinja_filter_sequence_find(struct str name)
 {
     static const struct jinja_fn table[] = {
         { .name = "first", .call = f_first },

@@ -123,9 +123,9 @@ static enum status run_passes(struct jinja_run *run, struct jinja_scope *s, cons
         TRY(assign(run, inner, st->target, &loop->items[loop->i]));
         TRY(exec_body(run, inner, st->body));
         enum jinja_flow flow = run->flow;
-        run->flow = JINJA_FLOW_ON;
+        run->flow = JINJA_FLOW_NORMAL;
         if (flow == JINJA_FLOW_BREAK) break;
-        if (flow == JINJA_FLOW_ON) *finished = true;
+        if (flow == JINJA_FLOW_NORMAL) *finished = true;
     }
     return OK;
 }
@@ -214,7 +214,7 @@ static enum status exec_body(struct jinja_run *run, struct jinja_scope *s, const
 {
     enum status st = OK;
     TRY(jinja_run_enter(run));
-    for (; body && st == OK && run->flow == JINJA_FLOW_ON; body = body->next) {
+    for (; body && st == OK && run->flow == JINJA_FLOW_NORMAL; body = body->next) {
         run->line = body->line;
         st = jinja_run_step(run);
         if (st == OK) st = exec(run, s, body);

@@ -363,26 +363,26 @@ static enum status iterator_contains(struct jinja_run *run, struct jv_list *l, c
     return OK;
 }
 
-enum status jv_contains(struct jinja_run *run, const struct jv *box, const struct jv *item, bool *out)
+enum status jv_contains(struct jinja_run *run, const struct jv *container, const struct jv *item, bool *out)
 {
     *out = false;
-    if (box->kind == JV_UNDEFINED) return OK;
-    if (box->kind == JV_STRING) {
+    if (container->kind == JV_UNDEFINED) return OK;
+    if (container->kind == JV_STRING) {
         if (item->kind != JV_STRING) return jinja_fail(run, ERR_FORMAT, "'in' a string needs a string, not a %s", jv_type_name(item));
-        jinja_run_spend(run, box->s.n / 16);
-        *out = str_find(box->s, item->s) != SIZE_MAX;
+        jinja_run_spend(run, container->s.n / 16);
+        *out = str_find(container->s, item->s) != SIZE_MAX;
         return OK;
     }
-    if (box->kind == JV_DICT) {
+    if (container->kind == JV_DICT) {
         struct jv *found;
         TRY(jv_check_hashable(run, item));
-        TRY(jv_dict_find(run, box->dict, item, &found));
+        TRY(jv_dict_find(run, container->dict, item, &found));
         *out = found != NULL;
         return OK;
     }
-    if (box->kind != JV_LIST) return jinja_fail(run, ERR_FORMAT, "'in' cannot look into a %s", jv_type_name(box));
-    if (jv_is_iterator(box)) return iterator_contains(run, box->list, item, out);
-    for (size_t i = 0; i < box->list->len && !*out; i++) TRY(jv_equal(run, &box->list->items[i], item, out));
+    if (container->kind != JV_LIST) return jinja_fail(run, ERR_FORMAT, "'in' cannot look into a %s", jv_type_name(container));
+    if (jv_is_iterator(container)) return iterator_contains(run, container->list, item, out);
+    for (size_t i = 0; i < container->list->len && !*out; i++) TRY(jv_equal(run, &container->list->items[i], item, out));
     return OK;
 }
 

@@ -60,7 +60,7 @@ struct jinja_loop {
     struct jv        changed; /* last argument of loop.changed */
 };
 
-enum jinja_flow { JINJA_FLOW_ON, JINJA_FLOW_BREAK, JINJA_FLOW_CONTINUE };
+enum jinja_flow { JINJA_FLOW_NORMAL, JINJA_FLOW_BREAK, JINJA_FLOW_CONTINUE };
 
 /* One rendering. */
 struct jinja_run {
@@ -139,7 +139,7 @@ enum status jv_compare(struct jinja_run *run, const struct jv *a, const struct j
 /* Fails for what Python cannot hash: lists and dicts, alone or in a tuple. */
 enum status jv_check_hashable(struct jinja_run *run, const struct jv *v) MUST_CHECK;
 bool        jv_is_iterator(const struct jv *v); /* a lazy sequence: it is used up by what goes through it, and has no length */
-enum status jv_contains(struct jinja_run *run, const struct jv *box, const struct jv *item, bool *out) MUST_CHECK;
+enum status jv_contains(struct jinja_run *run, const struct jv *container, const struct jv *item, bool *out) MUST_CHECK;
 /* The elements that a for loop over `v` sees; an iterator is empty afterwards. */
 enum status jv_elements(struct jinja_run *run, const struct jv *v, const struct jv **items, size_t *n) MUST_CHECK;
 
@@ -173,7 +173,7 @@ enum status jinja_bad_arg(const struct jinja_call *c, const char *want, const st
 
 /* The tables: filters and tests by name, methods of strings, of lists and dicts, and the global functions. */
 const struct jinja_fn *jinja_filter_find(struct str name);
-const struct jinja_fn *jinja_filter_seq_find(struct str name);
+const struct jinja_fn *jinja_filter_sequence_find(struct str name);
 const struct jinja_fn *jinja_test_find(struct str name);
 const struct jinja_fn *jinja_string_method_find(struct str name);
 const struct jinja_fn *jinja_global_find(struct str name);
