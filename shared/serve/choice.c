@@ -15,13 +15,13 @@ void choice_init(struct choice *ch, struct call *c, uint32_t index)
     ch->held = -1;
     ch->stop = -1;
     ch->n_chars = c->p.echo ? ch->prompt->n_chars : 0;
-    if (c->kind->has_parts) ch->parts = parts_create(c);
+    if (c->kind->parses_output) ch->parser = output_parser_create(c);
 }
 
 void choice_release(struct choice *ch)
 {
     if (ch->detokenizer_ready) detokenizer_release(&ch->detok);
-    parts_free(ch->parts);
+    output_parser_free(ch->parser);
     buf_release(&ch->text);
     buf_release(&ch->ids);
     buf_release(&ch->logprobs);
@@ -39,7 +39,7 @@ bool choice_is_over(const struct choice *ch) { return ch->stop >= 0 || ch->enoug
 const char *choice_finish_reason(const struct choice *ch)
 {
     if (!choice_is_over(ch) && ch->end.finish == FINISH_LENGTH) return "length";
-    return ch->parts && parts_n_calls(ch->parts) ? "tool_calls" : "stop";
+    return ch->parser && output_parser_n_tool_calls(ch->parser) ? "tool_calls" : "stop";
 }
 
 /* ---- text ---- */
@@ -52,10 +52,10 @@ static void open_stops(struct choice *ch)
 
 static void push_text(struct choice *ch, int32_t id)
 {
-    struct buf *out = ch->parts ? parts_text(ch->parts) : &ch->text;
-    ch->detok.skip_special = ch->call->p.skip_special && !(ch->parts && parts_show(ch->parts, id));
+    struct buf *out = ch->parser ? output_parser_input(ch->parser) : &ch->text;
+    ch->detok.skip_special = ch->call->p.skip_special && !(ch->parser && output_parser_needs_token(ch->parser, id));
     if (detokenizer_push(&ch->detok, id, out)) ch->stop = ch->detok.stopped;
-    if (ch->parts && !parts_take(ch->parts, &ch->text)) ch->enough = true;
+    if (ch->parser && !output_parser_push(ch->parser, &ch->text)) ch->enough = true;
 }
 
 static void push_held(struct choice *ch)
@@ -69,7 +69,7 @@ static bool may_end(const struct choice *ch, int32_t id)
 {
     const struct openai_params *p = &ch->call->p;
     const struct tokenizer *tok = ch->call->serve->o.tokenizer;
-    if (p->skip_special && tokenizer_is_special(tok, id) && !(ch->parts && parts_show(ch->parts, id))) return false;
+    if (p->skip_special && tokenizer_is_special(tok, id) && !(ch->parser && output_parser_needs_token(ch->parser, id))) return false;
     for (uint32_t i = 0; i < p->sampling.n_stop_ids; i++)
         if (p->sampling.stop_ids[i] == id) return true;
     return tokenizer_is_special(tok, id);
@@ -96,14 +96,14 @@ static void finish_detokenizer(struct choice *ch)
     if (is_end && !ch->call->p.include_stop) ch->held = -1;
     push_held(ch);
     if (choice_is_over(ch)) return;
-    detokenizer_finish(&ch->detok, ch->parts ? parts_text(ch->parts) : &ch->text);
+    detokenizer_finish(&ch->detok, ch->parser ? output_parser_input(ch->parser) : &ch->text);
     ch->stop = ch->detok.stopped; /* a stop string may end with what was held back */
 }
 
 static void finish_text(struct choice *ch)
 {
     finish_detokenizer(ch);
-    if (ch->parts) parts_finish(ch->parts, choice_is_over(ch) || ch->end.finish == FINISH_LENGTH, &ch->text);
+    if (ch->parser) output_parser_finish(ch->parser, choice_is_over(ch) || ch->end.finish == FINISH_LENGTH, &ch->text);
 }
 
 /* ---- sink ---- */

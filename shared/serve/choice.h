@@ -11,7 +11,7 @@
 #include "shared/text/output/detokenizer.h"
 
 struct call;
-struct parts;
+struct output_parser;
 struct completion_prompt;
 
 struct choice {
@@ -29,7 +29,7 @@ struct choice {
     uint32_t       n_tokens;      /* received and counted */
     uint32_t       n_chars;       /* characters of all tokens so far: the next token's text_offset */
     bool           sent;          /* a chunk of it went out */
-    struct parts  *parts;         /* chat: what of the text is thought or a tool call; NULL: all of it is the answer */
+    struct output_parser  *parser;         /* chat: what of the text is thought or a tool call; NULL: all of it is the answer */
     bool           enough;        /* ended here: no more tool calls are wanted */
     struct buf     text;          /* streamed: of the chunk being made; else all of it */
     struct buf     ids;           /* int32: likewise */

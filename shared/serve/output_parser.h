@@ -15,33 +15,33 @@
 #include "shared/base/buf.h"
 
 struct call;
-struct parts;
+struct output_parser;
 
 /* NULL when all text is the answer. */
-struct parts *parts_create(const struct call *c);
-void          parts_free(struct parts *p);
+struct output_parser *output_parser_create(const struct call *c);
+void          output_parser_free(struct output_parser *p);
 
-/* Where the detokeniser's text goes before parts_take. */
-struct buf   *parts_text(struct parts *p);
+/* Where the detokeniser's text goes before output_parser_push. */
+struct buf   *output_parser_input(struct output_parser *p);
 /* Special token `id` is a tag that the parsers must see. */
-bool          parts_show(const struct parts *p, int32_t id);
+bool          output_parser_needs_token(const struct output_parser *p, int32_t id);
 /* The text of one more token is there. What is certain to be said is appended to `content`. False: no more is wanted. */
-bool          parts_take(struct parts *p, struct buf *content);
+bool          output_parser_push(struct output_parser *p, struct buf *content);
 /* The last text is there. cut: ended by length, a stop string or this side. */
-void          parts_finish(struct parts *p, bool cut, struct buf *content);
+void          output_parser_finish(struct output_parser *p, bool cut, struct buf *content);
 
-uint32_t      parts_n_calls(const struct parts *p); /* that are no failures */
-uint32_t      parts_n_reasoning_tokens(const struct parts *p);
+uint32_t      output_parser_n_tool_calls(const struct output_parser *p); /* that are no failures */
+uint32_t      output_parser_n_reasoning_tokens(const struct output_parser *p);
 /* Thoughts or calls: an empty content is then none at all. NULL: no. */
-bool          parts_are_there(const struct parts *p);
+bool          output_parser_has_output(const struct output_parser *p);
 
 /* Members of a whole message, each with a comma before it. */
-void          parts_write(const struct parts *p, bool reasoning, struct buf *out);
+void          output_parser_write(const struct output_parser *p, bool reasoning, struct buf *out);
 /* Members of a delta; first: none stands before them. */
-void          parts_write_delta(const struct parts *p, bool reasoning, bool first, struct buf *out);
+void          output_parser_write_delta(const struct output_parser *p, bool reasoning, bool first, struct buf *out);
 /* Whether the delta would have any. */
-bool          parts_has_news(const struct parts *p, bool reasoning);
+bool          output_parser_has_delta(const struct output_parser *p, bool reasoning);
 /* The delta went out. */
-void          parts_sent(struct parts *p);
+void          output_parser_delta_sent(struct output_parser *p);
 
 #endif

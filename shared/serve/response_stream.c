@@ -53,7 +53,7 @@ static void send_choice(struct choice *ch, bool finish)
     buf_add_char(&c->out, ']');
     if (!ch->sent && c->kind->write_top) c->kind->write_top(ch, true, &c->out);
     ch->sent = true;
-    if (ch->parts) parts_sent(ch->parts);
+    if (ch->parser) output_parser_delta_sent(ch->parser);
     buf_clear(&ch->text);
     buf_clear(&ch->ids);
     buf_clear(&ch->logprobs);
@@ -61,16 +61,16 @@ static void send_choice(struct choice *ch, bool finish)
     end_chunk(c, c->p.continuous_usage, finish && c->trace && !c->p.include_usage && c->n_done == c->n_choices);
 }
 
-static bool has_news(const struct choice *ch)
+static bool has_delta(const struct choice *ch)
 {
     const struct openai_params *p = &ch->call->p;
-    if (!ch->parts || !ch->sent || ch->text.len) return true;
-    return parts_has_news(ch->parts, p->include_reasoning) || p->n_logprobs >= 0 || p->return_token_ids || p->continuous_usage;
+    if (!ch->parser || !ch->sent || ch->text.len) return true;
+    return output_parser_has_delta(ch->parser, p->include_reasoning) || p->n_logprobs >= 0 || p->return_token_ids || p->continuous_usage;
 }
 
 void stream_token(struct choice *ch)
 {
-    if (has_news(ch)) send_choice(ch, false);
+    if (has_delta(ch)) send_choice(ch, false);
 }
 
 void stream_finish(struct choice *ch) { send_choice(ch, true); }

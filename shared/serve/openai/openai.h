@@ -22,7 +22,7 @@ struct openai_kind {
     void (*write_chunk)(const struct choice *ch, bool finish, struct buf *out);
     /* Members at the top level of a whole answer, and of the first chunk of a choice; each begins with a comma. May be NULL. */
     void (*write_top)(const struct choice *ch, bool chunk, struct buf *out);
-    bool has_parts; /* answers are taken apart (output_parser.h) */
+    bool parses_output; /* answers are taken apart (output_parser.h) */
 };
 
 extern const struct openai_kind OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_TOKENIZE, OPENAI_DETOKENIZE;

@@ -215,9 +215,9 @@ static void write_answer_ids(const struct choice *ch, bool with_prompt, struct b
 static void chat_write_choice(const struct choice *ch, struct buf *out)
 {
     buf_printf(out, "{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", ch->index);
-    if (ch->text.len || !parts_are_there(ch->parts)) json_add_string(out, buf_str(&ch->text));
+    if (ch->text.len || !output_parser_has_output(ch->parser)) json_add_string(out, buf_str(&ch->text));
     else buf_add_c(out, "null");
-    if (ch->parts) parts_write(ch->parts, ch->call->p.include_reasoning, out);
+    if (ch->parser) output_parser_write(ch->parser, ch->call->p.include_reasoning, out);
     buf_add_c(out, "}");
     write_logprobs(ch, out);
     openai_write_finish(ch, true, out);
@@ -228,12 +228,12 @@ static void chat_write_choice(const struct choice *ch, struct buf *out)
 /* Whether an answer has a content may not be known yet in its first chunk. */
 static void write_delta(const struct choice *ch, bool finish, struct buf *out)
 {
-    bool wanted = ch->parts ? ch->text.len || !ch->sent : !finish || !ch->sent || ch->text.len;
+    bool wanted = ch->parser ? ch->text.len || !ch->sent : !finish || !ch->sent || ch->text.len;
     if (!ch->sent) buf_add_c(out, "\"role\":\"assistant\",");
     if (wanted) buf_add_c(out, "\"content\":");
-    if (wanted && ch->parts && !ch->text.len) buf_add_c(out, "null");
+    if (wanted && ch->parser && !ch->text.len) buf_add_c(out, "null");
     else if (wanted) json_add_string(out, buf_str(&ch->text));
-    if (ch->parts) parts_write_delta(ch->parts, ch->call->p.include_reasoning, !wanted, out);
+    if (ch->parser) output_parser_write_delta(ch->parser, ch->call->p.include_reasoning, !wanted, out);
 }
 
 static void chat_write_chunk(const struct choice *ch, bool finish, struct buf *out)
@@ -266,5 +266,5 @@ const struct openai_kind OPENAI_CHAT = {
     .write_choice = chat_write_choice,
     .write_chunk = chat_write_chunk,
     .write_top = chat_write_top,
-    .has_parts = true,
+    .parses_output = true,
 };

@@ -39,18 +39,18 @@ void openai_write_finish(const struct choice *ch, bool finish, struct buf *out)
 
 void openai_write_usage(const struct call *c, struct buf *out)
 {
-    size_t prompt = 0, answer = 0, cached = 0, thoughts = 0;
+    size_t prompt = 0, answer = 0, cached = 0, n_reasoning = 0;
     for (uint32_t i = 0; i < c->n_prompts; i++) {
         prompt += c->prompts[i].n_tokens;
         cached += c->choices[i * c->p.n].end.trace.n_cached;
     }
     for (uint32_t i = 0; i < c->n_choices; i++) {
         answer += c->choices[i].n_tokens;
-        if (c->choices[i].parts) thoughts += parts_n_reasoning_tokens(c->choices[i].parts);
+        if (c->choices[i].parser) n_reasoning += output_parser_n_reasoning_tokens(c->choices[i].parser);
     }
     buf_printf(out, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}", prompt,
                answer, prompt + answer, cached);
-    if (c->kind->has_parts && c->serve->o.reasoning) buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%zu}", thoughts);
+    if (c->kind->parses_output && c->serve->o.reasoning) buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%zu}", n_reasoning);
     buf_add_char(out, '}');
 }
 
