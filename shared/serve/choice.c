@@ -116,7 +116,7 @@ static void on_token(void *arg, uint32_t index, const struct token_logprobs *t)
     if (c->stage != CALL_RUNNING || choice_is_over(ch)) return;
     take_token(ch, t);
     if (choice_is_over(ch)) choice_cancel(ch);
-    if (c->p.stream) stream_token(ch);
+    if (c->p.stream) response_stream_token(ch);
 }
 
 static void on_prompt_logprob(void *arg, uint32_t position, const struct token_logprobs *t)

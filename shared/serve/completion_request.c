@@ -72,7 +72,7 @@ static void fail(struct call *c, enum status st, const char *text, const char *p
     serve_error_json(&body, st, text, param && param[0] ? param : NULL);
     if (c->begun) {
         set_ended(c);
-        stream_error(c, buf_str(&body));
+        response_stream_error(c, buf_str(&body));
     } else {
         reply(c, openai_error_status(st), retry_after_s, buf_str(&body));
     }
@@ -177,11 +177,11 @@ void call_on_choice_end(struct call *c, struct choice *ch)
     c->t_progress_ms = clock_ms();
     if (c->stage == CALL_RUNNING && ch->end.status != OK && !choice_is_over(ch))
         fail(c, ch->end.status, ch->end.text, NULL, ch->end.retry_after_s);
-    if (c->stage == CALL_RUNNING && c->p.stream) stream_finish(ch);
+    if (c->stage == CALL_RUNNING && c->p.stream) response_stream_finish(ch);
     if (c->stage == CALL_RUNNING) submit_more(c);
     if (c->stage == CALL_RUNNING && c->n_done == c->n_choices) {
         if (c->p.stream) {
-            stream_end(c);
+            response_stream_end(c);
             if (c->stage == CALL_RUNNING) set_ended(c);
         } else {
             write_answer(c);

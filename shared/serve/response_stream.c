@@ -68,12 +68,12 @@ static bool has_delta(const struct choice *ch)
     return output_parser_has_delta(ch->parser, p->include_reasoning) || p->n_logprobs >= 0 || p->return_token_ids || p->continuous_usage;
 }
 
-void stream_token(struct choice *ch)
+void response_stream_token(struct choice *ch)
 {
     if (has_delta(ch)) send_choice(ch, false);
 }
 
-void stream_finish(struct choice *ch) { send_choice(ch, true); }
+void response_stream_finish(struct choice *ch) { send_choice(ch, true); }
 
 static void end(struct call *c)
 {
@@ -81,7 +81,7 @@ static void end(struct call *c)
     if (c->reply.chunk(c->reply.arg, STR("[DONE]")) == OK) c->reply.end(c->reply.arg);
 }
 
-void stream_end(struct call *c)
+void response_stream_end(struct call *c)
 {
     if (c->p.include_usage) {
         begin_chunk(c);
@@ -92,7 +92,7 @@ void stream_end(struct call *c)
     end(c);
 }
 
-void stream_error(struct call *c, struct str json)
+void response_stream_error(struct call *c, struct str json)
 {
     if (c->reply.chunk(c->reply.arg, json) == OK) end(c);
 }

@@ -72,10 +72,10 @@ void openai_write_error(struct buf *out, int http_status, const char *code, cons
 int  openai_error_status(enum status st);
 
 /* stream.c */
-void stream_token(struct choice *ch);   /* what came since the last chunk of this choice */
-void stream_finish(struct choice *ch);  /* its last chunk */
-void stream_end(struct call *c);        /* usage when asked for, [DONE] */
-void stream_error(struct call *c, struct str json);
+void response_stream_token(struct choice *ch);   /* what came since the last chunk of this choice */
+void response_stream_finish(struct choice *ch);  /* its last chunk */
+void response_stream_end(struct call *c);        /* usage when asked for, [DONE] */
+void response_stream_error(struct call *c, struct str json);
 
 /* openai_models.c */
 void openai_write_models(const struct serve *s, struct buf *out);
