@@ -97,7 +97,7 @@ static void ask(struct generate *g)
     buf_printf(&body, ",\"stream\":true,\"max_tokens\":%lld,\"temperature\":%g}", (long long)config_int(g->c, "max-tokens"),
                config_float(g->c, "temperature"));
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, g };
-    g->call = serve_call(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions", buf_str(&body), "generate", &reply);
+    g->call = serve_submit(node_serve(g->node), g->raw ? "/v1/completions" : "/v1/chat/completions", buf_str(&body), "generate", &reply);
     buf_release(&body);
 }
 

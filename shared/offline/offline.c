@@ -205,7 +205,7 @@ static void start_line(struct offline *f, struct line *l)
     struct serve_reply reply = { .reply = on_reply, .begin = on_begin, .chunk = on_chunk, .end = on_stream_end, .arg = l };
     l->state = LINE_WORKING;
     f->n_working++;
-    uint64_t call = serve_call(f->o.serve, l->request.url, buf_str(&l->request.body), l->id, &reply);
+    uint64_t call = serve_submit(f->o.serve, l->request.url, buf_str(&l->request.body), l->id, &reply);
     if (call) l->call = call; /* 0: answered already */
 }
 

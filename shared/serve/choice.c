@@ -6,9 +6,9 @@
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 
-void choice_init(struct choice *ch, struct call *c, uint32_t index)
+void choice_init(struct choice *ch, struct completion_request *c, uint32_t index)
 {
-    ch->call = c;
+    ch->request = c;
     ch->index = index;
     ch->sample = index % c->p.n;
     ch->prompt = &c->prompts[index / c->p.n];
@@ -30,32 +30,32 @@ void choice_release(struct choice *ch)
 
 void choice_cancel(struct choice *ch)
 {
-    const struct serve_backend *b = &ch->call->serve->o.backend;
+    const struct serve_backend *b = &ch->request->serve->o.backend;
     b->cancel(b->self, ch->backend_id);
 }
 
-bool choice_is_over(const struct choice *ch) { return ch->stop >= 0 || ch->enough; }
+bool choice_ended_locally(const struct choice *ch) { return ch->stop >= 0 || ch->tool_calls_done; }
 
 const char *choice_finish_reason(const struct choice *ch)
 {
-    if (!choice_is_over(ch) && ch->end.finish == FINISH_LENGTH) return "length";
+    if (!choice_ended_locally(ch) && ch->end.finish == FINISH_LENGTH) return "length";
     return ch->parser && output_parser_n_tool_calls(ch->parser) ? "tool_calls" : "stop";
 }
 
 /* ---- text ---- */
 
 /* Before min_tokens a stop string does not count, and what looks like the beginning of one is not held back either. */
-static void open_stops(struct choice *ch)
+static void enable_stops(struct choice *ch)
 {
-    if (ch->n_tokens > ch->call->p.sampling.min_tokens) ch->detok.n_stops = ch->n_stops;
+    if (ch->n_tokens > ch->request->p.sampling.min_tokens) ch->detok.n_stops = ch->n_stops;
 }
 
 static void push_text(struct choice *ch, int32_t id)
 {
     struct buf *out = ch->parser ? output_parser_input(ch->parser) : &ch->text;
-    ch->detok.skip_special = ch->call->p.skip_special && !(ch->parser && output_parser_needs_token(ch->parser, id));
+    ch->detok.skip_special = ch->request->p.skip_special && !(ch->parser && output_parser_needs_token(ch->parser, id));
     if (detokenizer_push(&ch->detok, id, out)) ch->stop = ch->detok.stopped;
-    if (ch->parser && !output_parser_push(ch->parser, &ch->text)) ch->enough = true;
+    if (ch->parser && !output_parser_push(ch->parser, &ch->text)) ch->tool_calls_done = true;
 }
 
 static void push_held(struct choice *ch)
@@ -67,8 +67,8 @@ static void push_held(struct choice *ch)
 /* Whether `id` may turn out to be the token that ends the sequence, and its text would show. */
 static bool may_end(const struct choice *ch, int32_t id)
 {
-    const struct openai_params *p = &ch->call->p;
-    const struct tokenizer *tok = ch->call->serve->o.tokenizer;
+    const struct openai_params *p = &ch->request->p;
+    const struct tokenizer *tok = ch->request->serve->o.tokenizer;
     if (p->skip_special && tokenizer_is_special(tok, id) && !(ch->parser && output_parser_needs_token(ch->parser, id))) return false;
     for (uint32_t i = 0; i < p->sampling.n_stop_ids; i++)
         if (p->sampling.stop_ids[i] == id) return true;
@@ -77,25 +77,25 @@ static bool may_end(const struct choice *ch, int32_t id)
 
 static void take_token(struct choice *ch, const struct token_logprobs *t)
 {
-    const struct openai_params *p = &ch->call->p;
+    const struct openai_params *p = &ch->request->p;
     ch->n_tokens++;
     if (p->return_token_ids) buf_add(&ch->ids, &t->id, sizeof t->id);
     if (p->n_logprobs >= 0) openai_logprobs_store(&ch->logprobs, t, p->n_logprobs, ch->n_chars);
     ch->n_chars += openai_token_chars(ch, t->id);
-    open_stops(ch);
+    enable_stops(ch);
     push_held(ch);
-    if (choice_is_over(ch)) return;
+    if (choice_ended_locally(ch)) return;
     if (may_end(ch, t->id)) ch->held = t->id;
     else push_text(ch, t->id);
 }
 
 static void finish_detokenizer(struct choice *ch)
 {
-    if (choice_is_over(ch)) return;
+    if (choice_ended_locally(ch)) return;
     bool is_end = ch->end.finish == FINISH_STOP && ch->held == ch->end.stop_token;
-    if (is_end && !ch->call->p.include_stop) ch->held = -1;
+    if (is_end && !ch->request->p.include_stop) ch->held = -1;
     push_held(ch);
-    if (choice_is_over(ch)) return;
+    if (choice_ended_locally(ch)) return;
     detokenizer_finish(&ch->detok, ch->parser ? output_parser_input(ch->parser) : &ch->text);
     ch->stop = ch->detok.stopped; /* a stop string may end with what was held back */
 }
@@ -103,7 +103,7 @@ static void finish_detokenizer(struct choice *ch)
 static void finish_text(struct choice *ch)
 {
     finish_detokenizer(ch);
-    if (ch->parser) output_parser_finish(ch->parser, choice_is_over(ch) || ch->end.finish == FINISH_LENGTH, &ch->text);
+    if (ch->parser) output_parser_finish(ch->parser, choice_ended_locally(ch) || ch->end.finish == FINISH_LENGTH, &ch->text);
 }
 
 /* ---- sink ---- */
@@ -111,20 +111,20 @@ static void finish_text(struct choice *ch)
 static void on_token(void *arg, uint32_t index, const struct token_logprobs *t)
 {
     struct choice *ch = arg;
-    struct call *c = ch->call;
+    struct completion_request *c = ch->request;
     (void)index; /* the backend delivers each once and in order */
-    if (c->stage != CALL_RUNNING || choice_is_over(ch)) return;
+    if (c->stage != COMPLETION_RUNNING || choice_ended_locally(ch)) return;
     take_token(ch, t);
-    if (choice_is_over(ch)) choice_cancel(ch);
+    if (choice_ended_locally(ch)) choice_cancel(ch);
     if (c->p.stream) response_stream_token(ch);
 }
 
 static void on_prompt_logprob(void *arg, uint32_t position, const struct token_logprobs *t)
 {
     struct choice *ch = arg;
-    const struct openai_params *p = &ch->call->p;
+    const struct openai_params *p = &ch->request->p;
     (void)position;
-    if (ch->call->stage != CALL_RUNNING) return;
+    if (ch->request->stage != COMPLETION_RUNNING) return;
     int32_t n_echo = p->echo ? p->n_logprobs : -1;
     openai_logprobs_store(&ch->prompt_logprobs, t, n_echo > p->n_prompt_logprobs ? n_echo : p->n_prompt_logprobs, 0);
 }
@@ -134,13 +134,13 @@ static void on_end(void *arg, const struct gen_end *end)
     struct choice *ch = arg;
     ch->live = false;
     ch->end = *end;
-    if (ch->call->stage == CALL_RUNNING && ch->detokenizer_ready && (end->status == OK || choice_is_over(ch))) finish_text(ch);
-    call_on_choice_end(ch->call, ch);
+    if (ch->request->stage == COMPLETION_RUNNING && ch->detokenizer_ready && (end->status == OK || choice_ended_locally(ch))) finish_text(ch);
+    completion_on_choice_end(ch->request, ch);
 }
 
 static bool wants_prompt_logprobs(const struct choice *ch)
 {
-    const struct openai_params *p = &ch->call->p;
+    const struct openai_params *p = &ch->request->p;
     bool wanted = (p->echo && p->n_logprobs >= 0) || p->n_prompt_logprobs >= 0;
     /* All samples of a prompt share its logprobs, but a streamed one cannot wait for another's. */
     return wanted && (ch->sample == 0 || p->stream);
@@ -148,7 +148,7 @@ static bool wants_prompt_logprobs(const struct choice *ch)
 
 enum status choice_submit(struct choice *ch, struct err *err)
 {
-    struct call *c = ch->call;
+    struct completion_request *c = ch->request;
     struct openai_params *p = &c->p;
     struct gen_sink sink = { .on_token = on_token, .on_prompt_logprob = on_prompt_logprob, .on_end = on_end, .arg = ch };
     struct gen_request r = {

@@ -10,12 +10,12 @@
 #include "shared/serve/backend.h"
 #include "shared/text/output/detokenizer.h"
 
-struct call;
+struct completion_request;
 struct output_parser;
 struct completion_prompt;
 
 struct choice {
-    struct call   *call;
+    struct completion_request   *request;
     struct completion_prompt *prompt;
     uint32_t       index;         /* in the answer */
     uint32_t       sample;        /* of its prompt, 0 .. n-1 */
@@ -30,7 +30,7 @@ struct choice {
     uint32_t       n_chars;       /* characters of all tokens so far: the next token's text_offset */
     bool           sent;          /* a chunk of it went out */
     struct output_parser  *parser;         /* chat: what of the text is thought or a tool call; NULL: all of it is the answer */
-    bool           enough;        /* ended here: no more tool calls are wanted */
+    bool           tool_calls_done;        /* ended here: no more tool calls are wanted */
     struct buf     text;          /* streamed: of the chunk being made; else all of it */
     struct buf     ids;           /* int32: likewise */
     struct buf     logprobs;      /* records (openai_logprobs.c): likewise */
@@ -38,14 +38,14 @@ struct choice {
     struct gen_end end;
 };
 
-void        choice_init(struct choice *ch, struct call *c, uint32_t index);
+void        choice_init(struct choice *ch, struct completion_request *c, uint32_t index);
 /* Give it to the backend. */
 enum status choice_submit(struct choice *ch, struct err *err) MUST_CHECK;
 /* Tell the backend to stop; its end still comes. */
 void        choice_cancel(struct choice *ch);
 void        choice_release(struct choice *ch);
 /* Ended here and not by the backend, which was told to cancel. */
-bool        choice_is_over(const struct choice *ch);
+bool        choice_ended_locally(const struct choice *ch);
 /* "stop", "length" or "tool_calls". */
 const char *choice_finish_reason(const struct choice *ch);
 

@@ -10,10 +10,10 @@
 
 enum { WRITE_INLINE_MAX = 4096 /* bytes of logprob records and ids that the loop may turn into text by itself */ };
 
-static void call_free(struct call *c)
+static void completion_free(struct completion_request *c)
 {
     struct serve *s = c->serve;
-    map_del(&s->calls, map_key_u64(&c->id));
+    map_del(&s->requests, map_key_u64(&c->id));
     loop_timer_free(c->retry);
     for (uint32_t i = 0; i < c->n_choices; i++) choice_release(&c->choices[i]);
     for (uint32_t i = 0; i < c->n_prompts; i++) {
@@ -21,7 +21,7 @@ static void call_free(struct call *c)
         buf_release(&c->prompts[i].text);
     }
     cJSON_Delete(c->tools);
-    buf_release(&c->begun_call);
+    buf_release(&c->tool_call_prefix);
     buf_release(&c->body);
     buf_release(&c->head);
     buf_release(&c->out);
@@ -30,15 +30,15 @@ static void call_free(struct call *c)
     serve_unref(s);
 }
 
-static void maybe_free(struct call *c)
+static void maybe_free(struct completion_request *c)
 {
-    if (c->stage == CALL_ENDED && !c->on_worker && c->n_live == 0) call_free(c);
+    if (c->stage == COMPLETION_ENDED && !c->on_worker && c->n_live == 0) completion_free(c);
 }
 
 /* No reply function after this; what the backend still computes is stopped. */
-static void set_ended(struct call *c)
+static void set_ended(struct completion_request *c)
 {
-    c->stage = CALL_ENDED;
+    c->stage = COMPLETION_ENDED;
     loop_timer_free(c->retry);
     c->retry = NULL;
     for (uint32_t i = 0; i < c->n_choices; i++)
@@ -47,7 +47,7 @@ static void set_ended(struct call *c)
 
 /* ---- answers ---- */
 
-static void add_headers(const struct call *c, int http, uint32_t retry_after_s, struct buf *out)
+static void add_headers(const struct completion_request *c, int http, uint32_t retry_after_s, struct buf *out)
 {
     buf_printf(out, "x-request-id: %s\r\n", c->name);
     if (http != 429 && http != 503) return;
@@ -55,7 +55,7 @@ static void add_headers(const struct call *c, int http, uint32_t retry_after_s, 
     buf_printf(out, "Retry-After: %u\r\nretry-after-ms: %u000\r\n", retry_after_s, retry_after_s);
 }
 
-static void reply(struct call *c, int http, uint32_t retry_after_s, struct str body)
+static void reply(struct completion_request *c, int http, uint32_t retry_after_s, struct str body)
 {
     struct buf headers = { 0 };
     add_headers(c, http, retry_after_s, &headers);
@@ -64,13 +64,13 @@ static void reply(struct call *c, int http, uint32_t retry_after_s, struct str b
     buf_release(&headers);
 }
 
-static void fail(struct call *c, enum status st, const char *text, const char *param, uint32_t retry_after_s)
+static void fail(struct completion_request *c, enum status st, const char *text, const char *param, uint32_t retry_after_s)
 {
     struct buf body = { 0 };
     if (!text || !text[0]) text = status_text(st);
     log_debug("request failed", "req=%s st=%s why=\"%s\"", c->name, status_name(st), text);
     serve_error_json(&body, st, text, param && param[0] ? param : NULL);
-    if (c->begun) {
+    if (c->stream_begun) {
         set_ended(c);
         response_stream_error(c, buf_str(&body));
     } else {
@@ -79,21 +79,21 @@ static void fail(struct call *c, enum status st, const char *text, const char *p
     buf_release(&body);
 }
 
-void call_fail(struct call *c, enum status st, const char *text, const char *param, uint32_t retry_after_s)
+void completion_fail(struct completion_request *c, enum status st, const char *text, const char *param, uint32_t retry_after_s)
 {
     fail(c, st, text, param, retry_after_s);
     maybe_free(c);
 }
 
-void call_abandon(struct call *c)
+void completion_abandon(struct completion_request *c)
 {
-    if (c->stage != CALL_ENDED) set_ended(c);
+    if (c->stage != COMPLETION_ENDED) set_ended(c);
 }
 
-void call_cancel(struct call *c)
+void completion_cancel(struct completion_request *c)
 {
     c->canceled = true;
-    if (c->stage != CALL_ENDED) set_ended(c);
+    if (c->stage != COMPLETION_ENDED) set_ended(c);
     maybe_free(c);
 }
 
@@ -106,13 +106,13 @@ static void write_work(void *arg)
 
 static void on_written(void *arg)
 {
-    struct call *c = arg;
+    struct completion_request *c = arg;
     c->on_worker = false;
-    if (c->stage == CALL_WRITING) reply(c, 200, 0, buf_str(&c->out));
+    if (c->stage == COMPLETION_WRITING) reply(c, 200, 0, buf_str(&c->out));
     maybe_free(c);
 }
 
-static void write_answer(struct call *c)
+static void write_answer(struct completion_request *c)
 {
     size_t work = 0;
     for (uint32_t i = 0; i < c->n_choices; i++) {
@@ -120,7 +120,7 @@ static void write_answer(struct call *c)
         work += ch->logprobs.len + ch->prompt_logprobs.len + ch->ids.len;
         if (c->p.return_token_ids) work += ch->prompt->n_tokens * sizeof *ch->prompt->tokens;
     }
-    c->stage = CALL_WRITING;
+    c->stage = COMPLETION_WRITING;
     if (work > WRITE_INLINE_MAX && loop_work(c->serve->o.loop, write_work, on_written, c) == OK) {
         c->on_worker = true;
         return;
@@ -131,11 +131,11 @@ static void write_answer(struct call *c)
 
 /* ---- sequences ---- */
 
-static void submit_more(struct call *c);
+static void submit_more(struct completion_request *c);
 
 static void on_retry(void *arg)
 {
-    struct call *c = arg;
+    struct completion_request *c = arg;
     loop_timer_free(c->retry);
     c->retry = NULL;
     submit_more(c);
@@ -144,22 +144,22 @@ static void on_retry(void *arg)
 
 /* The backend is full. A call that has sequences in it, or has had, goes on when there is room again; one that has none is
  * refused at the door. Returns whether to go on waiting. */
-static bool wait_for_room(struct call *c)
+static bool wait_for_capacity(struct completion_request *c)
 {
     if (c->n_live > 0) return true; /* the next end submits again */
-    if (c->n_done == 0 || clock_ms() - c->t_progress_ms > CALL_RETRY_MAX_MS) return false;
-    if (!c->retry) c->retry = loop_timer_start(c->serve->o.loop, CALL_RETRY_MS, 0, on_retry, c);
+    if (c->n_done == 0 || clock_ms() - c->t_progress_ms > COMPLETION_RETRY_MAX_MS) return false;
+    if (!c->retry) c->retry = loop_timer_start(c->serve->o.loop, COMPLETION_RETRY_MS, 0, on_retry, c);
     return true;
 }
 
-static void submit_more(struct call *c)
+static void submit_more(struct completion_request *c)
 {
-    while (c->stage == CALL_RUNNING && c->n_submitted < c->n_choices && c->n_live < CALL_WINDOW) {
+    while (c->stage == COMPLETION_RUNNING && c->n_submitted < c->n_choices && c->n_live < COMPLETION_WINDOW) {
         struct choice *ch = &c->choices[c->n_submitted];
         struct err err = { 0 };
         enum status st = choice_submit(ch, &err);
         if (st != OK) {
-            if (status_class_of(st) == CLASS_BUSY && wait_for_room(c)) return;
+            if (status_class_of(st) == CLASS_BUSY && wait_for_capacity(c)) return;
             fail(c, st, err.text, err.field, 0);
             return;
         }
@@ -170,19 +170,19 @@ static void submit_more(struct call *c)
     }
 }
 
-void call_on_choice_end(struct call *c, struct choice *ch)
+void completion_on_choice_end(struct completion_request *c, struct choice *ch)
 {
     c->n_live--;
     c->n_done++;
     c->t_progress_ms = clock_ms();
-    if (c->stage == CALL_RUNNING && ch->end.status != OK && !choice_is_over(ch))
+    if (c->stage == COMPLETION_RUNNING && ch->end.status != OK && !choice_ended_locally(ch))
         fail(c, ch->end.status, ch->end.text, NULL, ch->end.retry_after_s);
-    if (c->stage == CALL_RUNNING && c->p.stream) response_stream_finish(ch);
-    if (c->stage == CALL_RUNNING) submit_more(c);
-    if (c->stage == CALL_RUNNING && c->n_done == c->n_choices) {
+    if (c->stage == COMPLETION_RUNNING && c->p.stream) response_stream_finish(ch);
+    if (c->stage == COMPLETION_RUNNING) submit_more(c);
+    if (c->stage == COMPLETION_RUNNING && c->n_done == c->n_choices) {
         if (c->p.stream) {
             response_stream_end(c);
-            if (c->stage == CALL_RUNNING) set_ended(c);
+            if (c->stage == COMPLETION_RUNNING) set_ended(c);
         } else {
             write_answer(c);
         }
@@ -190,12 +190,12 @@ void call_on_choice_end(struct call *c, struct choice *ch)
     maybe_free(c);
 }
 
-static void start_sequences(struct call *c)
+static void start_sequences(struct completion_request *c)
 {
     c->n_choices = c->n_prompts * c->p.n;
     c->choices = ARENA_ARRAY(&c->arena, struct choice, c->n_choices);
     for (uint32_t i = 0; i < c->n_choices; i++) choice_init(&c->choices[i], c, i);
-    c->stage = CALL_RUNNING;
+    c->stage = COMPLETION_RUNNING;
     c->t_progress_ms = clock_ms();
     openai_write_head(c);
     submit_more(c);
@@ -203,7 +203,7 @@ static void start_sequences(struct call *c)
 
 /* ---- preparing ---- */
 
-static enum status prepare(struct call *c)
+static enum status prepare(struct completion_request *c)
 {
     cJSON *doc = NULL;
     enum status st = json_parse(buf_str(&c->body), false, &doc, &c->err);
@@ -217,23 +217,23 @@ static enum status prepare(struct call *c)
 
 static void prepare_work(void *arg)
 {
-    struct call *c = arg;
+    struct completion_request *c = arg;
     c->st = prepare(c);
 }
 
 /* The header's name, else the body's, else one made up. */
-static void settle_name(struct call *c)
+static void choose_name(struct completion_request *c)
 {
-    if (!c->name[0]) snprintf(c->name, sizeof c->name, "%s", c->p.name[0] ? c->p.name : c->spare_name);
+    if (!c->name[0]) snprintf(c->name, sizeof c->name, "%s", c->p.name[0] ? c->p.name : c->fallback_name);
     if (!c->name[0]) serve_make_name(c->name);
 }
 
 static void on_prepared(void *arg)
 {
-    struct call *c = arg;
+    struct completion_request *c = arg;
     c->on_worker = false;
-    if (c->stage == CALL_PREPARING) {
-        settle_name(c);
+    if (c->stage == COMPLETION_PREPARING) {
+        choose_name(c);
         c->trace = c->trace || c->p.trace;
         if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, 0);
         else if (!c->kind->write_choice) reply(c, 200, 0, buf_str(&c->out));
@@ -243,17 +243,17 @@ static void on_prepared(void *arg)
 }
 
 /* Answered at once: nothing was started. */
-static uint64_t refuse(struct call *c, enum status st, const char *text)
+static uint64_t refuse(struct completion_request *c, enum status st, const char *text)
 {
-    settle_name(c);
+    choose_name(c);
     fail(c, st, text, NULL, 0);
     maybe_free(c);
     return 0;
 }
 
-uint64_t call_start(struct serve *s, const struct call_options *o)
+uint64_t completion_start(struct serve *s, const struct completion_options *o)
 {
-    struct call *c = MEM_NEW(struct call);
+    struct completion_request *c = MEM_NEW(struct completion_request);
     serve_ref(s);
     c->serve = s;
     c->id = ++s->last_id;
@@ -262,9 +262,9 @@ uint64_t call_start(struct serve *s, const struct call_options *o)
     c->trace = o->trace;
     c->created = clock_unix_s();
     if (o->name && serve_name_is_good(str_of(o->name))) snprintf(c->name, sizeof c->name, "%s", o->name);
-    if (o->spare_name) snprintf(c->spare_name, sizeof c->spare_name, "%s", o->spare_name);
+    if (o->fallback_name) snprintf(c->fallback_name, sizeof c->fallback_name, "%s", o->fallback_name);
     arena_init(&c->arena);
-    map_put(&s->calls, map_key_u64(&c->id), c);
+    map_put(&s->requests, map_key_u64(&c->id), c);
     if (!c->kind) return refuse(c, ERR_NOT_FOUND, "this path does not exist");
     if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");
     buf_add_str(&c->body, o->body);

@@ -28,7 +28,7 @@ struct output_parser {
     uint32_t            n_emitted;
 };
 
-struct output_parser *output_parser_create(const struct call *c)
+struct output_parser *output_parser_create(const struct completion_request *c)
 {
     const struct serve *s = c->serve;
     bool has_reasoning = s->o.reasoning != NULL, has_tools = c->p.tools.choice != TOOL_CHOICE_NONE;
@@ -41,7 +41,7 @@ struct output_parser *output_parser_create(const struct call *c)
     if (has_reasoning) reasoning_init(&p->reasoning, s->o.reasoning, c->reasoning);
     if (!has_tools) return p;
     tool_parser_init(&p->tools, s->o.tools, c->tools, c->p.tools.parallel && c->p.tools.choice != TOOL_CHOICE_NAMED ? 0 : 1);
-    tool_parser_push(&p->tools, buf_str(&c->begun_call), &none);
+    tool_parser_push(&p->tools, buf_str(&c->tool_call_prefix), &none);
     buf_release(&none);
     return p;
 }

@@ -14,11 +14,11 @@
 
 #include "shared/base/buf.h"
 
-struct call;
+struct completion_request;
 struct output_parser;
 
 /* NULL when all text is the answer. */
-struct output_parser *output_parser_create(const struct call *c);
+struct output_parser *output_parser_create(const struct completion_request *c);
 void          output_parser_free(struct output_parser *p);
 
 /* Where the detokeniser's text goes before output_parser_push. */

@@ -9,21 +9,21 @@
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 
-static void begin(struct call *c)
+static void begin(struct completion_request *c)
 {
     char headers[REQUEST_NAME_MAX + 32];
-    if (c->begun) return;
+    if (c->stream_begun) return;
     snprintf(headers, sizeof headers, "x-request-id: %s\r\n", c->name);
-    c->begun = true;
+    c->stream_begun = true;
     c->reply.begin(c->reply.arg, headers);
 }
 
-static void send_event(struct call *c, struct str json)
+static void send_event(struct completion_request *c, struct str json)
 {
-    if (c->reply.chunk(c->reply.arg, json) != OK) call_abandon(c);
+    if (c->reply.chunk(c->reply.arg, json) != OK) completion_abandon(c);
 }
 
-static void begin_chunk(struct call *c)
+static void begin_chunk(struct completion_request *c)
 {
     begin(c);
     buf_clear(&c->out);
@@ -31,7 +31,7 @@ static void begin_chunk(struct call *c)
     buf_printf(&c->out, ",\"object\":\"%s\",\"choices\":[", c->kind->chunk_object);
 }
 
-static void end_chunk(struct call *c, bool usage, bool trace)
+static void end_chunk(struct completion_request *c, bool usage, bool trace)
 {
     if (usage) {
         buf_add_c(&c->out, ",\"usage\":");
@@ -47,7 +47,7 @@ static void end_chunk(struct call *c, bool usage, bool trace)
 
 static void send_choice(struct choice *ch, bool finish)
 {
-    struct call *c = ch->call;
+    struct completion_request *c = ch->request;
     begin_chunk(c);
     c->kind->write_chunk(ch, finish, &c->out);
     buf_add_char(&c->out, ']');
@@ -63,7 +63,7 @@ static void send_choice(struct choice *ch, bool finish)
 
 static bool has_delta(const struct choice *ch)
 {
-    const struct openai_params *p = &ch->call->p;
+    const struct openai_params *p = &ch->request->p;
     if (!ch->parser || !ch->sent || ch->text.len) return true;
     return output_parser_has_delta(ch->parser, p->include_reasoning) || p->n_logprobs >= 0 || p->return_token_ids || p->continuous_usage;
 }
@@ -75,24 +75,24 @@ void response_stream_token(struct choice *ch)
 
 void response_stream_finish(struct choice *ch) { send_choice(ch, true); }
 
-static void end(struct call *c)
+static void end(struct completion_request *c)
 {
     /* A receiver that is gone learns nothing from an error here. */
     if (c->reply.chunk(c->reply.arg, STR("[DONE]")) == OK) c->reply.end(c->reply.arg);
 }
 
-void response_stream_end(struct call *c)
+void response_stream_end(struct completion_request *c)
 {
     if (c->p.include_usage) {
         begin_chunk(c);
         buf_add_char(&c->out, ']');
         end_chunk(c, true, c->trace);
-        if (c->stage == CALL_ENDED) return; /* abandoned */
+        if (c->stage == COMPLETION_ENDED) return; /* abandoned */
     }
     end(c);
 }
 
-void response_stream_error(struct call *c, struct str json)
+void response_stream_error(struct completion_request *c, struct str json)
 {
     if (c->reply.chunk(c->reply.arg, json) == OK) end(c);
 }

@@ -24,7 +24,7 @@ struct api_exchange {
     struct serve         *serve;
     struct http_exchange *x;
     const struct api_route   *route;   /* NULL: unknown path */
-    uint64_t              call;    /* 0: none */
+    uint64_t              completion_id;    /* 0: none */
     uint64_t              t_start_ns;
     int                   status;  /* of the answer; 0: none yet */
     char                  name[REQUEST_NAME_MAX + 1];
@@ -259,7 +259,7 @@ static bool is_json(struct str type)
     return plain || (media.n > 5 && strncasecmp(media.p + media.n - 5, "+json", 5) == 0);
 }
 
-static void start_call(struct api_exchange *e)
+static void start_completion(struct api_exchange *e)
 {
     struct str encoding = http_header(e->x, "content-encoding"), trace = http_header(e->x, "x-baton-trace");
     if (!is_json(http_header(e->x, "content-type"))) {
@@ -270,15 +270,15 @@ static void start_call(struct api_exchange *e)
         answer_error(e, 415, "unsupported_media_type", NULL, "compressed request bodies are not supported");
         return;
     }
-    struct call_options o = {
+    struct completion_options o = {
         .kind = e->route->kind,
         .body = http_body(e->x),
         .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
-        .spare_name = e->name,
+        .fallback_name = e->name,
         .trace = str_eq_c(trace, "1"),
         .reply = { .reply = on_reply, .begin = on_begin, .chunk = on_chunk, .end = on_stream_end, .arg = e },
     };
-    e->call = call_start(e->serve, &o);
+    e->completion_id = completion_start(e->serve, &o);
 }
 
 /* ---- an exchange ---- */
@@ -290,8 +290,8 @@ static void on_end(void *arg, bool gone)
     struct route_meters *m = &s->meters[e->route ? (size_t)(e->route - ROUTES) : (size_t)N_ROUTES];
     uint64_t ns = clock_ns() - e->t_start_ns;
     size_t class_ = gone ? 3 : e->status >= 500 ? 2 : e->status >= 400 ? 1 : 0;
-    if (gone && e->call) counter_add(s->m_gone, 1);
-    if (gone && e->call) serve_cancel(s, e->call);
+    if (gone && e->completion_id) counter_add(s->m_gone, 1);
+    if (gone && e->completion_id) serve_cancel(s, e->completion_id);
     counter_add(m->codes[class_], 1);
     histogram_observe(m->seconds, (double)ns * 1e-9);
     s->n_exchanges--;
@@ -326,7 +326,7 @@ static void dispatch(struct api_exchange *e, bool admin)
         answer_error(e, 405, "method_not_allowed", allow, "this path does not take that method");
         return;
     }
-    if (r->kind) start_call(e);
+    if (r->kind) start_completion(e);
     else r->handle(e);
 }
 

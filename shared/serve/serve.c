@@ -77,7 +77,7 @@ void serve_unref(struct serve *s)
 {
     if (--s->n_refs > 0) return;
     for (size_t i = 0; i < s->o.n_names; i++) mem_free(s->names[i]);
-    map_release(&s->calls);
+    map_release(&s->requests);
     mem_free(s->meters);
     mem_free((void *)s->o.version);
     mem_free(s);
@@ -89,9 +89,9 @@ void serve_free(struct serve *s)
     ASSERT_THREAD(THREAD_LOOP);
     size_t pos = 0;
     struct str key;
-    void *call;
+    void *request;
     s->closed = true;
-    while (map_next(&s->calls, &pos, &key, &call)) call_cancel(call);
+    while (map_next(&s->requests, &pos, &key, &request)) completion_cancel(request);
     serve_unref(s);
 }
 
@@ -120,18 +120,18 @@ bool serve_name_is_good(struct str name)
     return true;
 }
 
-uint64_t serve_call(struct serve *s, const char *path, struct str body, const char *request_id, const struct serve_reply *reply)
+uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id, const struct serve_reply *reply)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    struct call_options o = { .kind = routes_kind(path), .body = body, .name = request_id, .reply = *reply };
-    return call_start(s, &o);
+    struct completion_options o = { .kind = routes_kind(path), .body = body, .name = request_id, .reply = *reply };
+    return completion_start(s, &o);
 }
 
 void serve_cancel(struct serve *s, uint64_t id)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    struct call *c = map_get(&s->calls, map_key_u64(&id));
-    if (c) call_cancel(c);
+    struct completion_request *c = map_get(&s->requests, map_key_u64(&id));
+    if (c) completion_cancel(c);
 }
 
-uint32_t serve_n_calls(const struct serve *s) { return (uint32_t)s->calls.len; }
+uint32_t serve_n_requests(const struct serve *s) { return (uint32_t)s->requests.len; }

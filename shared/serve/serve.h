@@ -70,10 +70,10 @@ struct serve_reply {
 
 /* Run one API request that did not come over HTTP. `path` is "/v1/chat/completions" or "/v1/completions". Returns a handle for
  * serve_cancel (valid until reply or end was called), 0 when it was answered at once. */
-uint64_t serve_call(struct serve *s, const char *path, struct str body, const char *request_id, const struct serve_reply *reply);
+uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id, const struct serve_reply *reply);
 /* The receiver is gone: stop the work; no reply function is called afterwards. */
-void     serve_cancel(struct serve *s, uint64_t call);
-uint32_t serve_n_calls(const struct serve *s);
+void     serve_cancel(struct serve *s, uint64_t id);
+uint32_t serve_n_requests(const struct serve *s);
 
 /* JSON error body in OpenAI's shape: {"error":{"message","type","param","code"}}. */
 void serve_error_json(struct buf *out, enum status st, const char *message, const char *param);

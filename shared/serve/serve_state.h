@@ -19,7 +19,7 @@ struct serve {
     uint32_t             max_n, max_prompts, max_logprobs;
     int32_t              shown[SHOWN_MAX];  /* special tokens that are tags of reasoning, then of tool calls: parsers must see them */
     uint32_t             n_shown_reasoning, n_shown;
-    struct map           calls;             /* id → struct call */
+    struct map           requests;             /* id → struct completion_request */
     uint64_t             last_id;
     uint32_t             n_refs;            /* calls and HTTP exchanges that point here */
     bool                 closed;            /* serve_free was called; the last reference frees */

@@ -92,8 +92,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct serve_reply reply = { on_reply, on_begin, on_chunk, on_end, &o };
     if (!face) face = make_face();
     if (size == 0) return 0;
-    (void)serve_call(face->serve, paths[data[0] % 4], (struct str){ (const char *)data + 1, size - 1 }, NULL, &reply);
-    while (serve_n_calls(face->serve)) uv_run(loop_uv(face->loop), UV_RUN_ONCE);
+    (void)serve_submit(face->serve, paths[data[0] % 4], (struct str){ (const char *)data + 1, size - 1 }, NULL, &reply);
+    while (serve_n_requests(face->serve)) uv_run(loop_uv(face->loop), UV_RUN_ONCE);
     if (o.n_answers != 1) abort();
     return 0;
 }

@@ -10,13 +10,13 @@
 #include "shared/serve/openai/openai_tools.h"
 #include "shared/serve/serve_state.h"
 
-struct call;
+struct completion_request;
 struct choice;
 
 struct openai_kind {
     const char *id_prefix, *object, *chunk_object;
     /* Fill c->p, c->prompts, or, for a path answered at once, c->out. `doc` may be changed. */
-    enum status (*prepare)(struct call *c, cJSON *doc, struct err *err);
+    enum status (*prepare)(struct completion_request *c, cJSON *doc, struct err *err);
     /* The element of "choices" in a whole answer; the same in a chunk (finish: the last of this choice). NULL: no sequences. */
     void (*write_choice)(const struct choice *ch, struct buf *out);
     void (*write_chunk)(const struct choice *ch, bool finish, struct buf *out);
@@ -34,23 +34,23 @@ struct openai_part {
     struct str  text;                    /* or */
     const cJSON *ids;
 };
-enum status openai_add_prompt(struct call *c, uint32_t i, const struct openai_part *part, struct err *err) MUST_CHECK;
+enum status openai_add_prompt(struct completion_request *c, uint32_t i, const struct openai_part *part, struct err *err) MUST_CHECK;
 /* Number of prompts becomes known: room for them. */
-void        openai_alloc_prompts(struct call *c, uint32_t n);
+void        openai_alloc_prompts(struct completion_request *c, uint32_t n);
 
 /* openai_chat.c: member messages and what belongs to it, checked and rendered; also for /tokenize. */
-struct openai_opening {
+struct openai_answer_start {
     enum reasoning_state reasoning; /* out: where the answer begins */
-    struct buf          *begun;     /* the text of a call that the prompt begins is appended; may be NULL */
+    struct buf          *tool_call_prefix;     /* the text of a call that the prompt begins is appended; may be NULL */
 };
-enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct openai_tools *tools, struct openai_opening *o, struct buf *out,
+enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct openai_tools *tools, struct openai_answer_start *o, struct buf *out,
                                struct err *err) MUST_CHECK;
 
 /* openai_response.c */
-void openai_write_head(struct call *c);                              /* c->head; each answer is head, object and members */
-void openai_write_body(struct call *c);                              /* the whole answer into c->out */
-void openai_write_usage(const struct call *c, struct buf *out);      /* the object */
-void openai_write_trace(const struct call *c, struct buf *out);      /* the object of member "baton" */
+void openai_write_head(struct completion_request *c);                              /* c->head; each answer is head, object and members */
+void openai_write_body(struct completion_request *c);                              /* the whole answer into c->out */
+void openai_write_usage(const struct completion_request *c, struct buf *out);      /* the object */
+void openai_write_trace(const struct completion_request *c, struct buf *out);      /* the object of member "baton" */
 void openai_write_finish(const struct choice *ch, bool finish, struct buf *out); /* "finish_reason":..,"stop_reason":.. */
 void openai_write_ids(struct buf *out, const char *name, const int32_t *ids, size_t n); /* ,"name":[..] */
 
@@ -74,8 +74,8 @@ int  openai_error_status(enum status st);
 /* stream.c */
 void response_stream_token(struct choice *ch);   /* what came since the last chunk of this choice */
 void response_stream_finish(struct choice *ch);  /* its last chunk */
-void response_stream_end(struct call *c);        /* usage when asked for, [DONE] */
-void response_stream_error(struct call *c, struct str json);
+void response_stream_end(struct completion_request *c);        /* usage when asked for, [DONE] */
+void response_stream_error(struct completion_request *c, struct str json);
 
 /* openai_models.c */
 void openai_write_models(const struct serve *s, struct buf *out);

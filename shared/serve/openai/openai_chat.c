@@ -118,7 +118,7 @@ static enum reasoning_state reasoning_from(const struct serve *s, const cJSON *d
 }
 
 /* A call that the client demands is begun in the prompt; the model goes on from there. */
-static enum status begin_call(const struct serve *s, const struct openai_tools *t, const struct chat_input *in, struct openai_opening *o, struct buf *out, struct err *err)
+static enum status write_tool_call_prefix(const struct serve *s, const struct openai_tools *t, const struct chat_input *in, struct openai_answer_start *o, struct buf *out, struct err *err)
 {
     struct buf begin = { 0 };
     if (!in->add_generation_prompt)
@@ -129,13 +129,13 @@ static enum status begin_call(const struct serve *s, const struct openai_tools *
     }
     s->o.tools->begin(t->choice == TOOL_CHOICE_NAMED ? t->name : (struct str){ NULL, 0 }, &begin);
     buf_add_str(out, buf_str(&begin));
-    if (o->begun) buf_add_str(o->begun, buf_str(&begin));
+    if (o->tool_call_prefix) buf_add_str(o->tool_call_prefix, buf_str(&begin));
     buf_release(&begin);
     o->reasoning = REASONING_REST;
     return OK;
 }
 
-enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct openai_tools *tools, struct openai_opening *o, struct buf *out, struct err *err)
+enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct openai_tools *tools, struct openai_answer_start *o, struct buf *out, struct err *err)
 {
     struct chat_input in = { .add_generation_prompt = true };
     cJSON *kwargs = NULL;
@@ -153,7 +153,7 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
     enum status st = chat_render(s->o.chat, &in, clock_unix_s(), out, err);
     if (st == OK) {
         o->reasoning = reasoning_from(s, doc, &in, buf_str(out));
-        return tools->choice >= TOOL_CHOICE_REQUIRED ? begin_call(s, tools, &in, o, out, err) : OK;
+        return tools->choice >= TOOL_CHOICE_REQUIRED ? write_tool_call_prefix(s, tools, &in, o, out, err) : OK;
     }
     if (!err) return st;
     if (!err->field[0]) snprintf(err->field, sizeof err->field, "messages");
@@ -161,7 +161,7 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
 }
 
 /* A prompt that came as ids has an end, too. */
-static enum reasoning_state reasoning_after_ids(const struct call *c)
+static enum reasoning_state reasoning_after_ids(const struct completion_request *c)
 {
     enum { TAIL = 16 };
     const struct completion_prompt *q = &c->prompts[0];
@@ -174,10 +174,10 @@ static enum reasoning_state reasoning_after_ids(const struct call *c)
     return state;
 }
 
-static enum status chat_prepare(struct call *c, cJSON *doc, struct err *err)
+static enum status chat_prepare(struct completion_request *c, cJSON *doc, struct err *err)
 {
     struct openai_part part = { .param = "messages", .place = "messages" };
-    struct openai_opening opening = { .begun = &c->begun_call };
+    struct openai_answer_start opening = { .tool_call_prefix = &c->tool_call_prefix };
     struct buf text = { 0 };
     TRY(openai_params_parse(c->serve, doc, true, &c->arena, &c->p, err));
     part.ids = json_member(doc, "prompt_token_ids");
@@ -201,13 +201,13 @@ static enum status chat_prepare(struct call *c, cJSON *doc, struct err *err)
 static void write_logprobs(const struct choice *ch, struct buf *out)
 {
     buf_add_c(out, ",\"logprobs\":");
-    if (ch->call->p.n_logprobs >= 0) openai_write_chat_logprobs(ch, out);
+    if (ch->request->p.n_logprobs >= 0) openai_write_chat_logprobs(ch, out);
     else buf_add_c(out, "null");
 }
 
 static void write_answer_ids(const struct choice *ch, bool with_prompt, struct buf *out)
 {
-    if (!ch->call->p.return_token_ids) return;
+    if (!ch->request->p.return_token_ids) return;
     openai_write_ids(out, "token_ids", (const int32_t *)(const void *)ch->ids.data, ch->ids.len / sizeof(int32_t));
     if (with_prompt) openai_write_ids(out, "prompt_token_ids", ch->prompt->tokens, ch->prompt->n_tokens);
 }
@@ -217,7 +217,7 @@ static void chat_write_choice(const struct choice *ch, struct buf *out)
     buf_printf(out, "{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", ch->index);
     if (ch->text.len || !output_parser_has_output(ch->parser)) json_add_string(out, buf_str(&ch->text));
     else buf_add_c(out, "null");
-    if (ch->parser) output_parser_write(ch->parser, ch->call->p.include_reasoning, out);
+    if (ch->parser) output_parser_write(ch->parser, ch->request->p.include_reasoning, out);
     buf_add_c(out, "}");
     write_logprobs(ch, out);
     openai_write_finish(ch, true, out);
@@ -233,7 +233,7 @@ static void write_delta(const struct choice *ch, bool finish, struct buf *out)
     if (wanted) buf_add_c(out, "\"content\":");
     if (wanted && ch->parser && !ch->text.len) buf_add_c(out, "null");
     else if (wanted) json_add_string(out, buf_str(&ch->text));
-    if (ch->parser) output_parser_write_delta(ch->parser, ch->call->p.include_reasoning, !wanted, out);
+    if (ch->parser) output_parser_write_delta(ch->parser, ch->request->p.include_reasoning, !wanted, out);
 }
 
 static void chat_write_chunk(const struct choice *ch, bool finish, struct buf *out)
@@ -251,7 +251,7 @@ static void chat_write_chunk(const struct choice *ch, bool finish, struct buf *o
 /* Where vLLM puts them for chat: beside the choices. */
 static void chat_write_top(const struct choice *ch, bool chunk, struct buf *out)
 {
-    const struct openai_params *p = &ch->call->p;
+    const struct openai_params *p = &ch->request->p;
     if (p->return_token_ids) openai_write_ids(out, "prompt_token_ids", ch->prompt->tokens, ch->prompt->n_tokens);
     if (chunk || p->n_prompt_logprobs < 0) return;
     buf_add_c(out, ",\"prompt_logprobs\":");

@@ -5,7 +5,7 @@
 
 /* ---- prompts ---- */
 
-static enum status count_prompts(const struct call *c, size_t n, struct err *err)
+static enum status count_prompts(const struct completion_request *c, size_t n, struct err *err)
 {
     const struct serve *s = c->serve;
     size_t limit = s->max_prompts > s->max_n ? s->max_prompts : s->max_n;
@@ -16,7 +16,7 @@ static enum status count_prompts(const struct call *c, size_t n, struct err *err
     return OK;
 }
 
-static enum status add_one(struct call *c, uint32_t i, const cJSON *v, struct err *err)
+static enum status add_one(struct completion_request *c, uint32_t i, const cJSON *v, struct err *err)
 {
     struct openai_part part = { .param = "prompt", .place = "prompt" };
     if (cJSON_IsString(v)) part.text = str_of(v->valuestring);
@@ -25,7 +25,7 @@ static enum status add_one(struct call *c, uint32_t i, const cJSON *v, struct er
 }
 
 /* One string, one array of ids, or an array of either. */
-static enum status completions_prepare(struct call *c, cJSON *doc, struct err *err)
+static enum status completions_prepare(struct completion_request *c, cJSON *doc, struct err *err)
 {
     TRY(openai_params_parse(c->serve, doc, false, &c->arena, &c->p, err));
     const cJSON *prompt = json_member(doc, "prompt"), *v;
@@ -51,7 +51,7 @@ static enum status completions_prepare(struct call *c, cJSON *doc, struct err *e
 
 static void write_element(const struct choice *ch, bool chunk, bool finish, struct buf *out)
 {
-    const struct openai_params *p = &ch->call->p;
+    const struct openai_params *p = &ch->request->p;
     bool first = !ch->sent, has_logprobs = p->n_logprobs >= 0 && (!finish || !chunk || ch->logprobs.len || (first && p->echo));
     struct str text = buf_str(&ch->text);
     buf_printf(out, "{\"index\":%u,\"text\":", ch->index);

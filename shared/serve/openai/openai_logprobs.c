@@ -69,7 +69,7 @@ uint32_t openai_text_chars(struct str text)
 uint32_t openai_token_chars(const struct choice *ch, int32_t id)
 {
     struct buf b = { 0 };
-    tokenizer_token_bytes(ch->call->serve->o.tokenizer, id, ch->call->p.skip_special, &b);
+    tokenizer_token_bytes(ch->request->serve->o.tokenizer, id, ch->request->p.skip_special, &b);
     uint32_t n = openai_text_chars(buf_str(&b));
     buf_release(&b);
     return n;
@@ -77,12 +77,12 @@ uint32_t openai_token_chars(const struct choice *ch, int32_t id)
 
 static void add_token_name(const struct choice *ch, int32_t id, struct buf *out)
 {
-    if (ch->call->p.tokens_as_ids) {
+    if (ch->request->p.tokens_as_ids) {
         buf_printf(out, "\"token_id:%d\"", id);
         return;
     }
     struct buf bytes = { 0 };
-    tokenizer_token_bytes(ch->call->serve->o.tokenizer, id, false, &bytes);
+    tokenizer_token_bytes(ch->request->serve->o.tokenizer, id, false, &bytes);
     json_add_string(out, buf_str(&bytes));
     buf_release(&bytes);
 }
@@ -92,7 +92,7 @@ static void add_token_name(const struct choice *ch, int32_t id, struct buf *out)
 static void add_chat_token(const struct choice *ch, struct logprob_pair p, struct buf *out)
 {
     struct buf bytes = { 0 };
-    tokenizer_token_bytes(ch->call->serve->o.tokenizer, p.id, false, &bytes);
+    tokenizer_token_bytes(ch->request->serve->o.tokenizer, p.id, false, &bytes);
     buf_add_c(out, "{\"token\":");
     add_token_name(ch, p.id, out);
     buf_add_c(out, ",\"logprob\":");
@@ -107,7 +107,7 @@ void openai_write_chat_logprobs(const struct choice *ch, struct buf *out)
 {
     struct str rest = buf_str(&ch->logprobs);
     struct logprob_entry e;
-    int32_t n_top = ch->call->p.n_logprobs;
+    int32_t n_top = ch->request->p.n_logprobs;
     buf_add_c(out, "{\"content\":[");
     for (bool first = true; next_entry(&rest, &e); first = false) {
         if (!first) buf_add_char(out, ',');
@@ -170,7 +170,7 @@ static void add_unique_name(const struct choice *ch, const struct logprob_entry 
         add_token_name(ch, e->top[k].id, &other);
         clash = str_eq(buf_str(&name), buf_str(&other));
     }
-    struct str piece = tokenizer_piece(ch->call->serve->o.tokenizer, e->top[i].id);
+    struct str piece = tokenizer_piece(ch->request->serve->o.tokenizer, e->top[i].id);
     if (!clash) buf_add_str(out, buf_str(&name));
     else if (piece.n) json_add_string(out, piece);
     else buf_printf(out, "\"token_id:%d\"", e->top[i].id);
@@ -180,7 +180,7 @@ static void add_unique_name(const struct choice *ch, const struct logprob_entry 
 
 static void add_top(const struct choice *ch, struct logprob_entry *e, struct buf *out)
 {
-    with_chosen(e, ch->call->p.n_logprobs);
+    with_chosen(e, ch->request->p.n_logprobs);
     buf_add_char(out, '{');
     for (uint32_t i = 0; i < e->r.n_top; i++) {
         if (i) buf_add_char(out, ',');
@@ -222,13 +222,13 @@ void openai_write_completion_logprobs(const struct choice *ch, bool with_prompt,
 
 const struct choice *openai_prompt_source(const struct choice *ch)
 {
-    return ch->call->p.stream ? ch : ch - ch->sample;
+    return ch->request->p.stream ? ch : ch - ch->sample;
 }
 
 static void add_ranked(const struct choice *ch, struct logprob_pair p, int32_t rank, struct buf *out)
 {
     struct buf bytes = { 0 };
-    tokenizer_token_bytes(ch->call->serve->o.tokenizer, p.id, false, &bytes);
+    tokenizer_token_bytes(ch->request->serve->o.tokenizer, p.id, false, &bytes);
     buf_printf(out, "\"%d\":{\"logprob\":", p.id);
     json_add_f32(out, p.logprob);
     buf_printf(out, ",\"rank\":%d,\"decoded_token\":", rank);
@@ -243,7 +243,7 @@ void openai_write_prompt_logprobs(const struct choice *ch, struct buf *out)
     struct logprob_entry e;
     buf_add_c(out, "[null");
     while (next_entry(&rest, &e)) {
-        with_chosen(&e, ch->call->p.n_prompt_logprobs);
+        with_chosen(&e, ch->request->p.n_prompt_logprobs);
         buf_add_c(out, ",{");
         for (uint32_t i = 0; i < e.r.n_top; i++) {
             if (i) buf_add_char(out, ',');

@@ -5,13 +5,13 @@
 
 enum { ENCODE_LIMIT_CONTEXTS = 4 /* a text is tokenised up to so many context lengths, so that the error can say how long it is */ };
 
-void openai_alloc_prompts(struct call *c, uint32_t n)
+void openai_alloc_prompts(struct completion_request *c, uint32_t n)
 {
     c->prompts = ARENA_ARRAY(&c->arena, struct completion_prompt, n);
     c->n_prompts = n;
 }
 
-static enum status too_long(const struct call *c, const struct openai_part *part, const char *more, size_t n, struct err *err)
+static enum status too_long(const struct completion_request *c, const struct openai_part *part, const char *more, size_t n, struct err *err)
 {
     return err_field(err, ERR_TOO_LONG, part->param,
                      "This model's maximum context length is %u tokens. However, you requested %s%zu tokens in the %s. "
@@ -19,7 +19,7 @@ static enum status too_long(const struct call *c, const struct openai_part *part
                      c->serve->o.max_model_len, more, n, part->place, part->place);
 }
 
-static enum status check_length(const struct call *c, const struct completion_prompt *q, const struct openai_part *part, struct err *err)
+static enum status check_length(const struct completion_request *c, const struct completion_prompt *q, const struct openai_part *part, struct err *err)
 {
     const struct sampling_params *s = &c->p.sampling;
     size_t max = c->serve->o.max_model_len, n = q->n_tokens;
@@ -36,7 +36,7 @@ static enum status check_length(const struct call *c, const struct completion_pr
     return OK;
 }
 
-static enum status encode(const struct call *c, struct completion_prompt *q, const struct openai_part *part, struct err *err)
+static enum status encode(const struct completion_request *c, struct completion_prompt *q, const struct openai_part *part, struct err *err)
 {
     size_t limit = (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS;
     if (c->p.truncate >= 0) limit = SIZE_MAX; /* the end of the text is what is kept */
@@ -45,7 +45,7 @@ static enum status encode(const struct call *c, struct completion_prompt *q, con
 }
 
 /* A tokenizer may know tokens for which the model has no row (added ones, above all). */
-static enum status check_known(const struct call *c, const struct completion_prompt *q, const struct openai_part *part, struct err *err)
+static enum status check_known(const struct completion_request *c, const struct completion_prompt *q, const struct openai_part *part, struct err *err)
 {
     const struct serve *s = c->serve;
     for (size_t i = 0; i < q->n_tokens; i++) {
@@ -64,7 +64,7 @@ static void keep_last(struct completion_prompt *q, size_t n)
     q->n_tokens = n;
 }
 
-enum status openai_add_prompt(struct call *c, uint32_t i, const struct openai_part *part, struct err *err)
+enum status openai_add_prompt(struct completion_request *c, uint32_t i, const struct openai_part *part, struct err *err)
 {
     struct completion_prompt *q = &c->prompts[i];
     if (part->ids) TRY(openai_parse_ids(c->serve, part->ids, part->param, &q->tokens, &q->n_tokens, err));

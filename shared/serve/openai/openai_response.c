@@ -2,7 +2,7 @@
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 
-void openai_write_head(struct call *c)
+void openai_write_head(struct completion_request *c)
 {
     buf_clear(&c->head);
     buf_printf(&c->head, "{\"id\":\"%s%s\",\"created\":%lld,\"model\":", c->kind->id_prefix, c->name, (long long)c->created);
@@ -19,7 +19,7 @@ void openai_write_ids(struct buf *out, const char *name, const int32_t *ids, siz
 /* stop_reason is vLLM's: the stop string or the stop id of the request; null for the model's own end token. */
 void openai_write_finish(const struct choice *ch, bool finish, struct buf *out)
 {
-    const struct openai_params *p = &ch->call->p;
+    const struct openai_params *p = &ch->request->p;
     if (!finish) {
         buf_add_c(out, ",\"finish_reason\":null");
         return;
@@ -37,7 +37,7 @@ void openai_write_finish(const struct choice *ch, bool finish, struct buf *out)
     buf_add_c(out, "null");
 }
 
-void openai_write_usage(const struct call *c, struct buf *out)
+void openai_write_usage(const struct completion_request *c, struct buf *out)
 {
     size_t prompt = 0, answer = 0, cached = 0, n_reasoning = 0;
     for (uint32_t i = 0; i < c->n_prompts; i++) {
@@ -86,7 +86,7 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
 }
 
 /* The first choice's; with several, all of them follow in the member "choices", in their order. */
-void openai_write_trace(const struct call *c, struct buf *out)
+void openai_write_trace(const struct completion_request *c, struct buf *out)
 {
     buf_add_char(out, '{');
     add_trace_members(&c->choices[0].end.trace, out);
@@ -100,7 +100,7 @@ void openai_write_trace(const struct call *c, struct buf *out)
 
 /* ---- whole ---- */
 
-void openai_write_body(struct call *c)
+void openai_write_body(struct completion_request *c)
 {
     struct buf *out = &c->out;
     buf_add_str(out, buf_str(&c->head));

@@ -2,7 +2,7 @@
  * Thread: a worker. */
 #include "shared/serve/completion_request.h"
 
-static void write_tokens(const struct call *c, const int32_t *ids, size_t n, bool strings, struct buf *out)
+static void write_tokens(const struct completion_request *c, const int32_t *ids, size_t n, bool strings, struct buf *out)
 {
     buf_printf(out, "{\"count\":%zu,\"max_model_len\":%u", n, c->serve->o.max_model_len);
     openai_write_ids(out, "tokens", ids, n);
@@ -17,7 +17,7 @@ static void write_tokens(const struct call *c, const int32_t *ids, size_t n, boo
     buf_add_char(out, '}');
 }
 
-static enum status tokenize(struct call *c, cJSON *doc, struct buf *text, struct err *err)
+static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf *text, struct err *err)
 {
     const char *prompt = NULL;
     bool chat = json_member(doc, "messages") != NULL, add_special = !chat, strings = false;
@@ -29,7 +29,7 @@ static enum status tokenize(struct call *c, cJSON *doc, struct buf *text, struct
     if (!chat && !prompt) return err_field(err, ERR_INVALID, "prompt", "the request has neither prompt nor messages");
     if (chat) {
         struct openai_tools tools;
-        struct openai_opening opening = { 0 };
+        struct openai_answer_start opening = { 0 };
         TRY(openai_tools_parse(c->serve, doc, true, &c->arena, &tools, err));
         TRY(openai_render_chat(c->serve, doc, &tools, &opening, text, err));
     }
@@ -40,7 +40,7 @@ static enum status tokenize(struct call *c, cJSON *doc, struct buf *text, struct
     return st;
 }
 
-static enum status tokenize_prepare(struct call *c, cJSON *doc, struct err *err)
+static enum status tokenize_prepare(struct completion_request *c, cJSON *doc, struct err *err)
 {
     struct buf text = { 0 };
     enum status st = tokenize(c, doc, &text, err);
@@ -48,7 +48,7 @@ static enum status tokenize_prepare(struct call *c, cJSON *doc, struct err *err)
     return st;
 }
 
-static enum status detokenize_prepare(struct call *c, cJSON *doc, struct err *err)
+static enum status detokenize_prepare(struct completion_request *c, cJSON *doc, struct err *err)
 {
     struct buf text = { 0 };
     bool skip_special = false;

@@ -1,4 +1,4 @@
-/* serve_rig.h - a face over the test double, a small tokenizer and a chat template; calls through serve_call and through sockets.
+/* serve_rig.h - a face over the test double, a small tokenizer and a chat template; calls through serve_submit and through sockets.
  * The loop is turned by hand: a test's thread is both client and server. */
 #ifndef BATON_TESTS_UNIT_SERVE_SERVE_RIG_H
 #define BATON_TESTS_UNIT_SERVE_SERVE_RIG_H
@@ -30,7 +30,7 @@ struct rig {
     struct serve_options o;
 };
 
-/* An answer, over a socket or through serve_call. */
+/* An answer, over a socket or through serve_submit. */
 struct answer {
     int        status;
     struct buf head, body;   /* of a stream: the events' data, one per line */
@@ -131,7 +131,7 @@ static inline void answer_free(struct answer *a)
     *a = (struct answer){ 0 };
 }
 
-/* ---- serve_call ---- */
+/* ---- serve_submit ---- */
 
 static inline void answer_parse(struct answer *a)
 {
@@ -186,7 +186,7 @@ static inline struct answer rig_call(struct rig *r, const char *path, const char
 {
     struct answer *a = MEM_NEW(struct answer), out;
     struct serve_reply reply = answer_sink(a);
-    (void)serve_call(r->serve, path, str_of(body), "t-1", &reply);
+    (void)serve_submit(r->serve, path, str_of(body), "t-1", &reply);
     for (int i = 0; i < 20000 && !a->done; i++) rig_turn(r);
     CHECK(a->done);
     out = *a;

@@ -247,7 +247,7 @@ TEST(call_under_way_waits_for_room)
     buf_add_c(&body, "{\"max_tokens\":2,\"prompt\":[[5]");
     for (int i = 1; i < N; i++) buf_add_c(&body, ",[5]");
     buf_add_c(&body, "]}");
-    (void)serve_call(r.serve, COMPLETIONS, buf_str(&body), NULL, &reply);
+    (void)serve_submit(r.serve, COMPLETIONS, buf_str(&body), NULL, &reply);
     for (int i = 0; i < 20000 && !r.fake.n_live; i++) rig_turn(&r);
     CHECK_EQ_INT(r.fake.n_submitted, 128);
     r.fake.refuse = ERR_FULL;

@@ -176,9 +176,9 @@ TEST(receiver_that_takes_no_more_stops_the_work)
     struct serve_reply reply = answer_sink(&a);
     rig_open(&r);
     rig_start(&r);
-    CHECK(serve_call(r.serve, CHAT, STR("{" MESSAGES ",\"stream\":true,\"n\":4}"), NULL, &reply) != 0);
-    for (int i = 0; i < 20000 && serve_n_calls(r.serve); i++) rig_turn(&r);
-    CHECK_EQ_INT(serve_n_calls(r.serve), 0);
+    CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES ",\"stream\":true,\"n\":4}"), NULL, &reply) != 0);
+    for (int i = 0; i < 20000 && serve_n_requests(r.serve); i++) rig_turn(&r);
+    CHECK_EQ_INT(serve_n_requests(r.serve), 0);
     CHECK(!a.done);
     CHECK_EQ_INT(r.fake.n_live, 0);
     CHECK_EQ_INT(r.fake.n_canceled, 4);
@@ -194,12 +194,12 @@ TEST(cancel_at_any_time)
     for (int turns = 0; turns < 40; turns++) {
         struct answer a = { 0 };
         struct serve_reply reply = answer_sink(&a);
-        uint64_t call = serve_call(r.serve, COMPLETIONS, STR("{\"prompt\":[\"a\",\"b\"],\"n\":2,\"max_tokens\":50,\"logprobs\":2}"), NULL, &reply);
+        uint64_t call = serve_submit(r.serve, COMPLETIONS, STR("{\"prompt\":[\"a\",\"b\"],\"n\":2,\"max_tokens\":50,\"logprobs\":2}"), NULL, &reply);
         for (int i = 0; i < turns; i++) rig_turn(&r);
         serve_cancel(r.serve, call);
         bool was_done = a.done;
-        for (int i = 0; i < 20000 && serve_n_calls(r.serve); i++) rig_turn(&r);
-        CHECK_EQ_INT(serve_n_calls(r.serve), 0);
+        for (int i = 0; i < 20000 && serve_n_requests(r.serve); i++) rig_turn(&r);
+        CHECK_EQ_INT(serve_n_requests(r.serve), 0);
         CHECK(a.done == was_done);
         CHECK_EQ_INT(r.fake.n_live, 0);
         serve_cancel(r.serve, call);
@@ -216,9 +216,9 @@ TEST(close_with_calls_in_work)
     rig_open(&r);
     rig_start(&r);
     r.fake.hold = true;
-    CHECK(serve_call(r.serve, CHAT, STR("{" MESSAGES "}"), NULL, &to_a) != 0);
+    CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES "}"), NULL, &to_a) != 0);
     for (int i = 0; i < 2000 && !r.fake.n_live; i++) rig_turn(&r);
-    CHECK(serve_call(r.serve, CHAT, STR("{" MESSAGES "}"), NULL, &to_b) != 0);
+    CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES "}"), NULL, &to_b) != 0);
     rig_close(&r);
     CHECK(!a.done && !b.done);
 }
