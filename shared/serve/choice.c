@@ -15,7 +15,7 @@ void choice_init(struct choice *ch, struct completion_request *c, uint32_t index
     ch->held = -1;
     ch->stop = -1;
     ch->n_chars = c->p.echo ? ch->prompt->n_chars : 0;
-    if (c->kind->parses_output) ch->parser = output_parser_create(c);
+    if (c->endpoint->parses_output) ch->parser = output_parser_create(c);
 }
 
 void choice_release(struct choice *ch)

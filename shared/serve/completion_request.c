@@ -209,7 +209,7 @@ static enum status prepare(struct completion_request *c)
     enum status st = json_parse(buf_str(&c->body), false, &doc, &c->err);
     if (st == OK && !cJSON_IsObject(doc)) st = err_set(&c->err, ERR_INVALID, "the request body must be a JSON object");
     if (st == OK) st = openai_check_model(c->serve, doc, &c->err);
-    if (st == OK) st = c->kind->prepare(c, doc, &c->err);
+    if (st == OK) st = c->endpoint->prepare(c, doc, &c->err);
     cJSON_Delete(doc);
     buf_release(&c->body);
     return st;
@@ -236,7 +236,7 @@ static void on_prepared(void *arg)
         choose_name(c);
         c->trace = c->trace || c->p.trace;
         if (c->st != OK) fail(c, c->st, c->err.text, c->err.field, 0);
-        else if (!c->kind->write_choice) reply(c, 200, 0, buf_str(&c->out));
+        else if (!c->endpoint->write_choice) reply(c, 200, 0, buf_str(&c->out));
         else start_sequences(c);
     }
     maybe_free(c);
@@ -257,7 +257,7 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     serve_ref(s);
     c->serve = s;
     c->id = ++s->last_id;
-    c->kind = o->kind;
+    c->endpoint = o->endpoint;
     c->reply = o->reply;
     c->trace = o->trace;
     c->created = clock_unix_s();
@@ -265,7 +265,7 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     if (o->fallback_name) snprintf(c->fallback_name, sizeof c->fallback_name, "%s", o->fallback_name);
     arena_init(&c->arena);
     map_put(&s->requests, map_key_u64(&c->id), c);
-    if (!c->kind) return refuse(c, ERR_NOT_FOUND, "this path does not exist");
+    if (!c->endpoint) return refuse(c, ERR_NOT_FOUND, "this path does not exist");
     if (s->closed) return refuse(c, ERR_UNAVAILABLE, "the node is shutting down");
     buf_add_str(&c->body, o->body);
     if (loop_work(s->o.loop, prepare_work, on_prepared, c) != OK)

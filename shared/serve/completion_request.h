@@ -31,7 +31,7 @@ struct completion_prompt {
 struct completion_request {
     struct serve             *serve;
     uint64_t                  id;
-    const struct openai_kind *kind;
+    const struct openai_endpoint *endpoint;
     struct serve_reply        reply;
     enum completion_stage           stage;
     bool                      canceled;    /* the receiver left */
@@ -59,7 +59,7 @@ struct completion_request {
 };
 
 struct completion_options {
-    const struct openai_kind *kind;        /* NULL: unknown path */
+    const struct openai_endpoint *endpoint;        /* NULL: unknown path */
     struct str                body;        /* copied */
     const char               *name;        /* x-request-id, or NULL */
     const char               *fallback_name;  /* when neither that nor member request_id names it; may be NULL */

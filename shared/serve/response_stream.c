@@ -28,7 +28,7 @@ static void begin_chunk(struct completion_request *c)
     begin(c);
     buf_clear(&c->out);
     buf_add_str(&c->out, buf_str(&c->head));
-    buf_printf(&c->out, ",\"object\":\"%s\",\"choices\":[", c->kind->chunk_object);
+    buf_printf(&c->out, ",\"object\":\"%s\",\"choices\":[", c->endpoint->chunk_object);
 }
 
 static void end_chunk(struct completion_request *c, bool usage, bool trace)
@@ -49,9 +49,9 @@ static void send_choice(struct choice *ch, bool finish)
 {
     struct completion_request *c = ch->request;
     begin_chunk(c);
-    c->kind->write_chunk(ch, finish, &c->out);
+    c->endpoint->write_chunk(ch, finish, &c->out);
     buf_add_char(&c->out, ']');
-    if (!ch->sent && c->kind->write_top) c->kind->write_top(ch, true, &c->out);
+    if (!ch->sent && c->endpoint->write_top) c->endpoint->write_top(ch, true, &c->out);
     ch->sent = true;
     if (ch->parser) output_parser_delta_sent(ch->parser);
     buf_clear(&ch->text);

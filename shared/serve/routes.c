@@ -34,7 +34,7 @@ struct api_route {
     const char *path;
     unsigned    flags;
     void      (*handle)(struct api_exchange *e);
-    const struct openai_kind *kind; /* instead of handle */
+    const struct openai_endpoint *endpoint; /* instead of handle */
     const char *label;              /* in metrics, when another path's */
 };
 
@@ -158,29 +158,29 @@ static void get_model(struct api_exchange *e)
 /* A path that ends in a slash stands for all below it. The doubled ones are what OpenAI's clients ask for when their base URL was
  * given as ".../v1/chat/completions". */
 static const struct api_route ROUTES[] = {
-    { "/v1/chat/completions", POST, .kind = &OPENAI_CHAT },
-    { "/v1/completions", POST, .kind = &OPENAI_COMPLETIONS },
-    { "/v1/chat/completions/chat/completions", POST, .kind = &OPENAI_CHAT, .label = "/v1/chat/completions" },
-    { "/v1/chat/completions/completions", POST, .kind = &OPENAI_COMPLETIONS, .label = "/v1/completions" },
-    { "/tokenize", POST, .kind = &OPENAI_TOKENIZE },
-    { "/detokenize", POST, .kind = &OPENAI_DETOKENIZE },
-    { "/v1/tokenize", POST, .kind = &OPENAI_TOKENIZE, .label = "/tokenize" },
-    { "/v1/detokenize", POST, .kind = &OPENAI_DETOKENIZE, .label = "/detokenize" },
-    { "/v1/models", GET, get_models, .kind = NULL },
+    { "/v1/chat/completions", POST, .endpoint = &OPENAI_CHAT },
+    { "/v1/completions", POST, .endpoint = &OPENAI_COMPLETIONS },
+    { "/v1/chat/completions/chat/completions", POST, .endpoint = &OPENAI_CHAT, .label = "/v1/chat/completions" },
+    { "/v1/chat/completions/completions", POST, .endpoint = &OPENAI_COMPLETIONS, .label = "/v1/completions" },
+    { "/tokenize", POST, .endpoint = &OPENAI_TOKENIZE },
+    { "/detokenize", POST, .endpoint = &OPENAI_DETOKENIZE },
+    { "/v1/tokenize", POST, .endpoint = &OPENAI_TOKENIZE, .label = "/tokenize" },
+    { "/v1/detokenize", POST, .endpoint = &OPENAI_DETOKENIZE, .label = "/detokenize" },
+    { "/v1/models", GET, get_models, .endpoint = NULL },
     { "/v1/models/", GET, get_model, .label = "/v1/models" },
     { "/v1/chat/completions/models", GET, get_models, .label = "/v1/models" },
-    { "/health", GET | OPEN | ADMIN, get_ready, .kind = NULL },
+    { "/health", GET | OPEN | ADMIN, get_ready, .endpoint = NULL },
     { "/ready", GET | OPEN | ADMIN, get_ready, .label = "/health" },
     { "/readyz", GET | OPEN | ADMIN, get_ready, .label = "/health" },
     { "/ping", GET | POST | OPEN | ADMIN, get_ready, .label = "/health" },
     { "/v2/health/ready", GET | OPEN | ADMIN, get_ready, .label = "/health" },
-    { "/live", GET | OPEN | ADMIN, get_live, .kind = NULL },
+    { "/live", GET | OPEN | ADMIN, get_live, .endpoint = NULL },
     { "/livez", GET | OPEN | ADMIN, get_live, .label = "/live" },
     { "/v2/health/live", GET | OPEN | ADMIN, get_live, .label = "/live" },
-    { "/version", GET | OPEN | ADMIN, get_version, .kind = NULL },
-    { "/metrics", GET | ADMIN, get_metrics, .kind = NULL },
-    { "/load", GET, get_load, .kind = NULL },
-    { "/cluster", GET, get_cluster, .kind = NULL },
+    { "/version", GET | OPEN | ADMIN, get_version, .endpoint = NULL },
+    { "/metrics", GET | ADMIN, get_metrics, .endpoint = NULL },
+    { "/load", GET, get_load, .endpoint = NULL },
+    { "/cluster", GET, get_cluster, .endpoint = NULL },
 };
 
 enum { N_ROUTES = sizeof ROUTES / sizeof *ROUTES };
@@ -195,10 +195,10 @@ static const struct api_route *find_route(struct str path)
     return NULL;
 }
 
-const struct openai_kind *routes_kind(const char *path)
+const struct openai_endpoint *routes_endpoint(const char *path)
 {
     const struct api_route *r = find_route(str_of(path));
-    return r ? r->kind : NULL;
+    return r ? r->endpoint : NULL;
 }
 
 /* One more set of meters than routes: the last is for unknown paths. */
@@ -271,7 +271,7 @@ static void start_completion(struct api_exchange *e)
         return;
     }
     struct completion_options o = {
-        .kind = e->route->kind,
+        .endpoint = e->route->endpoint,
         .body = http_body(e->x),
         .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
         .fallback_name = e->name,
@@ -326,7 +326,7 @@ static void dispatch(struct api_exchange *e, bool admin)
         answer_error(e, 405, "method_not_allowed", allow, "this path does not take that method");
         return;
     }
-    if (r->kind) start_completion(e);
+    if (r->endpoint) start_completion(e);
     else r->handle(e);
 }
 

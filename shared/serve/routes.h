@@ -8,6 +8,6 @@
 /* Make the metrics of all paths, so that they show before the first request. */
 void routes_register(struct serve *s);
 /* The dialect of an API path, NULL when it is none. */
-const struct openai_kind *routes_kind(const char *path);
+const struct openai_endpoint *routes_endpoint(const char *path);
 
 #endif

@@ -123,7 +123,7 @@ bool serve_name_is_good(struct str name)
 uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id, const struct serve_reply *reply)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    struct completion_options o = { .kind = routes_kind(path), .body = body, .name = request_id, .reply = *reply };
+    struct completion_options o = { .endpoint = routes_endpoint(path), .body = body, .name = request_id, .reply = *reply };
     return completion_start(s, &o);
 }
 

@@ -13,7 +13,7 @@
 struct completion_request;
 struct choice;
 
-struct openai_kind {
+struct openai_endpoint {
     const char *id_prefix, *object, *chunk_object;
     /* Fill c->p, c->prompts, or, for a path answered at once, c->out. `doc` may be changed. */
     enum status (*prepare)(struct completion_request *c, cJSON *doc, struct err *err);
@@ -25,16 +25,16 @@ struct openai_kind {
     bool parses_output; /* answers are taken apart (output_parser.h) */
 };
 
-extern const struct openai_kind OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_TOKENIZE, OPENAI_DETOKENIZE;
+extern const struct openai_endpoint OPENAI_CHAT, OPENAI_COMPLETIONS, OPENAI_TOKENIZE, OPENAI_DETOKENIZE;
 
 /* openai_prompt.c: text or ids to c->prompts[i], cut and held against the context length. */
-struct openai_part {
+struct openai_prompt_input {
     const char *param;                   /* member for errors */
     const char *place;                   /* "messages" or "prompt", for the sentence */
     struct str  text;                    /* or */
     const cJSON *ids;
 };
-enum status openai_add_prompt(struct completion_request *c, uint32_t i, const struct openai_part *part, struct err *err) MUST_CHECK;
+enum status openai_add_prompt(struct completion_request *c, uint32_t i, const struct openai_prompt_input *input, struct err *err) MUST_CHECK;
 /* Number of prompts becomes known: room for them. */
 void        openai_alloc_prompts(struct completion_request *c, uint32_t n);
 

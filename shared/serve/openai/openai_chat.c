@@ -176,21 +176,21 @@ static enum reasoning_state reasoning_after_ids(const struct completion_request 
 
 static enum status chat_prepare(struct completion_request *c, cJSON *doc, struct err *err)
 {
-    struct openai_part part = { .param = "messages", .place = "messages" };
+    struct openai_prompt_input input = { .param = "messages", .place = "messages" };
     struct openai_answer_start opening = { .tool_call_prefix = &c->tool_call_prefix };
     struct buf text = { 0 };
     TRY(openai_params_parse(c->serve, doc, true, &c->arena, &c->p, err));
-    part.ids = json_member(doc, "prompt_token_ids");
-    if (part.ids) part.param = "prompt_token_ids";
-    if (part.ids && c->p.tools.choice >= TOOL_CHOICE_REQUIRED)
+    input.ids = json_member(doc, "prompt_token_ids");
+    if (input.ids) input.param = "prompt_token_ids";
+    if (input.ids && c->p.tools.choice >= TOOL_CHOICE_REQUIRED)
         return err_field(err, ERR_UNSUPPORTED, "tool_choice", "a tool_choice that demands a call is begun in the rendered messages, but the prompt came as ids");
-    enum status st = part.ids ? OK : openai_render_chat(c->serve, doc, &c->p.tools, &opening, &text, err);
+    enum status st = input.ids ? OK : openai_render_chat(c->serve, doc, &c->p.tools, &opening, &text, err);
     if (st == OK) {
-        part.text = buf_str(&text);
+        input.text = buf_str(&text);
         openai_alloc_prompts(c, 1);
-        st = openai_add_prompt(c, 0, &part, err);
+        st = openai_add_prompt(c, 0, &input, err);
     }
-    if (st == OK) c->reasoning = part.ids ? reasoning_after_ids(c) : opening.reasoning;
+    if (st == OK) c->reasoning = input.ids ? reasoning_after_ids(c) : opening.reasoning;
     if (st == OK && c->p.tools.choice != TOOL_CHOICE_NONE) c->tools = cJSON_DetachItemFromObjectCaseSensitive(doc, "tools");
     buf_release(&text);
     return st;
@@ -258,7 +258,7 @@ static void chat_write_top(const struct choice *ch, bool chunk, struct buf *out)
     openai_write_prompt_logprobs(ch, out);
 }
 
-const struct openai_kind OPENAI_CHAT = {
+const struct openai_endpoint OPENAI_CHAT = {
     .id_prefix = "chatcmpl-",
     .object = "chat.completion",
     .chunk_object = "chat.completion.chunk",

@@ -18,10 +18,10 @@ static enum status count_prompts(const struct completion_request *c, size_t n, s
 
 static enum status add_one(struct completion_request *c, uint32_t i, const cJSON *v, struct err *err)
 {
-    struct openai_part part = { .param = "prompt", .place = "prompt" };
-    if (cJSON_IsString(v)) part.text = str_of(v->valuestring);
-    else part.ids = v;
-    return openai_add_prompt(c, i, &part, err);
+    struct openai_prompt_input input = { .param = "prompt", .place = "prompt" };
+    if (cJSON_IsString(v)) input.text = str_of(v->valuestring);
+    else input.ids = v;
+    return openai_add_prompt(c, i, &input, err);
 }
 
 /* One string, one array of ids, or an array of either. */
@@ -83,7 +83,7 @@ static void completions_write_choice(const struct choice *ch, struct buf *out) {
 
 static void completions_write_chunk(const struct choice *ch, bool finish, struct buf *out) { write_element(ch, true, finish, out); }
 
-const struct openai_kind OPENAI_COMPLETIONS = {
+const struct openai_endpoint OPENAI_COMPLETIONS = {
     .id_prefix = "cmpl-",
     .object = "text_completion",
     .chunk_object = "text_completion",

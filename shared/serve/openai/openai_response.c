@@ -5,7 +5,7 @@
 void openai_write_head(struct completion_request *c)
 {
     buf_clear(&c->head);
-    buf_printf(&c->head, "{\"id\":\"%s%s\",\"created\":%lld,\"model\":", c->kind->id_prefix, c->name, (long long)c->created);
+    buf_printf(&c->head, "{\"id\":\"%s%s\",\"created\":%lld,\"model\":", c->endpoint->id_prefix, c->name, (long long)c->created);
     json_add_string(&c->head, str_of(c->serve->names[0]));
 }
 
@@ -50,7 +50,7 @@ void openai_write_usage(const struct completion_request *c, struct buf *out)
     }
     buf_printf(out, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}", prompt,
                answer, prompt + answer, cached);
-    if (c->kind->parses_output && c->serve->o.reasoning) buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%zu}", n_reasoning);
+    if (c->endpoint->parses_output && c->serve->o.reasoning) buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%zu}", n_reasoning);
     buf_add_char(out, '}');
 }
 
@@ -104,14 +104,14 @@ void openai_write_body(struct completion_request *c)
 {
     struct buf *out = &c->out;
     buf_add_str(out, buf_str(&c->head));
-    buf_printf(out, ",\"object\":\"%s\",\"choices\":[", c->kind->object);
+    buf_printf(out, ",\"object\":\"%s\",\"choices\":[", c->endpoint->object);
     for (uint32_t i = 0; i < c->n_choices; i++) {
         if (i) buf_add_char(out, ',');
-        c->kind->write_choice(&c->choices[i], out);
+        c->endpoint->write_choice(&c->choices[i], out);
     }
     buf_add_c(out, "],\"usage\":");
     openai_write_usage(c, out);
-    if (c->kind->write_top) c->kind->write_top(&c->choices[0], false, out);
+    if (c->endpoint->write_top) c->endpoint->write_top(&c->choices[0], false, out);
     if (c->trace) {
         buf_add_c(out, ",\"baton\":");
         openai_write_trace(c, out);

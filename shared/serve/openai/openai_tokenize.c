@@ -67,5 +67,5 @@ static enum status detokenize_prepare(struct completion_request *c, cJSON *doc, 
     return OK;
 }
 
-const struct openai_kind OPENAI_TOKENIZE = { .prepare = tokenize_prepare };
-const struct openai_kind OPENAI_DETOKENIZE = { .prepare = detokenize_prepare };
+const struct openai_endpoint OPENAI_TOKENIZE = { .prepare = tokenize_prepare };
+const struct openai_endpoint OPENAI_DETOKENIZE = { .prepare = detokenize_prepare };
