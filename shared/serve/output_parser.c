@@ -62,9 +62,9 @@ struct buf *output_parser_input(struct output_parser *p) { return &p->text; }
 
 bool output_parser_needs_token(const struct output_parser *p, int32_t id)
 {
-    uint32_t i = p->has_reasoning ? 0 : p->serve->n_shown_reasoning, n = p->has_tools ? p->serve->n_shown : p->serve->n_shown_reasoning;
+    uint32_t i = p->has_reasoning ? 0 : p->serve->n_reasoning_parser_tokens, n = p->has_tools ? p->serve->n_parser_tokens : p->serve->n_reasoning_parser_tokens;
     for (; i < n; i++)
-        if (p->serve->shown[i] == id) return true;
+        if (p->serve->parser_tokens[i] == id) return true;
     return false;
 }
 

@@ -30,23 +30,23 @@ static enum status check_options(const struct serve_options *o, struct err *err)
     return OK;
 }
 
-static void show(struct serve *s, struct str tag)
+static void add_parser_token(struct serve *s, struct str tag)
 {
     int32_t id = tag.n ? tokenizer_find(s->o.tokenizer, tag) : -1;
-    if (id >= 0 && tokenizer_is_special(s->o.tokenizer, id)) s->shown[s->n_shown++] = id;
+    if (id >= 0 && tokenizer_is_special(s->o.tokenizer, id)) s->parser_tokens[s->n_parser_tokens++] = id;
 }
 
-static void find_shown(struct serve *s)
+static void find_parser_tokens(struct serve *s)
 {
     const struct reasoning_format *r = s->o.reasoning;
     if (r) {
-        show(s, r->open);
-        show(s, r->close);
-        show(s, r->answer_open);
-        show(s, r->answer_close);
+        add_parser_token(s, r->open);
+        add_parser_token(s, r->close);
+        add_parser_token(s, r->answer_open);
+        add_parser_token(s, r->answer_close);
     }
-    s->n_shown_reasoning = s->n_shown;
-    for (size_t i = 0; s->o.tools && i < TOOL_MARKERS_MAX; i++) show(s, s->o.tools->markers[i]);
+    s->n_reasoning_parser_tokens = s->n_parser_tokens;
+    for (size_t i = 0; s->o.tools && i < TOOL_MARKERS_MAX; i++) add_parser_token(s, s->o.tools->markers[i]);
 }
 
 enum status serve_create(const struct serve_options *o, struct serve **out, struct err *err)
@@ -65,7 +65,7 @@ enum status serve_create(const struct serve_options *o, struct serve **out, stru
         s->o.api_keys[i] = NULL; /* only the hashes are kept */
     }
     s->o.version = mem_strdup(o->version ? o->version : "");
-    find_shown(s);
+    find_parser_tokens(s);
     routes_register(s);
     *out = s;
     return OK;

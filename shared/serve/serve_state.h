@@ -9,7 +9,7 @@
 enum {
     REQUEST_NAME_MAX = 128, /* characters of an x-request-id */
     KEY_HASH_BYTES = 32,    /* SHA-256 */
-    SHOWN_MAX = 4 + TOOL_MARKERS_MAX
+    PARSER_TOKENS_MAX = 4 + TOOL_MARKERS_MAX
 };
 
 struct serve {
@@ -17,8 +17,8 @@ struct serve {
     char                *names[SERVE_NAMES_MAX];
     uint8_t              keys[SERVE_KEYS_MAX][KEY_HASH_BYTES];
     uint32_t             max_n, max_prompts, max_logprobs;
-    int32_t              shown[SHOWN_MAX];  /* special tokens that are tags of reasoning, then of tool calls: parsers must see them */
-    uint32_t             n_shown_reasoning, n_shown;
+    int32_t              parser_tokens[PARSER_TOKENS_MAX];  /* special tokens that are tags of reasoning, then of tool calls: parsers must see them */
+    uint32_t             n_reasoning_parser_tokens, n_parser_tokens;
     struct map           requests;             /* id → struct completion_request */
     uint64_t             last_id;
     uint32_t             n_refs;            /* calls and HTTP exchanges that point here */
