@@ -38,7 +38,7 @@ struct api_route {
     const char *label;              /* in metrics, when another path's */
 };
 
-struct route_meters {
+struct route_metrics {
     struct counter   *codes[CODE_CLASSES];
     struct histogram *seconds;
 };
@@ -207,15 +207,15 @@ void routes_register(struct serve *s)
     static const char *const classes[CODE_CLASSES] = { "2xx", "4xx", "5xx", "gone" };
     struct metrics *m = s->o.metrics;
     char labels[128];
-    s->meters = MEM_ARRAY(struct route_meters, N_ROUTES + 1);
+    s->route_metrics = MEM_ARRAY(struct route_metrics, N_ROUTES + 1);
     for (size_t i = 0; i <= N_ROUTES; i++) {
         const char *path = i == N_ROUTES ? "other" : ROUTES[i].label ? ROUTES[i].label : ROUTES[i].path;
         for (size_t k = 0; k < CODE_CLASSES; k++) {
             snprintf(labels, sizeof labels, "path=\"%s\",code=\"%s\"", path, classes[k]);
-            s->meters[i].codes[k] = metrics_counter(m, "baton_http_responses_total", labels, "Answers by path and class of status; gone: the client left first.");
+            s->route_metrics[i].codes[k] = metrics_counter(m, "baton_http_responses_total", labels, "Answers by path and class of status; gone: the client left first.");
         }
         snprintf(labels, sizeof labels, "path=\"%s\"", path);
-        s->meters[i].seconds = metrics_histogram(m, "baton_http_response_seconds", labels, "Request read to answer written.", METRICS_SECONDS, METRICS_SECONDS_N);
+        s->route_metrics[i].seconds = metrics_histogram(m, "baton_http_response_seconds", labels, "Request read to answer written.", METRICS_SECONDS, METRICS_SECONDS_N);
     }
     s->m_in_flight = metrics_gauge(m, "baton_http_in_flight", "", "HTTP requests being answered.");
     s->m_gone = metrics_counter(m, "baton_http_client_disconnects_total", "", "API requests whose client left before their end.");
@@ -287,7 +287,7 @@ static void on_end(void *arg, bool gone)
 {
     struct api_exchange *e = arg;
     struct serve *s = e->serve;
-    struct route_meters *m = &s->meters[e->route ? (size_t)(e->route - ROUTES) : (size_t)N_ROUTES];
+    struct route_metrics *m = &s->route_metrics[e->route ? (size_t)(e->route - ROUTES) : (size_t)N_ROUTES];
     uint64_t ns = clock_ns() - e->t_start_ns;
     size_t class_ = gone ? 3 : e->status >= 500 ? 2 : e->status >= 400 ? 1 : 0;
     if (gone && e->completion_id) counter_add(s->m_gone, 1);

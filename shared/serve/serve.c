@@ -78,7 +78,7 @@ void serve_unref(struct serve *s)
     if (--s->n_refs > 0) return;
     for (size_t i = 0; i < s->o.n_names; i++) mem_free(s->names[i]);
     map_release(&s->requests);
-    mem_free(s->meters);
+    mem_free(s->route_metrics);
     mem_free((void *)s->o.version);
     mem_free(s);
 }

@@ -23,7 +23,7 @@ struct serve {
     uint64_t             last_id;
     uint32_t             n_refs;            /* calls and HTTP exchanges that point here */
     bool                 closed;            /* serve_free was called; the last reference frees */
-    struct route_meters *meters;            /* routes.c */
+    struct route_metrics *route_metrics;            /* routes.c */
     struct gauge        *m_in_flight;
     struct counter      *m_gone;
     uint32_t             n_exchanges;
