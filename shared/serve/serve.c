@@ -17,7 +17,7 @@ enum { DEFAULT_MAX_N = 128, DEFAULT_MAX_PROMPTS = 2048, DEFAULT_MAX_LOGPROBS = 2
 static enum status check_options(const struct serve_options *o, struct err *err)
 {
     if (!o->loop || !o->tokenizer || !o->metrics || !o->backend.submit || !o->backend.cancel || !o->backend.stats || !o->backend.nodes)
-        return err_set(err, ERR_CONFIG, "the HTTP face needs a loop, a tokenizer, metrics and a backend");
+        return err_set(err, ERR_CONFIG, "the API server needs a loop, a tokenizer, metrics and a backend");
     if (o->n_names == 0 || o->n_names > SERVE_NAMES_MAX)
         return err_field(err, ERR_CONFIG, "served-model-name", "%zu served model names, but 1 to %d are possible", o->n_names, SERVE_NAMES_MAX);
     if (o->n_api_keys > SERVE_KEYS_MAX)
