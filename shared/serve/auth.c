@@ -12,9 +12,12 @@ bool auth_allows(const struct serve *s, struct str authorization)
     bool found = false;
     if (s->o.n_api_keys == 0) return true;
     struct str text = str_trim(authorization);
-    if (text.n <= scheme.n || strncasecmp(text.p, scheme.p, scheme.n) != 0 || text.p[scheme.n] != ' ') return false;
+    if (text.n <= scheme.n || strncasecmp(text.p, scheme.p, scheme.n) != 0 ||
+        text.p[scheme.n] != ' ')
+        return false;
     struct str key = str_trim(str_sub(text, scheme.n, SIZE_MAX));
     sha256(key.p, key.n, hash);
-    for (size_t i = 0; i < s->o.n_api_keys; i++) found |= equal_constant_time(hash, s->keys[i], sizeof hash);
+    for (size_t i = 0; i < s->o.n_api_keys; i++)
+        found |= equal_constant_time(hash, s->keys[i], sizeof hash);
     return found;
 }

@@ -44,7 +44,8 @@ const char *choice_finish_reason(const struct choice *ch)
 
 /* ---- text ---- */
 
-/* Before min_tokens a stop string does not count, and what looks like the beginning of one is not held back either. */
+/* Before min_tokens a stop string does not count, and what looks like the beginning of one is not
+ * held back either. */
 static void enable_stops(struct choice *ch)
 {
     if (ch->n_tokens > ch->request->p.sampling.min_tokens) ch->detok.n_stops = ch->n_stops;
@@ -53,7 +54,8 @@ static void enable_stops(struct choice *ch)
 static void push_text(struct choice *ch, int32_t id)
 {
     struct buf *out = ch->parser ? output_parser_input(ch->parser) : &ch->text;
-    ch->detok.skip_special = ch->request->p.skip_special && !(ch->parser && output_parser_needs_token(ch->parser, id));
+    ch->detok.skip_special = ch->request->p.skip_special &&
+                             !(ch->parser && output_parser_needs_token(ch->parser, id));
     if (detokenizer_push(&ch->detok, id, out)) ch->stop = ch->detok.stopped;
     if (ch->parser && !output_parser_push(ch->parser, &ch->text)) ch->tool_calls_done = true;
 }
@@ -69,7 +71,9 @@ static bool may_end(const struct choice *ch, int32_t id)
 {
     const struct openai_params *p = &ch->request->p;
     const struct tokenizer *tok = ch->request->serve->o.tokenizer;
-    if (p->skip_special && tokenizer_is_special(tok, id) && !(ch->parser && output_parser_needs_token(ch->parser, id))) return false;
+    if (p->skip_special && tokenizer_is_special(tok, id) &&
+        !(ch->parser && output_parser_needs_token(ch->parser, id)))
+        return false;
     for (uint32_t i = 0; i < p->sampling.n_stop_ids; i++)
         if (p->sampling.stop_ids[i] == id) return true;
     return tokenizer_is_special(tok, id);
@@ -103,7 +107,9 @@ static void finish_detokenizer(struct choice *ch)
 static void finish_text(struct choice *ch)
 {
     finish_detokenizer(ch);
-    if (ch->parser) output_parser_finish(ch->parser, choice_ended_locally(ch) || ch->end.finish == FINISH_LENGTH, &ch->text);
+    if (ch->parser)
+        output_parser_finish(
+            ch->parser, choice_ended_locally(ch) || ch->end.finish == FINISH_LENGTH, &ch->text);
 }
 
 /* ---- sink ---- */
@@ -126,7 +132,8 @@ static void on_prompt_logprob(void *arg, uint32_t position, const struct token_l
     (void)position;
     if (ch->request->stage != COMPLETION_RUNNING) return;
     int32_t n_echo = p->echo ? p->n_logprobs : -1;
-    openai_logprobs_store(&ch->prompt_logprobs, t, n_echo > p->n_prompt_logprobs ? n_echo : p->n_prompt_logprobs, 0);
+    openai_logprobs_store(&ch->prompt_logprobs, t,
+                          n_echo > p->n_prompt_logprobs ? n_echo : p->n_prompt_logprobs, 0);
 }
 
 static void on_end(void *arg, const struct gen_end *end)
@@ -134,7 +141,9 @@ static void on_end(void *arg, const struct gen_end *end)
     struct choice *ch = arg;
     ch->live = false;
     ch->end = *end;
-    if (ch->request->stage == COMPLETION_RUNNING && ch->detokenizer_ready && (end->status == OK || choice_ended_locally(ch))) finish_text(ch);
+    if (ch->request->stage == COMPLETION_RUNNING && ch->detokenizer_ready &&
+        (end->status == OK || choice_ended_locally(ch)))
+        finish_text(ch);
     completion_on_choice_end(ch->request, ch);
 }
 
@@ -150,7 +159,9 @@ enum status choice_submit(struct choice *ch, struct err *err)
 {
     struct completion_request *c = ch->request;
     struct openai_params *p = &c->p;
-    struct gen_sink sink = { .on_token = on_token, .on_prompt_logprob = on_prompt_logprob, .on_end = on_end, .arg = ch };
+    struct gen_sink sink = {
+        .on_token = on_token, .on_prompt_logprob = on_prompt_logprob, .on_end = on_end, .arg = ch
+    };
     struct gen_request r = {
         .name = c->name,
         .tokens = ch->prompt->tokens,
@@ -161,10 +172,12 @@ enum status choice_submit(struct choice *ch, struct err *err)
     };
     uint32_t room = c->serve->o.max_model_len - r.n_tokens;
     if (r.sampling.max_tokens > room) r.sampling.max_tokens = room;
-    /* A given seed names the answers of each prompt; a drawn one must not make equal prompts of a list answer alike. */
+    /* A given seed names the answers of each prompt; a drawn one must not make equal prompts of a
+     * list answer alike. */
     r.sampling.seed += p->seed_set ? ch->sample : ch->index;
     if (!ch->detokenizer_ready) {
-        detokenizer_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops, p->include_stop);
+        detokenizer_init(&ch->detok, c->serve->o.tokenizer, p->skip_special, p->stops, p->n_stops,
+                         p->include_stop);
         ch->detokenizer_ready = true;
         ch->n_stops = ch->detok.n_stops;
         if (p->sampling.min_tokens > 0) ch->detok.n_stops = 0;

@@ -1,9 +1,10 @@
 /* choice.h - one sequence of a call: its tokens on the way from the backend to the answer.
  *
- * Text leaves through detok (UTF-8 and stop strings whole). A token that may be the end token (a stop id, or a special token that
- * would be shown) is held until the next event says whether it was, since an end token's text is not part of the answer.
- * A matched stop string, or one tool call too many, ends the choice here: the backend is told to cancel and its end is awaited for the trace.
- * Thread: loop. */
+ * Text leaves through detok (UTF-8 and stop strings whole). A token that may be the end token (a
+ * stop id, or a special token that would be shown) is held until the next event says whether it
+ * was, since an end token's text is not part of the answer. A matched stop string, or one tool call
+ * too many, ends the choice here: the backend is told to cancel and its end is awaited for the
+ * trace. Thread: loop. */
 #ifndef BATON_SERVE_CHOICE_H
 #define BATON_SERVE_CHOICE_H
 
@@ -15,37 +16,39 @@ struct output_parser;
 struct completion_prompt;
 
 struct choice {
-    struct completion_request   *request;
+    struct completion_request *request;
     struct completion_prompt *prompt;
-    uint32_t       index;         /* in the answer */
-    uint32_t       sample;        /* of its prompt, 0 .. n-1 */
-    uint64_t       backend_id;
-    bool           live;          /* the backend has it */
-    bool           detokenizer_ready;
-    struct detokenizer   detok;
-    size_t         n_stops;       /* stop strings that count once min_tokens are there */
-    int32_t        held;          /* token whose text waits, -1: none */
-    int32_t        stop;          /* matched stop string, -1: none */
-    uint32_t       n_tokens;      /* received and counted */
-    uint32_t       n_chars;       /* characters of all tokens so far: the next token's text_offset */
-    bool           sent;          /* a chunk of it went out */
-    struct output_parser  *parser;         /* chat: what of the text is thought or a tool call; NULL: all of it is the answer */
-    bool           tool_calls_done;        /* ended here: no more tool calls are wanted */
-    struct buf     text;          /* streamed: of the chunk being made; else all of it */
-    struct buf     ids;           /* int32: likewise */
-    struct buf     logprobs;      /* records (openai_logprobs.c): likewise */
-    struct buf     prompt_logprobs; /* records of positions 1 .. */
+    uint32_t index;  /* in the answer */
+    uint32_t sample; /* of its prompt, 0 .. n-1 */
+    uint64_t backend_id;
+    bool live; /* the backend has it */
+    bool detokenizer_ready;
+    struct detokenizer detok;
+    size_t n_stops;               /* stop strings that count once min_tokens are there */
+    int32_t held;                 /* token whose text waits, -1: none */
+    int32_t stop;                 /* matched stop string, -1: none */
+    uint32_t n_tokens;            /* received and counted */
+    uint32_t n_chars;             /* characters of all tokens so far: the next token's
+                                   * text_offset */
+    bool sent;                    /* a chunk of it went out */
+    struct output_parser *parser; /* chat: what of the text is thought or a tool call;
+                                   * NULL: all of it is the answer */
+    bool tool_calls_done;         /* ended here: no more tool calls are wanted */
+    struct buf text;              /* streamed: of the chunk being made; else all of it */
+    struct buf ids;               /* int32: likewise */
+    struct buf logprobs;          /* records (openai_logprobs.c): likewise */
+    struct buf prompt_logprobs;   /* records of positions 1 .. */
     struct gen_end end;
 };
 
-void        choice_init(struct choice *ch, struct completion_request *c, uint32_t index);
+void choice_init(struct choice *ch, struct completion_request *c, uint32_t index);
 /* Give it to the backend. */
 enum status choice_submit(struct choice *ch, struct err *err) MUST_CHECK;
 /* Tell the backend to stop; its end still comes. */
-void        choice_cancel(struct choice *ch);
-void        choice_release(struct choice *ch);
+void choice_cancel(struct choice *ch);
+void choice_release(struct choice *ch);
 /* Ended here and not by the backend, which was told to cancel. */
-bool        choice_ended_locally(const struct choice *ch);
+bool choice_ended_locally(const struct choice *ch);
 /* "stop", "length" or "tool_calls". */
 const char *choice_finish_reason(const struct choice *ch);
 

@@ -1,4 +1,5 @@
-/* completion_request.c - see completion_request.h: the life of one API request. Thread: loop, but for prepare_work and write_work. */
+/* completion_request.c - see completion_request.h: the life of one API request. Thread: loop, but
+ * for prepare_work and write_work. */
 #include "shared/serve/completion_request.h"
 
 #include <stdio.h>
@@ -8,7 +9,10 @@
 #include "shared/base/log.h"
 #include "shared/base/thread.h"
 
-enum { WRITE_INLINE_MAX = 4096 /* bytes of logprob records and ids that the loop may turn into text by itself */ };
+enum {
+    WRITE_INLINE_MAX =
+        4096 /* bytes of logprob records and ids that the loop may turn into text by itself */
+};
 
 static void completion_free(struct completion_request *c)
 {
@@ -47,7 +51,8 @@ static void set_ended(struct completion_request *c)
 
 /* ---- answers ---- */
 
-static void add_headers(const struct completion_request *c, int http, uint32_t retry_after_s, struct buf *out)
+static void add_headers(const struct completion_request *c, int http, uint32_t retry_after_s,
+                        struct buf *out)
 {
     buf_printf(out, "x-request-id: %s\r\n", c->name);
     if (http != 429 && http != 503) return;
@@ -64,7 +69,8 @@ static void reply(struct completion_request *c, int http, uint32_t retry_after_s
     buf_release(&headers);
 }
 
-static void fail(struct completion_request *c, enum status st, const char *text, const char *param, uint32_t retry_after_s)
+static void fail(struct completion_request *c, enum status st, const char *text, const char *param,
+                 uint32_t retry_after_s)
 {
     struct buf body = { 0 };
     if (!text || !text[0]) text = status_text(st);
@@ -79,7 +85,8 @@ static void fail(struct completion_request *c, enum status st, const char *text,
     buf_release(&body);
 }
 
-void completion_fail(struct completion_request *c, enum status st, const char *text, const char *param, uint32_t retry_after_s)
+void completion_fail(struct completion_request *c, enum status st, const char *text,
+                     const char *param, uint32_t retry_after_s)
 {
     fail(c, st, text, param, retry_after_s);
     maybe_free(c);
@@ -99,10 +106,7 @@ void completion_cancel(struct completion_request *c)
 
 /* ---- the whole answer ---- */
 
-static void write_work(void *arg)
-{
-    openai_write_body(arg);
-}
+static void write_work(void *arg) { openai_write_body(arg); }
 
 static void on_written(void *arg)
 {
@@ -142,19 +146,21 @@ static void on_retry(void *arg)
     maybe_free(c);
 }
 
-/* The backend is full. A call that has sequences in it, or has had, goes on when there is room again; one that has none is
- * refused at the door. Returns whether to go on waiting. */
+/* The backend is full. A call that has sequences in it, or has had, goes on when there is room
+ * again; one that has none is refused at the door. Returns whether to go on waiting. */
 static bool wait_for_capacity(struct completion_request *c)
 {
     if (c->n_live > 0) return true; /* the next end submits again */
     if (c->n_done == 0 || clock_ms() - c->t_progress_ms > COMPLETION_RETRY_MAX_MS) return false;
-    if (!c->retry) c->retry = loop_timer_start(c->serve->o.loop, COMPLETION_RETRY_MS, 0, on_retry, c);
+    if (!c->retry)
+        c->retry = loop_timer_start(c->serve->o.loop, COMPLETION_RETRY_MS, 0, on_retry, c);
     return true;
 }
 
 static void submit_more(struct completion_request *c)
 {
-    while (c->stage == COMPLETION_RUNNING && c->n_submitted < c->n_choices && c->n_live < COMPLETION_WINDOW) {
+    while (c->stage == COMPLETION_RUNNING && c->n_submitted < c->n_choices &&
+           c->n_live < COMPLETION_WINDOW) {
         struct choice *ch = &c->choices[c->n_submitted];
         struct err err = { 0 };
         enum status st = choice_submit(ch, &err);
@@ -207,7 +213,8 @@ static enum status prepare(struct completion_request *c)
 {
     cJSON *doc = NULL;
     enum status st = json_parse(buf_str(&c->body), false, &doc, &c->err);
-    if (st == OK && !cJSON_IsObject(doc)) st = err_set(&c->err, ERR_INVALID, "the request body must be a JSON object");
+    if (st == OK && !cJSON_IsObject(doc))
+        st = err_set(&c->err, ERR_INVALID, "the request body must be a JSON object");
     if (st == OK) st = openai_check_model(c->serve, doc, &c->err);
     if (st == OK) st = c->endpoint->prepare(c, doc, &c->err);
     cJSON_Delete(doc);
@@ -224,7 +231,8 @@ static void prepare_work(void *arg)
 /* The header's name, else the body's, else one made up. */
 static void choose_name(struct completion_request *c)
 {
-    if (!c->name[0]) snprintf(c->name, sizeof c->name, "%s", c->p.name[0] ? c->p.name : c->fallback_name);
+    if (!c->name[0])
+        snprintf(c->name, sizeof c->name, "%s", c->p.name[0] ? c->p.name : c->fallback_name);
     if (!c->name[0]) serve_make_name(c->name);
 }
 
@@ -261,8 +269,10 @@ uint64_t completion_start(struct serve *s, const struct completion_options *o)
     c->reply = o->reply;
     c->trace = o->trace;
     c->created = clock_unix_s();
-    if (o->name && serve_name_is_good(str_of(o->name))) snprintf(c->name, sizeof c->name, "%s", o->name);
-    if (o->fallback_name) snprintf(c->fallback_name, sizeof c->fallback_name, "%s", o->fallback_name);
+    if (o->name && serve_name_is_good(str_of(o->name)))
+        snprintf(c->name, sizeof c->name, "%s", o->name);
+    if (o->fallback_name)
+        snprintf(c->fallback_name, sizeof c->fallback_name, "%s", o->fallback_name);
     arena_init(&c->arena);
     map_put(&s->requests, map_key_u64(&c->id), c);
     if (!c->endpoint) return refuse(c, ERR_NOT_FOUND, "this path does not exist");

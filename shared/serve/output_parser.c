@@ -11,21 +11,21 @@ enum { ID_MAX = 40, SHORT_ID_LETTERS = 9 };
 
 /* What of a call went out; its id is made when its name is known. */
 struct emitted_call {
-    char   id[ID_MAX];
-    bool   header_sent;
+    char id[ID_MAX];
+    bool header_sent;
     size_t n_sent; /* bytes of the arguments */
 };
 
 struct output_parser {
     const struct serve *serve;
-    bool                has_reasoning, has_tools; /* which parsers there are */
-    struct reasoning    reasoning;
-    struct tool_parser  tools;
-    struct buf          text, rest;    /* before either parser, and between them */
-    struct buf          reasoning_text;      /* streamed: not sent yet; else all */
-    uint32_t            n_tokens, n_reasoning; /* tokens */
-    struct emitted_call        *emitted;          /* [n_emitted] of tools.calls */
-    uint32_t            n_emitted;
+    bool has_reasoning, has_tools; /* which parsers there are */
+    struct reasoning reasoning;
+    struct tool_parser tools;
+    struct buf text, rest;          /* before either parser, and between them */
+    struct buf reasoning_text;      /* streamed: not sent yet; else all */
+    uint32_t n_tokens, n_reasoning; /* tokens */
+    struct emitted_call *emitted;   /* [n_emitted] of tools.calls */
+    uint32_t n_emitted;
 };
 
 struct output_parser *output_parser_create(const struct completion_request *c)
@@ -40,7 +40,8 @@ struct output_parser *output_parser_create(const struct completion_request *c)
     p->has_tools = has_tools;
     if (has_reasoning) reasoning_init(&p->reasoning, s->o.reasoning, c->reasoning);
     if (!has_tools) return p;
-    tool_parser_init(&p->tools, s->o.tools, c->tools, c->p.tools.parallel && c->p.tools.choice != TOOL_CHOICE_NAMED ? 0 : 1);
+    tool_parser_init(&p->tools, s->o.tools, c->tools,
+                     c->p.tools.parallel && c->p.tools.choice != TOOL_CHOICE_NAMED ? 0 : 1);
     tool_parser_push(&p->tools, buf_str(&c->tool_call_prefix), &none);
     buf_release(&none);
     return p;
@@ -62,7 +63,8 @@ struct buf *output_parser_input(struct output_parser *p) { return &p->text; }
 
 bool output_parser_needs_token(const struct output_parser *p, int32_t id)
 {
-    uint32_t i = p->has_reasoning ? 0 : p->serve->n_reasoning_parser_tokens, n = p->has_tools ? p->serve->n_parser_tokens : p->serve->n_reasoning_parser_tokens;
+    uint32_t i = p->has_reasoning ? 0 : p->serve->n_reasoning_parser_tokens,
+             n = p->has_tools ? p->serve->n_parser_tokens : p->serve->n_reasoning_parser_tokens;
     for (; i < n; i++)
         if (p->serve->parser_tokens[i] == id) return true;
     return false;
@@ -103,16 +105,19 @@ static void extract_tool_calls(struct output_parser *p, struct buf *content)
 
 static void extract_reasoning(struct output_parser *p)
 {
-    if (p->has_reasoning) reasoning_push(&p->reasoning, buf_str(&p->text), &p->reasoning_text, &p->rest);
+    if (p->has_reasoning)
+        reasoning_push(&p->reasoning, buf_str(&p->text), &p->reasoning_text, &p->rest);
     else buf_add_str(&p->rest, buf_str(&p->text));
     buf_clear(&p->text);
 }
 
 /* The tags count as thought, also when they are several tokens. */
-static void count_reasoning_tokens(struct output_parser *p, enum reasoning_state before, bool was_inside)
+static void count_reasoning_tokens(struct output_parser *p, enum reasoning_state before,
+                                   bool was_inside)
 {
     p->n_tokens++;
-    if (before == REASONING_START && reasoning_is_inside(&p->reasoning)) p->n_reasoning = p->n_tokens;
+    if (before == REASONING_START && reasoning_is_inside(&p->reasoning))
+        p->n_reasoning = p->n_tokens;
     else if (was_inside) p->n_reasoning++;
 }
 
@@ -136,11 +141,17 @@ void output_parser_finish(struct output_parser *p, bool cut, struct buf *content
     start_emitted_calls(p);
 }
 
-uint32_t output_parser_n_tool_calls(const struct output_parser *p) { return p->has_tools ? tool_parser_n_good(&p->tools) : 0; }
+uint32_t output_parser_n_tool_calls(const struct output_parser *p)
+{
+    return p->has_tools ? tool_parser_n_good(&p->tools) : 0;
+}
 
 uint32_t output_parser_n_reasoning_tokens(const struct output_parser *p) { return p->n_reasoning; }
 
-bool output_parser_has_output(const struct output_parser *p) { return p && (p->reasoning_text.len || output_parser_n_tool_calls(p)); }
+bool output_parser_has_output(const struct output_parser *p)
+{
+    return p && (p->reasoning_text.len || output_parser_n_tool_calls(p));
+}
 
 /* ---- writing ---- */
 
@@ -153,13 +164,16 @@ static void write_reasoning(const struct output_parser *p, struct buf *out)
     json_add_string(out, buf_str(&p->reasoning_text));
 }
 
-/* with_index: as the pieces of a stream carry it. The first bytes of the arguments are not part of the announcement. */
-static void write_call(const struct output_parser *p, uint32_t i, bool with_index, struct str arguments, struct buf *out)
+/* with_index: as the pieces of a stream carry it. The first bytes of the arguments are not part of
+ * the announcement. */
+static void write_call(const struct output_parser *p, uint32_t i, bool with_index,
+                       struct str arguments, struct buf *out)
 {
     buf_add_char(out, '{');
     if (with_index) buf_printf(out, "\"index\":%u,", i);
     if (!with_index || !p->emitted[i].header_sent) {
-        buf_printf(out, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", p->emitted[i].id);
+        buf_printf(out,
+                   "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", p->emitted[i].id);
         json_add_string(out, buf_str(&p->tools.calls[i].name));
         buf_add_c(out, ",\"arguments\":");
     } else {
@@ -185,7 +199,10 @@ void output_parser_write(const struct output_parser *p, bool reasoning, struct b
     if (!first) buf_add_char(out, ']');
 }
 
-static bool is_new(const struct output_parser *p, uint32_t i) { return !p->emitted[i].header_sent || p->emitted[i].n_sent < p->tools.calls[i].arguments.len; }
+static bool is_new(const struct output_parser *p, uint32_t i)
+{
+    return !p->emitted[i].header_sent || p->emitted[i].n_sent < p->tools.calls[i].arguments.len;
+}
 
 bool output_parser_has_delta(const struct output_parser *p, bool reasoning)
 {
@@ -195,7 +212,8 @@ bool output_parser_has_delta(const struct output_parser *p, bool reasoning)
     return false;
 }
 
-void output_parser_write_delta(const struct output_parser *p, bool reasoning, bool first, struct buf *out)
+void output_parser_write_delta(const struct output_parser *p, bool reasoning, bool first,
+                               struct buf *out)
 {
     bool any = false;
     if (reasoning && p->reasoning_text.len) {
@@ -204,7 +222,8 @@ void output_parser_write_delta(const struct output_parser *p, bool reasoning, bo
         first = false;
     }
     for (uint32_t i = 0; i < p->n_emitted; i++) {
-        struct str arguments = str_sub(buf_str(&p->tools.calls[i].arguments), p->emitted[i].n_sent, SIZE_MAX);
+        struct str arguments = str_sub(buf_str(&p->tools.calls[i].arguments), p->emitted[i].n_sent,
+                                       SIZE_MAX);
         if (!is_new(p, i)) continue;
         if (!any) buf_add_c(out, first ? "\"tool_calls\":[" : ",\"tool_calls\":[");
         else buf_add_char(out, ',');

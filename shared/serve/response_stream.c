@@ -1,9 +1,11 @@
-/* stream.c - a streamed answer: one chunk per token, each written at once. Only a token of a chat answer whose text waits for what
- * follows (it may begin a tag) and of which nothing else is to be told has none.
+/* stream.c - a streamed answer: one chunk per token, each written at once. Only a token of a chat
+ * answer whose text waits for what follows (it may begin a tag) and of which nothing else is to be
+ * told has none.
  *
- * Nothing is sent before the first token exists, so that the time to the first event is the time to the first token, and so that
- * an error until then still has its HTTP status. The first chunk of a choice carries role and content together. After an error
- * the stream ends with it and [DONE]. Thread: loop. */
+ * Nothing is sent before the first token exists, so that the time to the first event is the time to
+ * the first token, and so that an error until then still has its HTTP status. The first chunk of a
+ * choice carries role and content together. After an error the stream ends with it and [DONE].
+ * Thread: loop. */
 #include <stdio.h>
 
 #include "shared/serve/completion_request.h"
@@ -57,15 +59,18 @@ static void send_choice(struct choice *ch, bool finish)
     buf_clear(&ch->text);
     buf_clear(&ch->ids);
     buf_clear(&ch->logprobs);
-    /* The trace goes with the last chunk: the usage chunk, or the finish of the choice that ends last. */
-    end_chunk(c, c->p.continuous_usage, finish && c->trace && !c->p.include_usage && c->n_done == c->n_choices);
+    /* The trace goes with the last chunk: the usage chunk, or the finish of the choice that ends
+     * last. */
+    end_chunk(c, c->p.continuous_usage,
+              finish && c->trace && !c->p.include_usage && c->n_done == c->n_choices);
 }
 
 static bool has_delta(const struct choice *ch)
 {
     const struct openai_params *p = &ch->request->p;
     if (!ch->parser || !ch->sent || ch->text.len) return true;
-    return output_parser_has_delta(ch->parser, p->include_reasoning) || p->n_logprobs >= 0 || p->return_token_ids || p->continuous_usage;
+    return output_parser_has_delta(ch->parser, p->include_reasoning) || p->n_logprobs >= 0 ||
+           p->return_token_ids || p->continuous_usage;
 }
 
 void response_stream_token(struct choice *ch)

@@ -1,8 +1,9 @@
 /* routes.c - see routes.h: the table of paths, and one HTTP exchange on its way through it.
  *
- * Checked in this order: path (404), key (401), method (405), content type and encoding (415). Every path needs a key when keys are
- * set, except those marked open: probes and the version. Paths are taken with or without one slash at their end.
- * An exchange's record lives from serve_http to http_on_end. Thread: loop. */
+ * Checked in this order: path (404), key (401), method (405), content type and encoding (415).
+ * Every path needs a key when keys are set, except those marked open: probes and the version. Paths
+ * are taken with or without one slash at their end. An exchange's record lives from serve_http to
+ * http_on_end. Thread: loop. */
 #include "shared/serve/routes.h"
 
 #include <stdio.h>
@@ -21,31 +22,32 @@ enum { GET = 1, POST = 2, OPEN = 4 /* no key */, ADMIN = 8 /* on the operator's 
 enum { CODE_CLASSES = 4 /* 2xx, 4xx, 5xx, gone */ };
 
 struct api_exchange {
-    struct serve         *serve;
+    struct serve *serve;
     struct http_exchange *x;
-    const struct api_route   *route;   /* NULL: unknown path */
-    uint64_t              completion_id;    /* 0: none */
-    uint64_t              t_start_ns;
-    int                   status;  /* of the answer; 0: none yet */
-    char                  name[REQUEST_NAME_MAX + 1];
+    const struct api_route *route; /* NULL: unknown path */
+    uint64_t completion_id;        /* 0: none */
+    uint64_t t_start_ns;
+    int status; /* of the answer; 0: none yet */
+    char name[REQUEST_NAME_MAX + 1];
 };
 
 struct api_route {
     const char *path;
-    unsigned    flags;
-    void      (*handle)(struct api_exchange *e);
+    unsigned flags;
+    void (*handle)(struct api_exchange *e);
     const struct openai_endpoint *endpoint; /* instead of handle */
-    const char *label;              /* in metrics, when another path's */
+    const char *label;                      /* in metrics, when another path's */
 };
 
 struct route_metrics {
-    struct counter   *codes[CODE_CLASSES];
+    struct counter *codes[CODE_CLASSES];
     struct histogram *seconds;
 };
 
 /* ---- answers ---- */
 
-static void answer(struct api_exchange *e, int status, const char *type, const char *headers, struct str body)
+static void answer(struct api_exchange *e, int status, const char *type, const char *headers,
+                   struct str body)
 {
     char all[REQUEST_NAME_MAX + 256];
     snprintf(all, sizeof all, "x-request-id: %s\r\n%s", e->name, headers ? headers : "");
@@ -58,7 +60,8 @@ static void answer_json(struct api_exchange *e, const struct buf *body)
     answer(e, 200, "application/json", NULL, buf_str(body));
 }
 
-static void answer_error(struct api_exchange *e, int status, const char *code, const char *headers, const char *message)
+static void answer_error(struct api_exchange *e, int status, const char *code, const char *headers,
+                         const char *message)
 {
     struct buf body = { 0 };
     openai_write_error(&body, status, code, message, NULL);
@@ -76,7 +79,9 @@ static void get_ready(struct api_exchange *e)
     struct serve_backend_stats stats = { 0 };
     b->stats(b->self, &stats);
     if (stats.ready && !e->serve->closed) answer(e, 200, "application/json", NULL, STR(""));
-    else answer_error(e, 503, "unavailable", "Retry-After: 1\r\n", stats.why[0] ? stats.why : "the node is not ready");
+    else
+        answer_error(e, 503, "unavailable", "Retry-After: 1\r\n",
+                     stats.why[0] ? stats.why : "the node is not ready");
 }
 
 static void get_load(struct api_exchange *e)
@@ -85,7 +90,8 @@ static void get_load(struct api_exchange *e)
     struct serve_backend_stats stats = { 0 };
     struct buf body = { 0 };
     b->stats(b->self, &stats);
-    buf_printf(&body, "{\"server_load\":%u,\"running\":%u,\"waiting\":%u}", stats.n_running + stats.n_waiting, stats.n_running, stats.n_waiting);
+    buf_printf(&body, "{\"server_load\":%u,\"running\":%u,\"waiting\":%u}",
+               stats.n_running + stats.n_waiting, stats.n_running, stats.n_waiting);
     answer_json(e, &body);
     buf_release(&body);
 }
@@ -155,13 +161,15 @@ static void get_model(struct api_exchange *e)
 
 /* ---- the table ---- */
 
-/* A path that ends in a slash stands for all below it. The doubled ones are what OpenAI's clients ask for when their base URL was
- * given as ".../v1/chat/completions". */
+/* A path that ends in a slash stands for all below it. The doubled ones are what OpenAI's clients
+ * ask for when their base URL was given as ".../v1/chat/completions". */
 static const struct api_route ROUTES[] = {
     { "/v1/chat/completions", POST, .endpoint = &OPENAI_CHAT },
     { "/v1/completions", POST, .endpoint = &OPENAI_COMPLETIONS },
-    { "/v1/chat/completions/chat/completions", POST, .endpoint = &OPENAI_CHAT, .label = "/v1/chat/completions" },
-    { "/v1/chat/completions/completions", POST, .endpoint = &OPENAI_COMPLETIONS, .label = "/v1/completions" },
+    { "/v1/chat/completions/chat/completions", POST, .endpoint = &OPENAI_CHAT,
+      .label = "/v1/chat/completions" },
+    { "/v1/chat/completions/completions", POST, .endpoint = &OPENAI_COMPLETIONS,
+      .label = "/v1/completions" },
     { "/tokenize", POST, .endpoint = &OPENAI_TOKENIZE },
     { "/detokenize", POST, .endpoint = &OPENAI_DETOKENIZE },
     { "/v1/tokenize", POST, .endpoint = &OPENAI_TOKENIZE, .label = "/tokenize" },
@@ -188,9 +196,11 @@ enum { N_ROUTES = sizeof ROUTES / sizeof *ROUTES };
 static const struct api_route *find_route(struct str path)
 {
     for (size_t i = 0; i < N_ROUTES; i++)
-        if (str_eq_c(path, ROUTES[i].path)) return ROUTES[i].handle == get_model ? find_route(STR("/v1/models")) : &ROUTES[i];
+        if (str_eq_c(path, ROUTES[i].path))
+            return ROUTES[i].handle == get_model ? find_route(STR("/v1/models")) : &ROUTES[i];
     for (size_t i = 0; i < N_ROUTES; i++)
-        if (str_ends(str_of(ROUTES[i].path), "/") && str_starts(path, ROUTES[i].path)) return &ROUTES[i];
+        if (str_ends(str_of(ROUTES[i].path), "/") && str_starts(path, ROUTES[i].path))
+            return &ROUTES[i];
     if (path.n > 1 && path.p[path.n - 1] == '/') return find_route(str_sub(path, 0, path.n - 1));
     return NULL;
 }
@@ -209,16 +219,23 @@ void routes_register(struct serve *s)
     char labels[128];
     s->route_metrics = MEM_ARRAY(struct route_metrics, N_ROUTES + 1);
     for (size_t i = 0; i <= N_ROUTES; i++) {
-        const char *path = i == N_ROUTES ? "other" : ROUTES[i].label ? ROUTES[i].label : ROUTES[i].path;
+        const char *path = i == N_ROUTES     ? "other"
+                           : ROUTES[i].label ? ROUTES[i].label
+                                             : ROUTES[i].path;
         for (size_t k = 0; k < CODE_CLASSES; k++) {
             snprintf(labels, sizeof labels, "path=\"%s\",code=\"%s\"", path, classes[k]);
-            s->route_metrics[i].codes[k] = metrics_counter(m, "baton_http_responses_total", labels, "Answers by path and class of status; gone: the client left first.");
+            s->route_metrics[i].codes[k] = metrics_counter(
+                m, "baton_http_responses_total", labels,
+                "Answers by path and class of status; gone: the client left first.");
         }
         snprintf(labels, sizeof labels, "path=\"%s\"", path);
-        s->route_metrics[i].seconds = metrics_histogram(m, "baton_http_response_seconds", labels, "Request read to answer written.", METRICS_SECONDS, METRICS_SECONDS_N);
+        s->route_metrics[i].seconds = metrics_histogram(m, "baton_http_response_seconds", labels,
+                                                        "Request read to answer written.",
+                                                        METRICS_SECONDS, METRICS_SECONDS_N);
     }
     s->m_in_flight = metrics_gauge(m, "baton_http_in_flight", "", "HTTP requests being answered.");
-    s->m_gone = metrics_counter(m, "baton_http_client_disconnects_total", "", "API requests whose client left before their end.");
+    s->m_gone = metrics_counter(m, "baton_http_client_disconnects_total", "",
+                                "API requests whose client left before their end.");
 }
 
 /* ---- API calls ---- */
@@ -261,13 +278,16 @@ static bool is_json(struct str type)
 
 static void start_completion(struct api_exchange *e)
 {
-    struct str encoding = http_header(e->x, "content-encoding"), trace = http_header(e->x, "x-baton-trace");
+    struct str encoding = http_header(e->x, "content-encoding"),
+               trace = http_header(e->x, "x-baton-trace");
     if (!is_json(http_header(e->x, "content-type"))) {
-        answer_error(e, 415, "unsupported_media_type", NULL, "the request body must be JSON: send Content-Type: application/json");
+        answer_error(e, 415, "unsupported_media_type", NULL,
+                     "the request body must be JSON: send Content-Type: application/json");
         return;
     }
     if (encoding.n && !(encoding.n == 8 && strncasecmp(encoding.p, "identity", 8) == 0)) {
-        answer_error(e, 415, "unsupported_media_type", NULL, "compressed request bodies are not supported");
+        answer_error(e, 415, "unsupported_media_type", NULL,
+                     "compressed request bodies are not supported");
         return;
     }
     struct completion_options o = {
@@ -276,7 +296,11 @@ static void start_completion(struct api_exchange *e)
         .name = serve_name_is_good(http_header(e->x, "x-request-id")) ? e->name : NULL,
         .fallback_name = e->name,
         .trace = str_eq_c(trace, "1"),
-        .reply = { .reply = on_reply, .begin = on_begin, .chunk = on_chunk, .end = on_stream_end, .arg = e },
+        .reply = { .reply = on_reply,
+                   .begin = on_begin,
+                   .chunk = on_chunk,
+                   .end = on_stream_end,
+                   .arg = e, },
     };
     e->completion_id = completion_start(e->serve, &o);
 }
@@ -287,7 +311,8 @@ static void on_end(void *arg, bool gone)
 {
     struct api_exchange *e = arg;
     struct serve *s = e->serve;
-    struct route_metrics *m = &s->route_metrics[e->route ? (size_t)(e->route - ROUTES) : (size_t)N_ROUTES];
+    struct route_metrics *m =
+        &s->route_metrics[e->route ? (size_t)(e->route - ROUTES) : (size_t)N_ROUTES];
     uint64_t ns = clock_ns() - e->t_start_ns;
     size_t class_ = gone ? 3 : e->status >= 500 ? 2 : e->status >= 400 ? 1 : 0;
     if (gone && e->completion_id) counter_add(s->m_gone, 1);
@@ -296,8 +321,8 @@ static void on_end(void *arg, bool gone)
     histogram_observe(m->seconds, (double)ns * 1e-9);
     s->n_exchanges--;
     gauge_set(s->m_in_flight, s->n_exchanges);
-    log_debug("http request", "req=%s peer=%s path=%s status=%d ms=%.1f", e->name, http_peer(e->x), e->route ? e->route->path : "?", gone ? 499 : e->status,
-              (double)ns * 1e-6);
+    log_debug("http request", "req=%s peer=%s path=%s status=%d ms=%.1f", e->name, http_peer(e->x),
+              e->route ? e->route->path : "?", gone ? 499 : e->status, (double)ns * 1e-6);
     mem_free(e);
     serve_unref(s);
 }
@@ -313,8 +338,10 @@ static void dispatch(struct api_exchange *e, bool admin)
     struct serve *s = e->serve;
     const struct api_route *r = e->route;
     /* Unknown paths need a key too: a stranger learns nothing about what exists. */
-    if (!admin && !(r && (r->flags & OPEN)) && !auth_allows(s, http_header(e->x, "authorization"))) {
-        answer_error(e, 401, "invalid_api_key", "WWW-Authenticate: Bearer\r\n", "a valid API key is needed: send Authorization: Bearer KEY");
+    if (!admin && !(r && (r->flags & OPEN)) &&
+        !auth_allows(s, http_header(e->x, "authorization"))) {
+        answer_error(e, 401, "invalid_api_key", "WWW-Authenticate: Bearer\r\n",
+                     "a valid API key is needed: send Authorization: Bearer KEY");
         return;
     }
     if (!r) {
@@ -322,7 +349,9 @@ static void dispatch(struct api_exchange *e, bool admin)
         return;
     }
     if (!allows_method(r, http_method(e->x))) {
-        const char *allow = !(r->flags & POST) ? "Allow: GET, HEAD\r\n" : r->flags & GET ? "Allow: GET, HEAD, POST\r\n" : "Allow: POST\r\n";
+        const char *allow = !(r->flags & POST) ? "Allow: GET, HEAD\r\n"
+                            : r->flags & GET   ? "Allow: GET, HEAD, POST\r\n"
+                                               : "Allow: POST\r\n";
         answer_error(e, 405, "method_not_allowed", allow, "this path does not take that method");
         return;
     }

@@ -1,5 +1,5 @@
-/* routes.h - HTTP paths to what answers them: methods, keys, content types, the metrics of each. For shared/serve only.
- * Thread: loop. */
+/* routes.h - HTTP paths to what answers them: methods, keys, content types, the metrics of each.
+ * For shared/serve only. Thread: loop. */
 #ifndef BATON_SERVE_ROUTES_H
 #define BATON_SERVE_ROUTES_H
 

@@ -16,24 +16,34 @@ enum { DEFAULT_MAX_N = 128, DEFAULT_MAX_PROMPTS = 2048, DEFAULT_MAX_LOGPROBS = 2
 
 static enum status check_options(const struct serve_options *o, struct err *err)
 {
-    if (!o->loop || !o->tokenizer || !o->metrics || !o->backend.submit || !o->backend.cancel || !o->backend.stats || !o->backend.nodes)
-        return err_set(err, ERR_CONFIG, "the API server needs a loop, a tokenizer, metrics and a backend");
+    if (!o->loop || !o->tokenizer || !o->metrics || !o->backend.submit || !o->backend.cancel ||
+        !o->backend.stats || !o->backend.nodes)
+        return err_set(err, ERR_CONFIG,
+                       "the API server needs a loop, a tokenizer, metrics and a backend");
     if (o->n_names == 0 || o->n_names > SERVE_NAMES_MAX)
-        return err_field(err, ERR_CONFIG, "served-model-name", "%zu served model names, but 1 to %d are possible", o->n_names, SERVE_NAMES_MAX);
+        return err_field(err, ERR_CONFIG, "served-model-name",
+                         "%zu served model names, but 1 to %d are possible", o->n_names,
+                         SERVE_NAMES_MAX);
     if (o->n_api_keys > SERVE_KEYS_MAX)
-        return err_field(err, ERR_CONFIG, "api-key", "%zu API keys, but at most %d are possible", o->n_api_keys, SERVE_KEYS_MAX);
+        return err_field(err, ERR_CONFIG, "api-key", "%zu API keys, but at most %d are possible",
+                         o->n_api_keys, SERVE_KEYS_MAX);
     for (size_t i = 0; i < o->n_api_keys; i++)
-        if (!o->api_keys[i] || !o->api_keys[i][0]) return err_field(err, ERR_CONFIG, "api-key", "an API key is empty");
+        if (!o->api_keys[i] || !o->api_keys[i][0])
+            return err_field(err, ERR_CONFIG, "api-key", "an API key is empty");
     if (o->max_logprobs > SAMPLER_LOGPROBS_MAX)
-        return err_field(err, ERR_CONFIG, "max-logprobs", "max-logprobs is %u, but at most %d are possible", o->max_logprobs, SAMPLER_LOGPROBS_MAX);
-    if (o->max_model_len == 0 || o->n_vocab == 0) return err_set(err, ERR_CONFIG, "the context length and the vocabulary must not be empty");
+        return err_field(err, ERR_CONFIG, "max-logprobs",
+                         "max-logprobs is %u, but at most %d are possible", o->max_logprobs,
+                         SAMPLER_LOGPROBS_MAX);
+    if (o->max_model_len == 0 || o->n_vocab == 0)
+        return err_set(err, ERR_CONFIG, "the context length and the vocabulary must not be empty");
     return OK;
 }
 
 static void add_parser_token(struct serve *s, struct str tag)
 {
     int32_t id = tag.n ? tokenizer_find(s->o.tokenizer, tag) : -1;
-    if (id >= 0 && tokenizer_is_special(s->o.tokenizer, id)) s->parser_tokens[s->n_parser_tokens++] = id;
+    if (id >= 0 && tokenizer_is_special(s->o.tokenizer, id))
+        s->parser_tokens[s->n_parser_tokens++] = id;
 }
 
 static void find_parser_tokens(struct serve *s)
@@ -46,7 +56,8 @@ static void find_parser_tokens(struct serve *s)
         add_parser_token(s, r->answer_close);
     }
     s->n_reasoning_parser_tokens = s->n_parser_tokens;
-    for (size_t i = 0; s->o.tools && i < TOOL_MARKERS_MAX; i++) add_parser_token(s, s->o.tools->markers[i]);
+    for (size_t i = 0; s->o.tools && i < TOOL_MARKERS_MAX; i++)
+        add_parser_token(s, s->o.tools->markers[i]);
 }
 
 enum status serve_create(const struct serve_options *o, struct serve **out, struct err *err)
@@ -120,10 +131,13 @@ bool serve_name_is_good(struct str name)
     return true;
 }
 
-uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id, const struct serve_reply *reply)
+uint64_t serve_submit(struct serve *s, const char *path, struct str body, const char *request_id,
+                      const struct serve_reply *reply)
 {
     ASSERT_THREAD(THREAD_LOOP);
-    struct completion_options o = { .endpoint = routes_endpoint(path), .body = body, .name = request_id, .reply = *reply };
+    struct completion_options o = {
+        .endpoint = routes_endpoint(path), .body = body, .name = request_id, .reply = *reply
+    };
     return completion_start(s, &o);
 }
 

@@ -1,5 +1,6 @@
-/* serve_state.h - inside of the face: what all its files see of `struct serve`. For shared/serve only. Thread: loop, except
- * where a file says that worker threads read what does not change after serve_create (tokenizer, template, names, limits). */
+/* serve_state.h - inside of the face: what all its files see of `struct serve`. For shared/serve
+ * only. Thread: loop, except where a file says that worker threads read what does not change after
+ * serve_create (tokenizer, template, names, limits). */
 #ifndef BATON_SERVE_SERVE_STATE_H
 #define BATON_SERVE_SERVE_STATE_H
 
@@ -13,21 +14,24 @@ enum {
 };
 
 struct serve {
-    struct serve_options o;                 /* pointers inside are copies where serve.h does not say borrowed */
-    char                *names[SERVE_NAMES_MAX];
-    uint8_t              keys[SERVE_KEYS_MAX][KEY_HASH_BYTES];
-    uint32_t             max_n, max_prompts, max_logprobs;
-    int32_t              parser_tokens[PARSER_TOKENS_MAX];  /* special tokens that are tags of reasoning, then of tool calls: parsers must see them */
-    uint32_t             n_reasoning_parser_tokens, n_parser_tokens;
-    struct map           requests;             /* id → struct completion_request */
-    uint64_t             last_id;
-    uint32_t             n_refs;            /* calls and HTTP exchanges that point here */
-    bool                 closed;            /* serve_free was called; the last reference frees */
-    struct route_metrics *route_metrics;            /* routes.c */
-    struct gauge        *m_in_flight;
-    struct counter      *m_gone;
-    uint32_t             n_exchanges;
-    int64_t              created;           /* Unix time, for the model list */
+    struct serve_options o; /* pointers inside are copies where serve.h does not say
+                             * borrowed */
+    char *names[SERVE_NAMES_MAX];
+    uint8_t keys[SERVE_KEYS_MAX][KEY_HASH_BYTES];
+    uint32_t max_n, max_prompts, max_logprobs;
+    int32_t parser_tokens[PARSER_TOKENS_MAX]; /* special tokens that are tags of
+                                               * reasoning, then of tool calls:
+                                               * parsers must see them */
+    uint32_t n_reasoning_parser_tokens, n_parser_tokens;
+    struct map requests; /* id → struct completion_request */
+    uint64_t last_id;
+    uint32_t n_refs;                     /* calls and HTTP exchanges that point here */
+    bool closed;                         /* serve_free was called; the last reference frees */
+    struct route_metrics *route_metrics; /* routes.c */
+    struct gauge *m_in_flight;
+    struct counter *m_gone;
+    uint32_t n_exchanges;
+    int64_t created; /* Unix time, for the model list */
 };
 
 void serve_ref(struct serve *s);

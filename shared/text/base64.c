@@ -13,7 +13,9 @@ bool base64_decode(struct str s, struct buf *out)
 {
     if (s.n % 4 != 0) return false;
     for (size_t i = 0; i < s.n; i += 4) {
-        size_t n_pad = i + 4 < s.n ? 0 : (size_t)(s.p[i + 3] == '=') + (s.p[i + 2] == '=' && s.p[i + 3] == '=');
+        size_t n_pad = i + 4 < s.n
+                           ? 0
+                           : (size_t)(s.p[i + 3] == '=') + (s.p[i + 2] == '=' && s.p[i + 3] == '=');
         uint32_t v = 0;
         for (size_t k = 0; k < 4; k++) {
             int six = k + n_pad < 4 ? value_of(s.p[i + k]) : 0;

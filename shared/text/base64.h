@@ -1,10 +1,12 @@
-/* base64.h - the coding in which vocabularies of bytes are written (RFC 4648, section 4). Thread: any. */
+/* base64.h - the coding in which vocabularies of bytes are written (RFC 4648, section 4). Thread:
+ * any. */
 #ifndef BATON_TEXT_BASE64_H
 #define BATON_TEXT_BASE64_H
 
 #include "shared/base/buf.h"
 
-/* Append the bytes of `s`; false, with some of them appended, when it is not whole groups of four with padding at the end only. */
+/* Append the bytes of `s`; false, with some of them appended, when it is not whole groups of four
+ * with padding at the end only. */
 bool base64_decode(struct str s, struct buf *out);
 
 #endif

@@ -1,15 +1,18 @@
 /* chat.c - messages to the prompt text of one model.
  *
  * Before rendering, messages are made to look as templates expect them, copying only what changes:
- * - Content given as parts of type text becomes one string (parts joined by newlines), unless the template loops over the parts
- *   of a content; then, if it never asks whether a content is a string, strings become one part each.
- * - A content that is null, as clients send an assistant's turn of tool calls only, becomes "", which most templates want, unless
- *   the template asks whether a content is none.
- * - The arguments of tool calls, which clients send as JSON text, become the object they spell. Some templates paste the text
- *   instead and fail on an object: then the rendering is repeated with the text.
+ * - Content given as parts of type text becomes one string (parts joined by newlines), unless the
+ *   template loops over the parts of a content; then, if it never asks whether a content is a
+ *   string, strings become one part each.
+ * - A content that is null, as clients send an assistant's turn of tool calls only, becomes "",
+ *   which most templates want, unless the template asks whether a content is none.
+ * - The arguments of tool calls, which clients send as JSON text, become the object they spell.
+ *   Some templates paste the text instead and fail on an object: then the rendering is repeated
+ *   with the text.
  * To leave the last message open, a sentinel is put at its end and the rendered text is cut there.
- * Variables: messages, tools and documents (none when absent), add_generation_prompt, the special tokens, then the members of
- * kwargs, which may replace any but messages and tools. Thread: any; read-only after chat_create. */
+ * Variables: messages, tools and documents (none when absent), add_generation_prompt, the special
+ * tokens, then the members of kwargs, which may replace any but messages and tools. Thread: any;
+ * read-only after chat_create. */
 #include "shared/text/chat.h"
 
 #include "shared/base/mem.h"
@@ -19,17 +22,19 @@
 
 struct chat {
     struct jinja *template, *tool_template; /* the latter NULL: the same */
-    char         *bos, *eos, *pad, *unk;
+    char *bos, *eos, *pad, *unk;
 };
 
-/* Ends in a blank: when the template trims contents, the blank is gone in the output and the text before the sentinel is trimmed too. */
+/* Ends in a blank: when the template trims contents, the blank is gone in the output and the text
+ * before the sentinel is trimmed too. */
 #define OPEN_END_SENTINEL "<|baton-open-end|>"
 
 enum status chat_create(const struct chat_source *s, struct chat **out, struct err *err)
 {
     struct jinja *template, *tool_template = NULL;
     TRY(jinja_parse(s->template, &template, err));
-    enum status st = s->tool_template.n > 0 ? jinja_parse(s->tool_template, &tool_template, err) : OK;
+    enum status st = s->tool_template.n > 0 ? jinja_parse(s->tool_template, &tool_template, err)
+                                            : OK;
     if (st != OK) {
         jinja_free(template);
         err_prefix(err, "the one for tools: ");
@@ -65,7 +70,7 @@ static cJSON *borrowed(const cJSON *j)
 {
     union {
         const cJSON *in;
-        cJSON       *out;
+        cJSON *out;
     } u = { .in = j };
     return u.out;
 }
@@ -85,14 +90,15 @@ static enum status put_ref(cJSON *object, const char *name, const cJSON *value)
 
 struct member_swap {
     const char *name;
-    cJSON      *value; /* NULL: the member stays */
+    cJSON *value; /* NULL: the member stays */
 };
 
-/* A new object with the members of `from` in their order (templates may print it whole), borrowed except for those that are
- * swapped. Takes the values of the swaps, also when it fails and returns NULL. */
+/* A new object with the members of `from` in their order (templates may print it whole), borrowed
+ * except for those that are swapped. Takes the values of the swaps, also when it fails and returns
+ * NULL. */
 static cJSON *copy_with(const cJSON *from, struct member_swap *swaps, size_t n)
 {
-    cJSON      *o = cJSON_CreateObject();
+    cJSON *o = cJSON_CreateObject();
     enum status st = o ? OK : ERR_NOMEM;
     for (const cJSON *c = from->child; c && st == OK; c = c->next) {
         struct member_swap *s = swaps;
@@ -112,20 +118,23 @@ static cJSON *copy_with(const cJSON *from, struct member_swap *swaps, size_t n)
 
 /* ---- contents ---- */
 
-static cJSON *text_node(const struct buf *b)
-{
-    return cJSON_CreateString(b->data ? b->data : "");
-}
+static cJSON *text_node(const struct buf *b) { return cJSON_CreateString(b->data ? b->data : ""); }
 
-/* The texts of all parts, joined. Another type of part cannot be shown to a model that takes text only. */
+/* The texts of all parts, joined. Another type of part cannot be shown to a model that takes text
+ * only. */
 static enum status join_parts(const cJSON *parts, int i_message, struct buf *out, struct err *err)
 {
     for (const cJSON *p = parts->child; p; p = p->next) {
         const cJSON *type = json_member(p, "type"), *text = json_member(p, "text");
         if (cJSON_IsString(p)) text = p;
         else if (cJSON_IsString(type) && strcmp(type->valuestring, "text") != 0)
-            return err_field(err, ERR_UNSUPPORTED, "messages", "messages[%d] has a content part of type '%.40s', but this model takes text only", i_message, type->valuestring);
-        if (!cJSON_IsString(text)) return err_field(err, ERR_INVALID, "messages", "messages[%d] has a content part without text", i_message);
+            return err_field(
+                err, ERR_UNSUPPORTED, "messages",
+                "messages[%d] has a content part of type '%.40s', but this model takes text only",
+                i_message, type->valuestring);
+        if (!cJSON_IsString(text))
+            return err_field(err, ERR_INVALID, "messages",
+                             "messages[%d] has a content part without text", i_message);
         if (p != parts->child) buf_add_char(out, '\n');
         buf_add_c(out, text->valuestring);
     }
@@ -136,20 +145,24 @@ static enum status join_parts(const cJSON *parts, int i_message, struct buf *out
 static cJSON *one_part(const char *text)
 {
     cJSON *list = cJSON_CreateArray(), *part = cJSON_CreateObject();
-    if (list && part && cJSON_AddStringToObject(part, "type", "text") && cJSON_AddStringToObject(part, "text", text) && cJSON_AddItemToArray(list, part))
+    if (list && part && cJSON_AddStringToObject(part, "type", "text") &&
+        cJSON_AddStringToObject(part, "text", text) && cJSON_AddItemToArray(list, part))
         return list;
     cJSON_Delete(part);
     cJSON_Delete(list);
     return NULL;
 }
 
-/* The content as this template wants it, with the sentinel appended when asked. *out stays NULL when it needs no change. */
-static enum status make_content(const struct jinja *t, const cJSON *content, int i_message, bool sentinel, cJSON **out, struct err *err)
+/* The content as this template wants it, with the sentinel appended when asked. *out stays NULL
+ * when it needs no change. */
+static enum status make_content(const struct jinja *t, const cJSON *content, int i_message,
+                                bool sentinel, cJSON **out, struct err *err)
 {
-    struct buf  b = { 0 };
+    struct buf b = { 0 };
     enum status st = OK;
     *out = NULL;
-    bool        is_parts = content && cJSON_IsArray(content), want_parts = t->reads_parts && (is_parts || !t->tests_string);
+    bool is_parts = content && cJSON_IsArray(content),
+         want_parts = t->reads_parts && (is_parts || !t->tests_string);
     if (cJSON_IsNull(content) && !t->tests_none && !sentinel) {
         *out = text_node(&b);
         return *out ? OK : ERR_NOMEM;
@@ -157,7 +170,8 @@ static enum status make_content(const struct jinja *t, const cJSON *content, int
     if (is_parts && want_parts && !sentinel) return OK;
     if (!is_parts && (!want_parts || !cJSON_IsString(content)) && !sentinel) return OK;
     if (sentinel && !is_parts && !cJSON_IsString(content))
-        return err_field(err, ERR_INVALID, "continue_final_message", "the last message has no content that could be continued");
+        return err_field(err, ERR_INVALID, "continue_final_message",
+                         "the last message has no content that could be continued");
     if (is_parts) st = join_parts(content, i_message, &b, err);
     else buf_add_c(&b, content->valuestring);
     if (sentinel) buf_add_c(&b, OPEN_END_SENTINEL " ");
@@ -171,15 +185,18 @@ static enum status make_content(const struct jinja *t, const cJSON *content, int
 
 /* ---- tool calls ---- */
 
-/* True when `call` has arguments as text; *args is then the object (or other value) it spells, {} for an empty text. */
+/* True when `call` has arguments as text; *args is then the object (or other value) it spells, {}
+ * for an empty text. */
 static bool arguments_of(const cJSON *call, cJSON **args)
 {
-    const cJSON *function = json_member(call, "function"), *text = function ? json_member(function, "arguments") : NULL;
-    struct err   why;
+    const cJSON *function = json_member(call, "function"),
+                *text = function ? json_member(function, "arguments") : NULL;
+    struct err why;
     *args = NULL;
     if (!cJSON_IsString(text)) return false;
     struct str s = str_trim(str_of(text->valuestring));
-    /* Text that is not JSON is shown to the model as it is: it may be what an earlier answer really held. */
+    /* Text that is not JSON is shown to the model as it is: it may be what an earlier answer really
+     * held. */
     return json_parse(s.n ? s : STR("{}"), false, args, &why) == OK;
 }
 
@@ -189,7 +206,9 @@ static enum status make_call(const cJSON *call, cJSON **out)
     cJSON *args;
     *out = NULL;
     if (!arguments_of(call, &args)) return OK;
-    struct member_swap function = { "function", copy_with(json_member(call, "function"), &(struct member_swap){ "arguments", args }, 1) };
+    struct member_swap function = { "function",
+                                    copy_with(json_member(call, "function"),
+                                              &(struct member_swap){ "arguments", args }, 1) };
     if (!function.value) return ERR_NOMEM;
     *out = copy_with(call, &function, 1);
     return *out ? OK : ERR_NOMEM;
@@ -203,7 +222,9 @@ static enum status make_calls(const cJSON *calls, cJSON **out)
         cJSON *made;
         st = make_call(call, &made);
         if (st != OK) break;
-        if (!(made ? cJSON_AddItemToArray(*out, made) : cJSON_AddItemReferenceToArray(*out, borrowed(call)))) st = ERR_NOMEM;
+        if (!(made ? cJSON_AddItemToArray(*out, made)
+                   : cJSON_AddItemReferenceToArray(*out, borrowed(call))))
+            st = ERR_NOMEM;
     }
     if (st == OK) return OK;
     cJSON_Delete(*out);
@@ -215,18 +236,20 @@ static enum status make_calls(const cJSON *calls, cJSON **out)
 
 struct message_format {
     const struct jinja *template; /* that of the request */
-    bool objects; /* arguments of tool calls as objects */
-    bool sentinel;    /* the last message is left open */
-    bool calls;   /* out: there were arguments that could be objects */
+    bool objects;                 /* arguments of tool calls as objects */
+    bool sentinel;                /* the last message is left open */
+    bool calls;                   /* out: there were arguments that could be objects */
 };
 
 /* *out stays NULL when the message needs no change. */
-static enum status make_message(const cJSON *m, int i, struct message_format *format, cJSON **out, struct err *err)
+static enum status make_message(const cJSON *m, int i, struct message_format *format, cJSON **out,
+                                struct err *err)
 {
     const cJSON *calls = json_member(m, "tool_calls");
-    struct member_swap  swaps[2] = { { "content", NULL }, { "tool_calls", NULL } };
+    struct member_swap swaps[2] = { { "content", NULL }, { "tool_calls", NULL } };
     *out = NULL;
-    TRY(make_content(format->template, cJSON_GetObjectItemCaseSensitive(m, "content"), i, format->sentinel && !m->next, &swaps[0].value, err));
+    TRY(make_content(format->template, cJSON_GetObjectItemCaseSensitive(m, "content"), i,
+                     format->sentinel && !m->next, &swaps[0].value, err));
     if (cJSON_IsArray(calls) && format->objects) {
         enum status st = make_calls(calls, &swaps[1].value);
         format->calls = true;
@@ -240,14 +263,18 @@ static enum status make_message(const cJSON *m, int i, struct message_format *fo
     return *out ? OK : ERR_NOMEM;
 }
 
-static enum status make_messages(const cJSON *messages, struct message_format *format, cJSON *out, struct err *err)
+static enum status make_messages(const cJSON *messages, struct message_format *format, cJSON *out,
+                                 struct err *err)
 {
     int i = 0;
     for (const cJSON *m = messages->child; m; m = m->next, i++) {
         cJSON *made;
-        if (!cJSON_IsObject(m)) return err_field(err, ERR_INVALID, "messages", "messages[%d] is not an object", i);
+        if (!cJSON_IsObject(m))
+            return err_field(err, ERR_INVALID, "messages", "messages[%d] is not an object", i);
         TRY(make_message(m, i, format, &made, err));
-        if (made ? cJSON_AddItemToArray(out, made) : cJSON_AddItemReferenceToArray(out, borrowed(m))) continue;
+        if (made ? cJSON_AddItemToArray(out, made)
+                 : cJSON_AddItemReferenceToArray(out, borrowed(m)))
+            continue;
         cJSON_Delete(made);
         return ERR_NOMEM;
     }
@@ -265,7 +292,8 @@ static enum status put_kwargs(cJSON *vars, const cJSON *kwargs, struct err *err)
 {
     for (const cJSON *k = cJSON_IsObject(kwargs) ? kwargs->child : NULL; k; k = k->next) {
         if (strcmp(k->string, "messages") == 0 || strcmp(k->string, "tools") == 0)
-            return err_field(err, ERR_INVALID, "chat_template_kwargs", "chat_template_kwargs cannot set '%s'", k->string);
+            return err_field(err, ERR_INVALID, "chat_template_kwargs",
+                             "chat_template_kwargs cannot set '%s'", k->string);
         cJSON_DeleteItemFromObjectCaseSensitive(vars, k->string);
         TRY(put_ref(vars, k->string, k));
     }
@@ -274,7 +302,8 @@ static enum status put_kwargs(cJSON *vars, const cJSON *kwargs, struct err *err)
 
 static bool has_tools(const struct chat_input *in) { return in->tools && !cJSON_IsNull(in->tools); }
 
-static enum status make_vars(const struct chat *c, const struct chat_input *in, struct message_format *format, cJSON *vars, struct err *err)
+static enum status make_vars(const struct chat *c, const struct chat_input *in,
+                             struct message_format *format, cJSON *vars, struct err *err)
 {
     cJSON *messages = cJSON_CreateArray();
     TRY(put(vars, "messages", messages));
@@ -290,7 +319,9 @@ static enum status make_vars(const struct chat *c, const struct chat_input *in, 
     return put_kwargs(vars, in->kwargs, err);
 }
 
-static enum status render_as(const struct chat *c, const struct chat_input *in, struct message_format *format, int64_t now, struct buf *out, struct err *err)
+static enum status render_as(const struct chat *c, const struct chat_input *in,
+                             struct message_format *format, int64_t now, struct buf *out,
+                             struct err *err)
 {
     cJSON *vars = cJSON_CreateObject();
     if (!vars) return err_set(err, ERR_NOMEM, "no memory for the messages");
@@ -316,23 +347,35 @@ static enum status cut_open_end(struct buf *out, size_t start, struct err *err)
         out->data[from] = 0;
         return OK;
     }
-    return err_field(err, ERR_INVALID, "continue_final_message", "the chat template does not print the last message, so it cannot be continued");
+    return err_field(
+        err, ERR_INVALID, "continue_final_message",
+        "the chat template does not print the last message, so it cannot be continued");
 }
 
-enum status chat_render(const struct chat *c, const struct chat_input *in, int64_t now, struct buf *out, struct err *err)
+enum status chat_render(const struct chat *c, const struct chat_input *in, int64_t now,
+                        struct buf *out, struct err *err)
 {
-    const struct jinja *template = has_tools(in) && c->tool_template ? c->tool_template : c->template;
-    struct message_format format = { .template = template, .objects = true, .sentinel = in->continue_final_message };
-    size_t      start = out->len;
+    const struct jinja *template = has_tools(in) && c->tool_template ? c->tool_template
+                                                                     : c->template;
+    struct message_format format = {
+        .template = template,
+        .objects = true,
+        .sentinel = in->continue_final_message,
+    };
+    size_t start = out->len;
     if (in->continue_final_message && in->add_generation_prompt)
-        return err_field(err, ERR_INVALID, "continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
-    if (!cJSON_IsArray(in->messages) || !in->messages->child) return err_field(err, ERR_INVALID, "messages", "messages must be a list with at least one message");
-    struct err  first = { 0 };
+        return err_field(err, ERR_INVALID, "continue_final_message",
+                         "continue_final_message and add_generation_prompt exclude each other");
+    if (!cJSON_IsArray(in->messages) || !in->messages->child)
+        return err_field(err, ERR_INVALID, "messages",
+                         "messages must be a list with at least one message");
+    struct err first = { 0 };
     enum status st = render_as(c, in, &format, now, out, &first);
     if (st == ERR_FORMAT && format.calls) {
         format.objects = false;
         if (out->data) out->data[out->len = start] = 0;
-        st = render_as(c, in, &format, now, out, NULL); /* when this fails too, the first error is the one to tell */
+        st = render_as(c, in, &format, now, out, NULL); /* when this fails too, the first error is
+                                                         * the one to tell */
     }
     if (st == OK) return format.sentinel ? cut_open_end(out, start, err) : OK;
     if (err) *err = first;

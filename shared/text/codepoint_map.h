@@ -14,8 +14,8 @@ struct codepoint_map {
 };
 
 /* cp is in 0 .. 0x10FFFF, value not negative. */
-void    codepoint_map_put(struct codepoint_map *m, int32_t cp, int32_t value);
+void codepoint_map_put(struct codepoint_map *m, int32_t cp, int32_t value);
 int32_t codepoint_map_get(const struct codepoint_map *m, int32_t cp); /* -1: none */
-void    codepoint_map_release(struct codepoint_map *m);
+void codepoint_map_release(struct codepoint_map *m);
 
 #endif

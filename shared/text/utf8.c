@@ -1,7 +1,8 @@
 /* utf8.c - see utf8.h. Thread: any. */
 #include "shared/text/utf8.h"
 
-/* The bytes that may come second after `lead`: the ranges shut out overlong forms, surrogates and what is past U+10FFFF. */
+/* The bytes that may come second after `lead`: the ranges shut out overlong forms, surrogates and
+ * what is past U+10FFFF. */
 static void second_range(unsigned char lead, unsigned char *low, unsigned char *high)
 {
     *low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
@@ -15,7 +16,8 @@ static size_t char_len(unsigned char lead)
     return lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
 }
 
-/* How many bytes at `at` belong to the start of a character of `want` bytes, at most what is there. */
+/* How many bytes at `at` belong to the start of a character of `want` bytes, at most what is
+ * there. */
 static size_t good_bytes(struct str s, size_t at, size_t want)
 {
     const unsigned char *p = (const unsigned char *)s.p + at;

@@ -1,4 +1,5 @@
-/* openai_chat.c - /v1/chat/completions: messages in, an assistant's message out. Thread: as openai.h says. */
+/* openai_chat.c - /v1/chat/completions: messages in, an assistant's message out. Thread: as
+ * openai.h says. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,15 +12,21 @@
 static enum status check_parts(const cJSON *parts, int i, struct err *err)
 {
     const cJSON *p;
-    cJSON_ArrayForEach(p, parts) {
+    cJSON_ArrayForEach (p, parts) {
         const cJSON *type = json_member(p, "type"), *text = json_member(p, "text");
         if (cJSON_IsString(p)) continue;
         if (!cJSON_IsObject(p) || !cJSON_IsString(type))
-            return err_field(err, ERR_INVALID, "messages", "messages[%d] has a content part that is not an object with a type", i);
+            return err_field(err, ERR_INVALID, "messages",
+                             "messages[%d] has a content part that is not an object with a type",
+                             i);
         if (strcmp(type->valuestring, "text") != 0)
-            return err_field(err, ERR_UNSUPPORTED, "messages", "messages[%d] has a content part of type '%.40s', but this model takes text only", i,
-                             type->valuestring);
-        if (!cJSON_IsString(text)) return err_field(err, ERR_INVALID, "messages", "messages[%d] has a content part of type text without a text", i);
+            return err_field(
+                err, ERR_UNSUPPORTED, "messages",
+                "messages[%d] has a content part of type '%.40s', but this model takes text only",
+                i, type->valuestring);
+        if (!cJSON_IsString(text))
+            return err_field(err, ERR_INVALID, "messages",
+                             "messages[%d] has a content part of type text without a text", i);
     }
     return OK;
 }
@@ -27,77 +34,96 @@ static enum status check_parts(const cJSON *parts, int i, struct err *err)
 /* No content at all is the same as null (chat.c makes of it what the template wants). */
 static enum status add_null_content(cJSON *m, struct err *err)
 {
-    if (cJSON_GetObjectItemCaseSensitive(m, "content") || cJSON_AddNullToObject(m, "content")) return OK;
+    if (cJSON_GetObjectItemCaseSensitive(m, "content") || cJSON_AddNullToObject(m, "content"))
+        return OK;
     return err_set(err, ERR_NOMEM, "not enough memory for the messages");
 }
 
 static enum status check_calls(const cJSON *calls, int i, struct err *err)
 {
     const cJSON *call;
-    if (!cJSON_IsArray(calls)) return err_field(err, ERR_INVALID, "messages", "messages[%d] has tool_calls that are not an array", i);
-    cJSON_ArrayForEach(call, calls) {
+    if (!cJSON_IsArray(calls))
+        return err_field(err, ERR_INVALID, "messages",
+                         "messages[%d] has tool_calls that are not an array", i);
+    cJSON_ArrayForEach (call, calls) {
         const cJSON *function = json_member(call, "function");
         if (!cJSON_IsString(json_member(function, "name")))
-            return err_field(err, ERR_INVALID, "messages", "messages[%d] has a tool call without a function that has a name", i);
+            return err_field(err, ERR_INVALID, "messages",
+                             "messages[%d] has a tool call without a function that has a name", i);
     }
     return OK;
 }
 
-/* Newer clients send back what an assistant thought as `reasoning`; templates know it as reasoning_content. */
+/* Newer clients send back what an assistant thought as `reasoning`; templates know it as
+ * reasoning_content. */
 static enum status name_reasoning(cJSON *m, struct err *err)
 {
     const cJSON *r = json_member(m, "reasoning");
     if (!cJSON_IsString(r) || json_member(m, "reasoning_content")) return OK;
     cJSON_DeleteItemFromObjectCaseSensitive(m, "reasoning_content");
-    return cJSON_AddStringToObject(m, "reasoning_content", r->valuestring) ? OK : err_set(err, ERR_NOMEM, "not enough memory for the messages");
+    return cJSON_AddStringToObject(m, "reasoning_content", r->valuestring)
+               ? OK
+               : err_set(err, ERR_NOMEM, "not enough memory for the messages");
 }
 
 static enum status check_message(cJSON *m, int i, struct err *err)
 {
     static const char *const roles[] = { "system", "developer", "user", "assistant", "tool" };
     size_t r = 0;
-    if (!cJSON_IsObject(m)) return err_field(err, ERR_INVALID, "messages", "messages[%d] must be an object with role and content", i);
+    if (!cJSON_IsObject(m))
+        return err_field(err, ERR_INVALID, "messages",
+                         "messages[%d] must be an object with role and content", i);
     cJSON *role = cJSON_GetObjectItemCaseSensitive(m, "role");
-    if (!cJSON_IsString(role)) return err_field(err, ERR_INVALID, "messages", "messages[%d] has no role", i);
+    if (!cJSON_IsString(role))
+        return err_field(err, ERR_INVALID, "messages", "messages[%d] has no role", i);
     while (r < COUNT_OF(roles) && strcmp(role->valuestring, roles[r]) != 0) r++;
     if (r == COUNT_OF(roles))
-        return err_field(err, ERR_INVALID, "messages", "messages[%d] has the role '%.40s', but roles are system, developer, user, assistant and tool", i,
-                         role->valuestring);
+        return err_field(err, ERR_INVALID, "messages",
+                         "messages[%d] has the role '%.40s', but roles are system, developer, "
+                         "user, assistant and tool",
+                         i, role->valuestring);
     /* Templates know the older name of this role only. */
-    if (r == 1 && !cJSON_SetValuestring(role, "system")) return err_set(err, ERR_NOMEM, "not enough memory for the messages");
+    if (r == 1 && !cJSON_SetValuestring(role, "system"))
+        return err_set(err, ERR_NOMEM, "not enough memory for the messages");
     const cJSON *content = json_member(m, "content"), *calls = json_member(m, "tool_calls");
     if (calls) TRY(check_calls(calls, i, err));
     TRY(name_reasoning(m, err));
     if (!content) return add_null_content(m, err);
     if (cJSON_IsString(content)) return OK;
     if (cJSON_IsArray(content)) return check_parts(content, i, err);
-    return err_field(err, ERR_INVALID, "messages", "messages[%d] has a content that is neither a string nor an array of parts nor null", i);
+    return err_field(
+        err, ERR_INVALID, "messages",
+        "messages[%d] has a content that is neither a string nor an array of parts nor null", i);
 }
 
 static enum status check_messages(cJSON *messages, struct err *err)
 {
     int i = 0;
     if (!messages) return err_field(err, ERR_INVALID, "messages", "the request has no messages");
-    if (!cJSON_IsArray(messages) || !messages->child) return err_field(err, ERR_INVALID, "messages", "messages must be an array of at least one message");
+    if (!cJSON_IsArray(messages) || !messages->child)
+        return err_field(err, ERR_INVALID, "messages",
+                         "messages must be an array of at least one message");
     for (cJSON *m = messages->child; m; m = m->next) TRY(check_message(m, i++, err));
     return OK;
 }
 
-/* Members that templates know as variables, beside those the client put into chat_template_kwargs. */
+/* Members that templates know as variables, beside those the client put into
+ * chat_template_kwargs. */
 static enum status make_kwargs(cJSON *doc, cJSON **out, struct err *err)
 {
     static const char *const names[] = { "reasoning_effort", "documents", "enable_thinking" };
     cJSON *kwargs = cJSON_GetObjectItemCaseSensitive(doc, "chat_template_kwargs");
     if (kwargs && !cJSON_IsNull(kwargs) && !cJSON_IsObject(kwargs))
-        return err_field(err, ERR_INVALID, "chat_template_kwargs", "chat_template_kwargs must be an object");
+        return err_field(err, ERR_INVALID, "chat_template_kwargs",
+                         "chat_template_kwargs must be an object");
     if (!kwargs || cJSON_IsNull(kwargs)) {
         cJSON_DeleteItemFromObjectCaseSensitive(doc, "chat_template_kwargs");
         kwargs = cJSON_AddObjectToObject(doc, "chat_template_kwargs");
     }
     for (size_t i = 0; kwargs && i < COUNT_OF(names); i++) {
         cJSON *v = cJSON_GetObjectItemCaseSensitive(doc, names[i]);
-        if (v && !cJSON_IsNull(v) && !cJSON_GetObjectItemCaseSensitive(kwargs, names[i])
-            && !cJSON_AddItemReferenceToObject(kwargs, names[i], v))
+        if (v && !cJSON_IsNull(v) && !cJSON_GetObjectItemCaseSensitive(kwargs, names[i]) &&
+            !cJSON_AddItemReferenceToObject(kwargs, names[i], v))
             kwargs = NULL;
     }
     if (!kwargs) return err_set(err, ERR_NOMEM, "not enough memory for the template's variables");
@@ -106,23 +132,31 @@ static enum status make_kwargs(cJSON *doc, cJSON **out, struct err *err)
 }
 
 /* What a text, so far the end of the prompt, means for the reasoning of the answer. */
-static enum reasoning_state reasoning_from(const struct serve *s, const cJSON *doc, const struct chat_input *in, struct str prompt)
+static enum reasoning_state reasoning_from(const struct serve *s, const cJSON *doc,
+                                           const struct chat_input *in, struct str prompt)
 {
     const struct reasoning_format *f = s->o.reasoning;
     if (!f) return REASONING_REST;
     if (in->add_generation_prompt) return reasoning_state_after(f, prompt);
     if (!in->continue_final_message) return REASONING_START;
-    const cJSON *messages = json_member(doc, "messages"), *last = cJSON_GetArrayItem(messages, cJSON_GetArraySize(messages) - 1);
+    const cJSON *messages = json_member(doc, "messages"),
+                *last = cJSON_GetArrayItem(messages, cJSON_GetArraySize(messages) - 1);
     const cJSON *content = json_member(last, "content");
-    return cJSON_IsString(content) ? reasoning_state_within(f, str_of(content->valuestring)) : REASONING_START;
+    return cJSON_IsString(content) ? reasoning_state_within(f, str_of(content->valuestring))
+                                   : REASONING_START;
 }
 
 /* A call that the client demands is begun in the prompt; the model goes on from there. */
-static enum status write_tool_call_prefix(const struct serve *s, const struct openai_tools *t, const struct chat_input *in, struct openai_answer_start *o, struct buf *out, struct err *err)
+static enum status write_tool_call_prefix(const struct serve *s, const struct openai_tools *t,
+                                          const struct chat_input *in,
+                                          struct openai_answer_start *o, struct buf *out,
+                                          struct err *err)
 {
     struct buf begin = { 0 };
     if (!in->add_generation_prompt)
-        return err_field(err, ERR_INVALID, "tool_choice", "a tool_choice that demands a call needs add_generation_prompt to be true");
+        return err_field(
+            err, ERR_INVALID, "tool_choice",
+            "a tool_choice that demands a call needs add_generation_prompt to be true");
     if (o->reasoning == REASONING_LEAD) {
         buf_add_str(out, s->o.reasoning->close);
         buf_add_c(out, "\n\n");
@@ -135,7 +169,8 @@ static enum status write_tool_call_prefix(const struct serve *s, const struct op
     return OK;
 }
 
-enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct openai_tools *tools, struct openai_answer_start *o, struct buf *out, struct err *err)
+enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct openai_tools *tools,
+                               struct openai_answer_start *o, struct buf *out, struct err *err)
 {
     struct chat_input in = { .add_generation_prompt = true };
     cJSON *kwargs = NULL;
@@ -143,17 +178,23 @@ enum status openai_render_chat(const struct serve *s, cJSON *doc, const struct o
     TRY(check_messages(cJSON_GetObjectItemCaseSensitive(doc, "messages"), err));
     TRY(make_kwargs(doc, &kwargs, err));
     TRY(json_get_bool(doc, "add_generation_prompt", &in.add_generation_prompt, err));
-    TRY(json_get_bool(kwargs, "add_generation_prompt", &in.add_generation_prompt, err)); /* what the template sees is what is known here */
+    /* what the template sees is what is known here */
+    TRY(json_get_bool(kwargs, "add_generation_prompt", &in.add_generation_prompt, err));
     TRY(json_get_bool(doc, "continue_final_message", &in.continue_final_message, err));
     if (in.continue_final_message && in.add_generation_prompt)
-        return err_field(err, ERR_INVALID, "continue_final_message", "continue_final_message needs add_generation_prompt to be false");
+        return err_field(err, ERR_INVALID, "continue_final_message",
+                         "continue_final_message needs add_generation_prompt to be false");
     in.kwargs = kwargs;
     in.tools = tools->choice != TOOL_CHOICE_NONE ? json_member(doc, "tools") : NULL;
-    if (!s->o.chat) return err_field(err, ERR_UNSUPPORTED, "messages", "this model has no chat template; use /v1/completions");
+    if (!s->o.chat)
+        return err_field(err, ERR_UNSUPPORTED, "messages",
+                         "this model has no chat template; use /v1/completions");
     enum status st = chat_render(s->o.chat, &in, clock_unix_s(), out, err);
     if (st == OK) {
         o->reasoning = reasoning_from(s, doc, &in, buf_str(out));
-        return tools->choice >= TOOL_CHOICE_REQUIRED ? write_tool_call_prefix(s, tools, &in, o, out, err) : OK;
+        return tools->choice >= TOOL_CHOICE_REQUIRED
+                   ? write_tool_call_prefix(s, tools, &in, o, out, err)
+                   : OK;
     }
     if (!err) return st;
     if (!err->field[0]) snprintf(err->field, sizeof err->field, "messages");
@@ -183,15 +224,20 @@ static enum status chat_prepare(struct completion_request *c, cJSON *doc, struct
     input.ids = json_member(doc, "prompt_token_ids");
     if (input.ids) input.param = "prompt_token_ids";
     if (input.ids && c->p.tools.choice >= TOOL_CHOICE_REQUIRED)
-        return err_field(err, ERR_UNSUPPORTED, "tool_choice", "a tool_choice that demands a call is begun in the rendered messages, but the prompt came as ids");
-    enum status st = input.ids ? OK : openai_render_chat(c->serve, doc, &c->p.tools, &opening, &text, err);
+        return err_field(err, ERR_UNSUPPORTED, "tool_choice",
+                         "a tool_choice that demands a call is begun in the rendered messages, but "
+                         "the prompt came as ids");
+    enum status st = input.ids
+                         ? OK
+                         : openai_render_chat(c->serve, doc, &c->p.tools, &opening, &text, err);
     if (st == OK) {
         input.text = buf_str(&text);
         openai_alloc_prompts(c, 1);
         st = openai_add_prompt(c, 0, &input, err);
     }
     if (st == OK) c->reasoning = input.ids ? reasoning_after_ids(c) : opening.reasoning;
-    if (st == OK && c->p.tools.choice != TOOL_CHOICE_NONE) c->tools = cJSON_DetachItemFromObjectCaseSensitive(doc, "tools");
+    if (st == OK && c->p.tools.choice != TOOL_CHOICE_NONE)
+        c->tools = cJSON_DetachItemFromObjectCaseSensitive(doc, "tools");
     buf_release(&text);
     return st;
 }
@@ -208,14 +254,17 @@ static void write_logprobs(const struct choice *ch, struct buf *out)
 static void write_answer_ids(const struct choice *ch, bool with_prompt, struct buf *out)
 {
     if (!ch->request->p.return_token_ids) return;
-    openai_write_ids(out, "token_ids", (const int32_t *)(const void *)ch->ids.data, ch->ids.len / sizeof(int32_t));
-    if (with_prompt) openai_write_ids(out, "prompt_token_ids", ch->prompt->tokens, ch->prompt->n_tokens);
+    openai_write_ids(out, "token_ids", (const int32_t *)(const void *)ch->ids.data,
+                     ch->ids.len / sizeof(int32_t));
+    if (with_prompt)
+        openai_write_ids(out, "prompt_token_ids", ch->prompt->tokens, ch->prompt->n_tokens);
 }
 
 static void chat_write_choice(const struct choice *ch, struct buf *out)
 {
     buf_printf(out, "{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":", ch->index);
-    if (ch->text.len || !output_parser_has_output(ch->parser)) json_add_string(out, buf_str(&ch->text));
+    if (ch->text.len || !output_parser_has_output(ch->parser))
+        json_add_string(out, buf_str(&ch->text));
     else buf_add_c(out, "null");
     if (ch->parser) output_parser_write(ch->parser, ch->request->p.include_reasoning, out);
     buf_add_c(out, "}");
@@ -233,7 +282,8 @@ static void write_delta(const struct choice *ch, bool finish, struct buf *out)
     if (wanted) buf_add_c(out, "\"content\":");
     if (wanted && ch->parser && !ch->text.len) buf_add_c(out, "null");
     else if (wanted) json_add_string(out, buf_str(&ch->text));
-    if (ch->parser) output_parser_write_delta(ch->parser, ch->request->p.include_reasoning, !wanted, out);
+    if (ch->parser)
+        output_parser_write_delta(ch->parser, ch->request->p.include_reasoning, !wanted, out);
 }
 
 static void chat_write_chunk(const struct choice *ch, bool finish, struct buf *out)
@@ -252,7 +302,8 @@ static void chat_write_chunk(const struct choice *ch, bool finish, struct buf *o
 static void chat_write_top(const struct choice *ch, bool chunk, struct buf *out)
 {
     const struct openai_params *p = &ch->request->p;
-    if (p->return_token_ids) openai_write_ids(out, "prompt_token_ids", ch->prompt->tokens, ch->prompt->n_tokens);
+    if (p->return_token_ids)
+        openai_write_ids(out, "prompt_token_ids", ch->prompt->tokens, ch->prompt->n_tokens);
     if (chunk || p->n_prompt_logprobs < 0) return;
     buf_add_c(out, ",\"prompt_logprobs\":");
     openai_write_prompt_logprobs(ch, out);

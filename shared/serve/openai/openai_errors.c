@@ -1,5 +1,5 @@
-/* openai_errors.c - errors in OpenAI's shape. Clients choose their exception class by the HTTP status and show type, param and code.
- * Thread: any. */
+/* openai_errors.c - errors in OpenAI's shape. Clients choose their exception class by the HTTP
+ * status and show type, param and code. Thread: any. */
 #include "shared/serve/openai/openai.h"
 
 #include <string.h>
@@ -8,10 +8,18 @@ static const struct {
     enum status st;
     const char *code;
 } CODES[] = {
-    { ERR_BUSY, "rate_limit_exceeded" },     { ERR_FULL, "rate_limit_exceeded" },    { ERR_UNAVAILABLE, "unavailable" },
-    { ERR_INVALID, "invalid_value" },        { ERR_TOO_LONG, "context_length_exceeded" }, { ERR_NOT_FOUND, "not_found" },
-    { ERR_UNSUPPORTED, "unsupported_value" },{ ERR_FORMAT, "invalid_json" },         { ERR_UNAUTHORIZED, "invalid_api_key" },
-    { ERR_TIMEOUT, "timeout" },              { ERR_CANCELED, "unavailable" },        { ERR_NOMEM, "unavailable" },
+    { ERR_BUSY, "rate_limit_exceeded" },
+    { ERR_FULL, "rate_limit_exceeded" },
+    { ERR_UNAVAILABLE, "unavailable" },
+    { ERR_INVALID, "invalid_value" },
+    { ERR_TOO_LONG, "context_length_exceeded" },
+    { ERR_NOT_FOUND, "not_found" },
+    { ERR_UNSUPPORTED, "unsupported_value" },
+    { ERR_FORMAT, "invalid_json" },
+    { ERR_UNAUTHORIZED, "invalid_api_key" },
+    { ERR_TIMEOUT, "timeout" },
+    { ERR_CANCELED, "unavailable" },
+    { ERR_NOMEM, "unavailable" },
 };
 
 static const char *error_type(int http)
@@ -22,10 +30,7 @@ static const char *error_type(int http)
     return http < 500 ? "invalid_request_error" : "server_error";
 }
 
-int openai_error_status(enum status st)
-{
-    return st == ERR_CANCELED ? 503 : status_http(st);
-}
+int openai_error_status(enum status st) { return st == ERR_CANCELED ? 503 : status_http(st); }
 
 static void add_or_null(struct buf *out, const char *text)
 {
@@ -33,7 +38,8 @@ static void add_or_null(struct buf *out, const char *text)
     else buf_add_c(out, "null");
 }
 
-void openai_write_error(struct buf *out, int http, const char *code, const char *message, const char *param)
+void openai_write_error(struct buf *out, int http, const char *code, const char *message,
+                        const char *param)
 {
     buf_add_c(out, "{\"error\":{\"message\":");
     json_add_string(out, str_of(message));

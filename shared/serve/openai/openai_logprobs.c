@@ -1,34 +1,40 @@
-/* openai_logprobs.c - what is known about each token: kept as compact records, written in the shapes of the two APIs.
+/* openai_logprobs.c - what is known about each token: kept as compact records, written in the
+ * shapes of the two APIs.
  *
- * A record is { id, logprob, rank, offset, n_top } and n_top pairs { id, logprob }: a third of struct token_logprobs where few
- * alternatives were asked for. The same float is always written with the same digits (json_add_f32), in token_logprobs and in
- * top_logprobs alike, because evaluation tools compare the two for equality; the chosen token is always among its alternatives.
+ * A record is { id, logprob, rank, offset, n_top } and n_top pairs { id, logprob }: a third of
+ * struct token_logprobs where few alternatives were asked for. The same float is always written
+ * with the same digits (json_add_f32), in token_logprobs and in top_logprobs alike, because
+ * evaluation tools compare the two for equality; the chosen token is always among its alternatives.
  * Thread: any; the owner of the choice. */
 #include <string.h>
 
 #include "shared/serve/completion_request.h"
 
 struct logprob_record {
-    int32_t  id;
-    float    logprob;
-    int32_t  rank;
+    int32_t id;
+    float logprob;
+    int32_t rank;
     uint32_t offset; /* characters of the choice's text before it */
     uint32_t n_top;
 };
 
 struct logprob_pair {
     int32_t id;
-    float   logprob;
+    float logprob;
 };
 
 struct logprob_entry {
     struct logprob_record r;
-    struct logprob_pair   top[SAMPLER_LOGPROBS_MAX + 1]; /* best first; the chosen token is one of them after with_chosen */
+    struct logprob_pair top[SAMPLER_LOGPROBS_MAX + 1]; /* best first; the chosen token is one of
+                                                        * them after with_chosen */
 };
 
-void openai_logprobs_store(struct buf *records, const struct token_logprobs *t, int32_t n_top, uint32_t offset)
+void openai_logprobs_store(struct buf *records, const struct token_logprobs *t, int32_t n_top,
+                           uint32_t offset)
 {
-    struct logprob_record r = { .id = t->id, .logprob = t->logprob, .rank = t->rank, .offset = offset };
+    struct logprob_record r = {
+        .id = t->id, .logprob = t->logprob, .rank = t->rank, .offset = offset
+    };
     r.n_top = n_top <= 0 ? 0 : t->n_top < (uint32_t)n_top ? t->n_top : (uint32_t)n_top;
     if (r.n_top > SAMPLER_LOGPROBS_MAX) r.n_top = SAMPLER_LOGPROBS_MAX;
     buf_add(records, &r, sizeof r);
@@ -98,7 +104,8 @@ static void add_chat_token(const struct choice *ch, struct logprob_pair p, struc
     buf_add_c(out, ",\"logprob\":");
     json_add_f32(out, p.logprob);
     buf_add_c(out, ",\"bytes\":[");
-    for (size_t i = 0; i < bytes.len; i++) buf_printf(out, i ? ",%u" : "%u", (unsigned char)bytes.data[i]);
+    for (size_t i = 0; i < bytes.len; i++)
+        buf_printf(out, i ? ",%u" : "%u", (unsigned char)bytes.data[i]);
     buf_add_char(out, ']');
     buf_release(&bytes);
 }
@@ -157,9 +164,11 @@ static bool cursor_next(struct logprob_cursor *w, struct logprob_entry *e, bool 
     return true;
 }
 
-/* Two ids can have the same text (pieces of characters all show as U+FFFD). The chosen token keeps the text; another with a text
- * that was used goes by its spelling in the vocabulary, or by its id. */
-static void add_unique_name(const struct choice *ch, const struct logprob_entry *e, uint32_t i, struct buf *out)
+/* Two ids can have the same text (pieces of characters all show as U+FFFD). The chosen token keeps
+ * the text; another with a text that was used goes by its spelling in the vocabulary, or by its
+ * id. */
+static void add_unique_name(const struct choice *ch, const struct logprob_entry *e, uint32_t i,
+                            struct buf *out)
 {
     struct buf name = { 0 }, other = { 0 };
     bool clash = false;
@@ -193,7 +202,8 @@ static void add_top(const struct choice *ch, struct logprob_entry *e, struct buf
 
 enum column { COLUMN_TOKENS, COLUMN_LOGPROBS, COLUMN_TOP, COLUMN_OFFSETS, COLUMNS };
 
-static void add_cell(const struct choice *ch, enum column column, struct logprob_entry *e, bool known, struct buf *out)
+static void add_cell(const struct choice *ch, enum column column, struct logprob_entry *e,
+                     bool known, struct buf *out)
 {
     if (column == COLUMN_TOKENS) add_token_name(ch, e->r.id, out);
     else if (column == COLUMN_OFFSETS) buf_printf(out, "%u", e->r.offset);
@@ -204,7 +214,8 @@ static void add_cell(const struct choice *ch, enum column column, struct logprob
 
 void openai_write_completion_logprobs(const struct choice *ch, bool with_prompt, struct buf *out)
 {
-    static const char *const names[COLUMNS] = { "{\"tokens\":[", "],\"token_logprobs\":[", "],\"top_logprobs\":[", "],\"text_offset\":[" };
+    static const char *const names[COLUMNS] = { "{\"tokens\":[", "],\"token_logprobs\":[",
+                                                "],\"top_logprobs\":[", "],\"text_offset\":[" };
     for (enum column column = 0; column < COLUMNS; column++) {
         struct logprob_cursor w = cursor_start(ch, with_prompt);
         struct logprob_entry e;
@@ -225,7 +236,8 @@ const struct choice *openai_prompt_source(const struct choice *ch)
     return ch->request->p.stream ? ch : ch - ch->sample;
 }
 
-static void add_ranked(const struct choice *ch, struct logprob_pair p, int32_t rank, struct buf *out)
+static void add_ranked(const struct choice *ch, struct logprob_pair p, int32_t rank,
+                       struct buf *out)
 {
     struct buf bytes = { 0 };
     tokenizer_token_bytes(ch->request->serve->o.tokenizer, p.id, false, &bytes);

@@ -7,7 +7,8 @@ static void write_one(const struct serve *s, const char *name, struct buf *out)
 {
     buf_add_c(out, "{\"id\":");
     json_add_string(out, str_of(name));
-    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"baton\",\"root\":", (long long)s->created);
+    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"baton\",\"root\":",
+               (long long)s->created);
     json_add_string(out, str_of(s->names[0]));
     buf_printf(out, ",\"parent\":null,\"max_model_len\":%u,\"permission\":[]}", s->o.max_model_len);
 }

@@ -10,7 +10,8 @@
 #include "shared/base/hash.h"
 
 enum { COMPLETION_TOKENS = 16 /* OpenAI's default of max_tokens for completions */ };
-/* Added to the logits of tokens that must not be chosen; finite, so that a row where all are forbidden still has a best one. */
+/* Added to the logits of tokens that must not be chosen; finite, so that a row where all are
+ * forbidden still has a best one. */
 static const float BIAS_FORBID = -1e9f;
 
 /* ---- what is refused ---- */
@@ -27,7 +28,8 @@ static const struct {
     { "structured_outputs", "structured output is not supported by this server yet" },
     { "grammar", "structured output is not supported by this server yet" },
     { "functions", "it is the old form of tools; use tools and tool_choice" },
-    { "chat_template", "a chat template is chosen by the operator of the server, not by a request" },
+    { "chat_template",
+      "a chat template is chosen by the operator of the server, not by a request" },
     { "bad_words", "it is not supported; bad_words_token_ids and logit_bias are" },
     { "allowed_token_ids", "it is not supported; logit_bias is" },
     { "logits_processors", "it is not supported" },
@@ -39,7 +41,8 @@ static const struct {
     { "include_draft_logprobs", "it is not supported" },
     { "disable_chat_template", "it is not supported; send the text to /v1/completions" },
     { "reasoning_max_tokens", "it is not supported" },
-    { "completion_token_ids", "it is not supported; append the ids to the prompt of /v1/completions" },
+    { "completion_token_ids",
+      "it is not supported; append the ids to the prompt of /v1/completions" },
     { "audio", "this model takes and gives text only" },
     { "web_search_options", "it is not supported" },
     { "mm_processor_kwargs", "this model takes text only" },
@@ -58,7 +61,8 @@ static enum status check_refused(const cJSON *o, struct err *err)
 {
     for (size_t i = 0; i < COUNT_OF(REFUSED); i++)
         if (!is_neutral(json_member(o, REFUSED[i].name)))
-            return err_field(err, ERR_UNSUPPORTED, REFUSED[i].name, "%s cannot be used here: %s", REFUSED[i].name, REFUSED[i].why);
+            return err_field(err, ERR_UNSUPPORTED, REFUSED[i].name, "%s cannot be used here: %s",
+                             REFUSED[i].name, REFUSED[i].why);
     return OK;
 }
 
@@ -67,18 +71,23 @@ static enum status check_response_format(const cJSON *o, struct err *err)
     const cJSON *f = json_member(o, "response_format");
     if (!f) return OK;
     const cJSON *type = json_member(f, "type");
-    if (!cJSON_IsString(type)) return err_field(err, ERR_INVALID, "response_format", "response_format must be an object with a member type");
+    if (!cJSON_IsString(type))
+        return err_field(err, ERR_INVALID, "response_format",
+                         "response_format must be an object with a member type");
     if (strcmp(type->valuestring, "text") == 0) return OK;
     return err_field(err, ERR_UNSUPPORTED, "response_format",
-                     "response_format of type '%.40s' cannot be used here: structured output is not supported by this server yet", type->valuestring);
+                     "response_format of type '%.40s' cannot be used here: structured output is "
+                     "not supported by this server yet",
+                     type->valuestring);
 }
 
 static enum status check_modalities(const cJSON *o, struct err *err)
 {
     const cJSON *list = json_member(o, "modalities"), *m;
-    cJSON_ArrayForEach(m, list)
+    cJSON_ArrayForEach (m, list)
         if (!cJSON_IsString(m) || strcmp(m->valuestring, "text") != 0)
-            return err_field(err, ERR_UNSUPPORTED, "modalities", "modalities may only be [\"text\"]: this model gives text only");
+            return err_field(err, ERR_UNSUPPORTED, "modalities",
+                             "modalities may only be [\"text\"]: this model gives text only");
     return OK;
 }
 
@@ -86,8 +95,8 @@ static enum status check_modalities(const cJSON *o, struct err *err)
 
 static const struct {
     const char *name;
-    double      min, max;
-    size_t      offset;
+    double min, max;
+    size_t offset;
 } FLOATS[] = {
     { "temperature", 0, 100, offsetof(struct sampling_params, temperature) },
     { "top_p", 0, 1, offsetof(struct sampling_params, top_p) },
@@ -104,7 +113,9 @@ static void set_defaults(const struct serve *s, bool chat, struct openai_params 
     q->temperature = isfinite(d->temperature) ? (float)d->temperature : 1;
     q->top_p = isfinite(d->top_p) ? (float)d->top_p : 1;
     q->min_p = isfinite(d->min_p) ? (float)d->min_p : 0;
-    q->repetition_penalty = isfinite(d->repetition_penalty) && d->repetition_penalty > 0 ? (float)d->repetition_penalty : 1;
+    q->repetition_penalty = isfinite(d->repetition_penalty) && d->repetition_penalty > 0
+                                ? (float)d->repetition_penalty
+                                : 1;
     q->top_k = d->top_k > 0 && d->top_k <= INT32_MAX ? (int32_t)d->top_k : 0;
     q->max_tokens = chat ? UINT32_MAX : COMPLETION_TOKENS;
     p->n = 1;
@@ -140,11 +151,14 @@ static enum status parse_seed(const cJSON *o, struct openai_params *p, struct er
     return OK;
 }
 
-static enum status parse_lengths(const struct serve *s, const cJSON *o, bool chat, struct openai_params *p, struct err *err)
+static enum status parse_lengths(const struct serve *s, const cJSON *o, bool chat,
+                                 struct openai_params *p, struct err *err)
 {
-    static const char *const names[] = { "max_tokens", "max_completion_tokens", "response_max_tokens" };
+    static const char *const names[] = { "max_tokens", "max_completion_tokens",
+                                         "response_max_tokens" };
     struct sampling_params *q = &p->sampling;
-    bool zero = (!chat && p->echo) || p->n_prompt_logprobs >= 0; /* otherwise there would be nothing to answer */
+    /* otherwise there would be nothing to answer */
+    bool zero = (!chat && p->echo) || p->n_prompt_logprobs >= 0;
     int64_t max = -1, min = 0, response = -1;
     const char *name = names[0];
     TRY(json_get_i64(o, names[0], zero ? 0 : 1, UINT32_MAX - 1, &max, err));
@@ -157,31 +171,39 @@ static enum status parse_lengths(const struct serve *s, const cJSON *o, bool cha
     TRY(json_get_i64(o, "min_tokens", 0, s->o.max_model_len, &min, err));
     q->min_tokens = (uint32_t)min;
     if (q->min_tokens > q->max_tokens)
-        return err_field(err, ERR_INVALID, "min_tokens", "min_tokens is %u, but must be from 0 to %s, which is %u", q->min_tokens, name, q->max_tokens);
+        return err_field(err, ERR_INVALID, "min_tokens",
+                         "min_tokens is %u, but must be from 0 to %s, which is %u", q->min_tokens,
+                         name, q->max_tokens);
     return OK;
 }
 
-static enum status parse_n(const struct serve *s, const cJSON *o, struct openai_params *p, struct err *err)
+static enum status parse_n(const struct serve *s, const cJSON *o, struct openai_params *p,
+                           struct err *err)
 {
     int64_t n = 1, best_of = -1;
     TRY(json_get_i64(o, "n", 1, s->max_n, &n, err));
     TRY(json_get_i64(o, "best_of", 1, s->max_n, &best_of, err));
     if (best_of >= 0 && best_of != n)
-        return err_field(err, ERR_UNSUPPORTED, "best_of", "best_of is %d, but must be equal to n, which is %d", (int)best_of, (int)n);
+        return err_field(err, ERR_UNSUPPORTED, "best_of",
+                         "best_of is %d, but must be equal to n, which is %d", (int)best_of,
+                         (int)n);
     p->n = (uint32_t)n;
     return OK;
 }
 
 /* ---- logprobs ---- */
 
-static enum status parse_logprobs(const struct serve *s, const cJSON *o, bool chat, struct openai_params *p, struct err *err)
+static enum status parse_logprobs(const struct serve *s, const cJSON *o, bool chat,
+                                  struct openai_params *p, struct err *err)
 {
     int64_t top = 0, n = -1, prompt = -1;
     bool on = false;
     if (chat) {
         TRY(json_get_bool(o, "logprobs", &on, err));
         TRY(json_get_i64(o, "top_logprobs", 0, s->max_logprobs, &top, err));
-        if (top > 0 && !on) return err_field(err, ERR_INVALID, "top_logprobs", "top_logprobs can only be used when logprobs is true");
+        if (top > 0 && !on)
+            return err_field(err, ERR_INVALID, "top_logprobs",
+                             "top_logprobs can only be used when logprobs is true");
         p->n_logprobs = on ? (int32_t)top : -1;
     } else {
         TRY(json_get_i64(o, "logprobs", 0, s->max_logprobs, &n, err));
@@ -189,31 +211,41 @@ static enum status parse_logprobs(const struct serve *s, const cJSON *o, bool ch
     }
     TRY(json_get_i64(o, "prompt_logprobs", 0, s->max_logprobs, &prompt, err));
     if (prompt >= 0 && p->stream)
-        return err_field(err, ERR_INVALID, "prompt_logprobs", "prompt_logprobs is not available when stream is true");
+        return err_field(err, ERR_INVALID, "prompt_logprobs",
+                         "prompt_logprobs is not available when stream is true");
     p->n_prompt_logprobs = (int32_t)prompt;
-    p->sampling.n_logprobs = p->n_logprobs > p->n_prompt_logprobs ? p->n_logprobs : p->n_prompt_logprobs;
+    p->sampling.n_logprobs = p->n_logprobs > p->n_prompt_logprobs ? p->n_logprobs
+                                                                  : p->n_prompt_logprobs;
     return OK;
 }
 
 /* ---- ends and biases ---- */
 
-static enum status add_stop(const cJSON *v, struct arena *arena, struct openai_params *p, struct err *err)
+static enum status add_stop(const cJSON *v, struct arena *arena, struct openai_params *p,
+                            struct err *err)
 {
-    if (!cJSON_IsString(v)) return err_field(err, ERR_INVALID, "stop", "stop must be a string or an array of strings");
+    if (!cJSON_IsString(v))
+        return err_field(err, ERR_INVALID, "stop", "stop must be a string or an array of strings");
     size_t n = strlen(v->valuestring);
     if (n == 0) return err_field(err, ERR_INVALID, "stop", "stop must not contain an empty string");
-    if (n > STOP_STRING_MAX) return err_field(err, ERR_INVALID, "stop", "a stop string has %zu bytes, but at most %d are possible", n, STOP_STRING_MAX);
-    if (p->n_stops == DETOKENIZER_STOPS_MAX) return err_field(err, ERR_INVALID, "stop", "stop has more than %d strings", DETOKENIZER_STOPS_MAX);
+    if (n > STOP_STRING_MAX)
+        return err_field(err, ERR_INVALID, "stop",
+                         "a stop string has %zu bytes, but at most %d are possible", n,
+                         STOP_STRING_MAX);
+    if (p->n_stops == DETOKENIZER_STOPS_MAX)
+        return err_field(err, ERR_INVALID, "stop", "stop has more than %d strings",
+                         DETOKENIZER_STOPS_MAX);
     p->stops[p->n_stops++] = (struct str){ arena_strndup(arena, v->valuestring, n), n };
     return OK;
 }
 
-static enum status parse_stops(const struct serve *s, const cJSON *o, struct arena *arena, struct openai_params *p, struct err *err)
+static enum status parse_stops(const struct serve *s, const cJSON *o, struct arena *arena,
+                               struct openai_params *p, struct err *err)
 {
     const cJSON *stop = json_member(o, "stop"), *ids = json_member(o, "stop_token_ids"), *v;
     struct sampling_params *q = &p->sampling;
     if (cJSON_IsArray(stop)) {
-        cJSON_ArrayForEach(v, stop) TRY(add_stop(v, arena, p, err));
+        cJSON_ArrayForEach (v, stop) TRY(add_stop(v, arena, p, err));
     } else if (stop) {
         TRY(add_stop(stop, arena, p, err));
     }
@@ -224,38 +256,56 @@ static enum status parse_stops(const struct serve *s, const cJSON *o, struct are
         bool fits = n <= SAMPLER_STOP_IDS_MAX;
         for (size_t i = 0; fits && i < n; i++) q->stop_ids[q->n_stop_ids++] = list[i];
         mem_free(list);
-        if (!fits) return err_field(err, ERR_INVALID, "stop_token_ids", "stop_token_ids has %zu ids, but at most %d are possible", n, SAMPLER_STOP_IDS_MAX);
+        if (!fits)
+            return err_field(err, ERR_INVALID, "stop_token_ids",
+                             "stop_token_ids has %zu ids, but at most %d are possible", n,
+                             SAMPLER_STOP_IDS_MAX);
     }
     TRY(json_get_bool(o, "include_stop_str_in_output", &p->include_stop, err));
     return json_get_bool(o, "ignore_eos", &q->ignore_eos, err);
 }
 
-static enum status parse_bias_entry(const struct serve *s, const cJSON *v, struct logit_bias *out, struct err *err)
+static enum status parse_bias_entry(const struct serve *s, const cJSON *v, struct logit_bias *out,
+                                    struct err *err)
 {
     int64_t id;
     if (str_to_i64(str_of(v->string), &id) != OK || id < 0 || id >= s->o.n_vocab)
-        return err_field(err, ERR_INVALID, "logit_bias", "logit_bias has the key '%.32s', but keys must be token ids from 0 to %u", v->string, s->o.n_vocab - 1);
+        return err_field(err, ERR_INVALID, "logit_bias",
+                         "logit_bias has the key '%.32s', but keys must be token ids from 0 to %u",
+                         v->string, s->o.n_vocab - 1);
     if (!cJSON_IsNumber(v) || !(v->valuedouble >= -100 && v->valuedouble <= 100))
-        return err_field(err, ERR_INVALID, "logit_bias", "logit_bias of token %d must be a number from -100 to 100", (int)id);
+        return err_field(err, ERR_INVALID, "logit_bias",
+                         "logit_bias of token %d must be a number from -100 to 100", (int)id);
     *out = (struct logit_bias){ (int32_t)id, (float)v->valuedouble };
     return OK;
 }
 
-static enum status parse_bias(const struct serve *s, const cJSON *o, struct arena *arena, struct sampling_params *q, struct err *err)
+static enum status parse_bias(const struct serve *s, const cJSON *o, struct arena *arena,
+                              struct sampling_params *q, struct err *err)
 {
-    const cJSON *map = json_member(o, "logit_bias"), *bad = json_member(o, "bad_words_token_ids"), *v;
+    const cJSON *map = json_member(o, "logit_bias"), *bad = json_member(o, "bad_words_token_ids"),
+                *v;
     int32_t *ids = NULL;
     size_t n_ids = 0, n = 0;
-    if (map && !cJSON_IsObject(map)) return err_field(err, ERR_INVALID, "logit_bias", "logit_bias must be an object from token ids to numbers");
+    if (map && !cJSON_IsObject(map))
+        return err_field(err, ERR_INVALID, "logit_bias",
+                         "logit_bias must be an object from token ids to numbers");
     int n_map = map ? cJSON_GetArraySize(map) : 0;
-    if (n_map > SAMPLER_BIAS_MAX) return err_field(err, ERR_INVALID, "logit_bias", "logit_bias has %d entries, but at most %d are possible", n_map, SAMPLER_BIAS_MAX);
+    if (n_map > SAMPLER_BIAS_MAX)
+        return err_field(err, ERR_INVALID, "logit_bias",
+                         "logit_bias has %d entries, but at most %d are possible", n_map,
+                         SAMPLER_BIAS_MAX);
     struct logit_bias *bias = ARENA_ARRAY(arena, struct logit_bias, SAMPLER_BIAS_MAX);
-    cJSON_ArrayForEach(v, map) TRY(parse_bias_entry(s, v, &bias[n++], err));
+    cJSON_ArrayForEach (v, map) TRY(parse_bias_entry(s, v, &bias[n++], err));
     if (bad) TRY(openai_parse_ids(s, bad, "bad_words_token_ids", &ids, &n_ids, err));
     bool fits = n + n_ids <= SAMPLER_BIAS_MAX;
-    for (size_t i = 0; fits && i < n_ids; i++) bias[n++] = (struct logit_bias){ ids[i], BIAS_FORBID };
+    for (size_t i = 0; fits && i < n_ids; i++)
+        bias[n++] = (struct logit_bias){ ids[i], BIAS_FORBID };
     mem_free(ids);
-    if (!fits) return err_field(err, ERR_INVALID, "bad_words_token_ids", "together with logit_bias more than %d tokens are biased", SAMPLER_BIAS_MAX);
+    if (!fits)
+        return err_field(err, ERR_INVALID, "bad_words_token_ids",
+                         "together with logit_bias more than %d tokens are biased",
+                         SAMPLER_BIAS_MAX);
     q->bias = bias;
     q->n_bias = (uint32_t)n;
     return OK;
@@ -268,18 +318,24 @@ static enum status parse_stream(const cJSON *o, struct openai_params *p, struct 
     const cJSON *options = json_member(o, "stream_options");
     TRY(json_get_bool(o, "stream", &p->stream, err));
     if (!options) return OK;
-    if (!cJSON_IsObject(options)) return err_field(err, ERR_INVALID, "stream_options", "stream_options must be an object");
-    if (!p->stream) return err_field(err, ERR_INVALID, "stream_options", "stream_options can only be used when stream is true");
+    if (!cJSON_IsObject(options))
+        return err_field(err, ERR_INVALID, "stream_options", "stream_options must be an object");
+    if (!p->stream)
+        return err_field(err, ERR_INVALID, "stream_options",
+                         "stream_options can only be used when stream is true");
     TRY(json_get_bool(options, "include_usage", &p->include_usage, err));
     TRY(json_get_bool(options, "continuous_usage_stats", &p->continuous_usage, err));
     p->continuous_usage = p->continuous_usage && p->include_usage;
     return OK;
 }
 
-static enum status parse_switches(const struct serve *s, const cJSON *o, bool chat, struct openai_params *p, struct err *err)
+static enum status parse_switches(const struct serve *s, const cJSON *o, bool chat,
+                                  struct openai_params *p, struct err *err)
 {
     TRY(json_get_bool(o, "echo", &p->echo, err));
-    if (chat && p->echo) return err_field(err, ERR_UNSUPPORTED, "echo", "echo can only be used with /v1/completions");
+    if (chat && p->echo)
+        return err_field(err, ERR_UNSUPPORTED, "echo",
+                         "echo can only be used with /v1/completions");
     TRY(json_get_bool(o, "skip_special_tokens", &p->skip_special, err));
     TRY(json_get_bool(o, "include_reasoning", &p->include_reasoning, err));
     TRY(json_get_bool(o, "return_token_ids", &p->return_token_ids, err));
@@ -287,8 +343,12 @@ static enum status parse_switches(const struct serve *s, const cJSON *o, bool ch
     TRY(json_get_bool(o, "add_special_tokens", &p->add_special, err));
     TRY(json_get_bool(o, "return_trace", &p->trace, err));
     TRY(json_get_i64(o, "truncate_prompt_tokens", -1, s->o.max_model_len, &p->truncate, err));
-    if (p->truncate == 0) return err_field(err, ERR_INVALID, "truncate_prompt_tokens", "truncate_prompt_tokens is 0, but must be from 1 to %u", s->o.max_model_len);
-    if (p->truncate < 0 && json_member(o, "truncate_prompt_tokens")) p->truncate = s->o.max_model_len;
+    if (p->truncate == 0)
+        return err_field(err, ERR_INVALID, "truncate_prompt_tokens",
+                         "truncate_prompt_tokens is 0, but must be from 1 to %u",
+                         s->o.max_model_len);
+    if (p->truncate < 0 && json_member(o, "truncate_prompt_tokens"))
+        p->truncate = s->o.max_model_len;
     return OK;
 }
 
@@ -305,7 +365,8 @@ static enum status parse_names(const cJSON *o, struct openai_params *p, struct e
     return OK;
 }
 
-enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat, struct arena *arena, struct openai_params *p, struct err *err)
+enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat,
+                                struct arena *arena, struct openai_params *p, struct err *err)
 {
     TRY(check_refused(o, err));
     TRY(check_response_format(o, err));
@@ -329,22 +390,29 @@ enum status openai_check_model(const struct serve *s, const cJSON *o, struct err
     const char *model = NULL;
     TRY(json_get_str(o, "model", &model, err));
     if (!model || serve_has_model(s, model)) return OK;
-    return err_field(err, ERR_NOT_FOUND, "model", "The model `%.200s` does not exist; this server has `%.200s`.", model, s->names[0]);
+    return err_field(err, ERR_NOT_FOUND, "model",
+                     "The model `%.200s` does not exist; this server has `%.200s`.", model,
+                     s->names[0]);
 }
 
-enum status openai_parse_ids(const struct serve *s, const cJSON *list, const char *name, int32_t **ids, size_t *n, struct err *err)
+enum status openai_parse_ids(const struct serve *s, const cJSON *list, const char *name,
+                             int32_t **ids, size_t *n, struct err *err)
 {
     const cJSON *v;
-    if (!cJSON_IsArray(list)) return err_field(err, ERR_INVALID, name, "%s must be an array of token ids", name);
+    if (!cJSON_IsArray(list))
+        return err_field(err, ERR_INVALID, name, "%s must be an array of token ids", name);
     size_t count = (size_t)cJSON_GetArraySize(list), i = 0;
     int32_t *out = mem_try_calloc(count ? count : 1, sizeof *out);
     if (!out) return err_field(err, ERR_NOMEM, name, "not enough memory for %zu token ids", count);
-    cJSON_ArrayForEach(v, list) {
+    cJSON_ArrayForEach (v, list) {
         double d = cJSON_IsNumber(v) ? v->valuedouble : -1;
         if (!(d >= 0 && d < (double)s->o.n_vocab && d == floor(d))) {
             mem_free(out);
-            if (!cJSON_IsNumber(v)) return err_field(err, ERR_INVALID, name, "%s[%zu] is not a token id", name, i);
-            return err_field(err, ERR_INVALID, name, "%s[%zu] is %.17g, but token ids are whole numbers from 0 to %u", name, i, d, s->o.n_vocab - 1);
+            if (!cJSON_IsNumber(v))
+                return err_field(err, ERR_INVALID, name, "%s[%zu] is not a token id", name, i);
+            return err_field(err, ERR_INVALID, name,
+                             "%s[%zu] is %.17g, but token ids are whole numbers from 0 to %u", name,
+                             i, d, s->o.n_vocab - 1);
         }
         out[i++] = (int32_t)d;
     }

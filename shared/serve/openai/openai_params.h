@@ -1,8 +1,10 @@
-/* openai_params.h - the members of a request that chat and completions share, checked and with defaults filled in.
+/* openai_params.h - the members of a request that chat and completions share, checked and with
+ * defaults filled in.
  *
- * Every value is held against its range here, so that nothing behind the face sees a value it must doubt. A member that would
- * change the answer and is not supported is refused by name; unknown members are accepted, as OpenAI's server does.
- * Thread: a worker thread; reads only what is constant in `struct serve`. */
+ * Every value is held against its range here, so that nothing behind the face sees a value it must
+ * doubt. A member that would change the answer and is not supported is refused by name; unknown
+ * members are accepted, as OpenAI's server does. Thread: a worker thread; reads only what is
+ * constant in `struct serve`. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_PARAMS_H
 #define BATON_SERVE_OPENAI_OPENAI_PARAMS_H
 
@@ -16,31 +18,36 @@
 enum { STOP_STRING_MAX = 4096 /* bytes */ };
 
 struct openai_params {
-    struct sampling_params sampling;      /* max_tokens only when max_tokens_set; bias lives in the arena */
-    bool       max_tokens_set, seed_set;
-    uint32_t   n;
-    bool       stream, include_usage, continuous_usage;
-    struct str stops[DETOKENIZER_STOPS_MAX];    /* in the arena */
-    size_t     n_stops;
-    bool       include_stop, skip_special;
-    bool       echo;
-    bool       include_reasoning;
+    struct sampling_params sampling; /* max_tokens only when max_tokens_set; bias lives in the
+                                      * arena */
+    bool max_tokens_set, seed_set;
+    uint32_t n;
+    bool stream, include_usage, continuous_usage;
+    struct str stops[DETOKENIZER_STOPS_MAX]; /* in the arena */
+    size_t n_stops;
+    bool include_stop, skip_special;
+    bool echo;
+    bool include_reasoning;
     struct openai_tools tools;
-    int32_t    n_logprobs;                /* of the answer's tokens: -1 none, 0 the chosen one only */
-    int32_t    n_prompt_logprobs;         /* member prompt_logprobs: likewise */
-    bool       return_token_ids, tokens_as_ids;
-    bool       add_special;
-    int64_t    truncate;                  /* keep the last so many prompt tokens; -1: all */
-    uint64_t   cache_salt;
-    bool       trace;
-    char       name[REQUEST_NAME_MAX + 1];/* member request_id, "" when none */
+    int32_t n_logprobs;        /* of the answer's tokens: -1 none, 0 the chosen one
+                                * only */
+    int32_t n_prompt_logprobs; /* member prompt_logprobs: likewise */
+    bool return_token_ids, tokens_as_ids;
+    bool add_special;
+    int64_t truncate; /* keep the last so many prompt tokens; -1: all */
+    uint64_t cache_salt;
+    bool trace;
+    char name[REQUEST_NAME_MAX + 1]; /* member request_id, "" when none */
 };
 
-enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat, struct arena *arena, struct openai_params *out,
+enum status openai_params_parse(const struct serve *s, const cJSON *o, bool chat,
+                                struct arena *arena, struct openai_params *out,
                                 struct err *err) MUST_CHECK;
 /* Member `model`: absent, known, or ERR_NOT_FOUND. */
 enum status openai_check_model(const struct serve *s, const cJSON *o, struct err *err) MUST_CHECK;
-/* An array of token ids, each in the vocabulary, as a new array (mem_free). `name` is for errors. */
-enum status openai_parse_ids(const struct serve *s, const cJSON *list, const char *name, int32_t **ids, size_t *n, struct err *err) MUST_CHECK;
+/* An array of token ids, each in the vocabulary, as a new array (mem_free). `name` is for
+ * errors. */
+enum status openai_parse_ids(const struct serve *s, const cJSON *list, const char *name,
+                             int32_t **ids, size_t *n, struct err *err) MUST_CHECK;
 
 #endif

@@ -3,7 +3,11 @@
 
 #include <string.h>
 
-enum { ENCODE_LIMIT_CONTEXTS = 4 /* a text is tokenised up to so many context lengths, so that the error can say how long it is */ };
+enum {
+    ENCODE_LIMIT_CONTEXTS =
+        4 /* a text is tokenised up to so many context lengths, so that the error can say how long
+           * it is */
+};
 
 void openai_alloc_prompts(struct completion_request *c, uint32_t n)
 {
@@ -11,48 +15,63 @@ void openai_alloc_prompts(struct completion_request *c, uint32_t n)
     c->n_prompts = n;
 }
 
-static enum status too_long(const struct completion_request *c, const struct openai_prompt_input *input, const char *more, size_t n, struct err *err)
+static enum status too_long(const struct completion_request *c,
+                            const struct openai_prompt_input *input, const char *more, size_t n,
+                            struct err *err)
 {
     return err_field(err, ERR_TOO_LONG, input->param,
-                     "This model's maximum context length is %u tokens. However, you requested %s%zu tokens in the %s. "
+                     "This model's maximum context length is %u tokens. However, you requested "
+                     "%s%zu tokens in the %s. "
                      "Please reduce the length of the %s.",
                      c->serve->o.max_model_len, more, n, input->place, input->place);
 }
 
-static enum status check_length(const struct completion_request *c, const struct completion_prompt *q, const struct openai_prompt_input *input, struct err *err)
+static enum status check_length(const struct completion_request *c,
+                                const struct completion_prompt *q,
+                                const struct openai_prompt_input *input, struct err *err)
 {
     const struct sampling_params *s = &c->p.sampling;
     size_t max = c->serve->o.max_model_len, n = q->n_tokens;
-    if (n == 0) return err_field(err, ERR_INVALID, input->param, "the %s must not be empty", input->place);
+    if (n == 0)
+        return err_field(err, ERR_INVALID, input->param, "the %s must not be empty", input->place);
     if (c->p.max_tokens_set && n <= max && n + s->max_tokens > max)
         return err_field(err, ERR_TOO_LONG, input->param,
-                         "This model's maximum context length is %zu tokens. However, you requested %zu tokens (%zu in the %s, %u in the "
+                         "This model's maximum context length is %zu tokens. However, you "
+                         "requested %zu tokens (%zu in the %s, %u in the "
                          "completion). Please reduce the length of the %s or completion.",
                          max, n + s->max_tokens, n, input->place, s->max_tokens, input->place);
     if (n > max || (n == max && s->max_tokens > 0)) return too_long(c, input, "", n, err);
     if (s->min_tokens > max - n)
-        return err_field(err, ERR_INVALID, "min_tokens", "min_tokens is %u, but after the %s only %zu tokens fit into the context", s->min_tokens,
-                         input->place, max - n);
+        return err_field(err, ERR_INVALID, "min_tokens",
+                         "min_tokens is %u, but after the %s only %zu tokens fit into the context",
+                         s->min_tokens, input->place, max - n);
     return OK;
 }
 
-static enum status encode(const struct completion_request *c, struct completion_prompt *q, const struct openai_prompt_input *input, struct err *err)
+static enum status encode(const struct completion_request *c, struct completion_prompt *q,
+                          const struct openai_prompt_input *input, struct err *err)
 {
     size_t limit = (size_t)c->serve->o.max_model_len * ENCODE_LIMIT_CONTEXTS;
     if (c->p.truncate >= 0) limit = SIZE_MAX; /* the end of the text is what is kept */
-    enum status st = tokenizer_encode(c->serve->o.tokenizer, input->text, c->p.add_special, limit, &q->tokens, &q->n_tokens, err);
+    enum status st = tokenizer_encode(c->serve->o.tokenizer, input->text, c->p.add_special, limit,
+                                      &q->tokens, &q->n_tokens, err);
     return st == ERR_TOO_LONG ? too_long(c, input, "more than ", limit, err) : st;
 }
 
 /* A tokenizer may know tokens for which the model has no row (added ones, above all). */
-static enum status check_known(const struct completion_request *c, const struct completion_prompt *q, const struct openai_prompt_input *input, struct err *err)
+static enum status check_known(const struct completion_request *c,
+                               const struct completion_prompt *q,
+                               const struct openai_prompt_input *input, struct err *err)
 {
     const struct serve *s = c->serve;
     for (size_t i = 0; i < q->n_tokens; i++) {
         if (q->tokens[i] >= 0 && (uint32_t)q->tokens[i] < s->o.n_vocab) continue;
         struct str piece = tokenizer_piece(s->o.tokenizer, q->tokens[i]);
-        return err_field(err, ERR_INVALID, input->param, "token %d ('%.*s') in the %s is known to the tokenizer, but the model has tokens 0 to %u only", q->tokens[i],
-                         (int)(piece.n < 40 ? piece.n : 40), piece.p, input->place, s->o.n_vocab - 1);
+        return err_field(err, ERR_INVALID, input->param,
+                         "token %d ('%.*s') in the %s is known to the tokenizer, but the model has "
+                         "tokens 0 to %u only",
+                         q->tokens[i], (int)(piece.n < 40 ? piece.n : 40), piece.p, input->place,
+                         s->o.n_vocab - 1);
     }
     return OK;
 }
@@ -64,10 +83,12 @@ static void keep_last(struct completion_prompt *q, size_t n)
     q->n_tokens = n;
 }
 
-enum status openai_add_prompt(struct completion_request *c, uint32_t i, const struct openai_prompt_input *input, struct err *err)
+enum status openai_add_prompt(struct completion_request *c, uint32_t i,
+                              const struct openai_prompt_input *input, struct err *err)
 {
     struct completion_prompt *q = &c->prompts[i];
-    if (input->ids) TRY(openai_parse_ids(c->serve, input->ids, input->param, &q->tokens, &q->n_tokens, err));
+    if (input->ids)
+        TRY(openai_parse_ids(c->serve, input->ids, input->param, &q->tokens, &q->n_tokens, err));
     else TRY(encode(c, q, input, err));
     TRY(check_known(c, q, input, err));
     size_t n_all = q->n_tokens;
@@ -75,7 +96,8 @@ enum status openai_add_prompt(struct completion_request *c, uint32_t i, const st
     TRY(check_length(c, q, input, err));
     if (!c->p.echo) return OK;
     if (input->ids || q->n_tokens < n_all || !c->p.skip_special)
-        tokenizer_decode(c->serve->o.tokenizer, q->tokens, q->n_tokens, c->p.skip_special, &q->text);
+        tokenizer_decode(c->serve->o.tokenizer, q->tokens, q->n_tokens, c->p.skip_special,
+                         &q->text);
     else buf_add_str(&q->text, input->text);
     q->n_chars = openai_text_chars(buf_str(&q->text));
     return OK;

@@ -1,11 +1,13 @@
-/* openai_response.c - what answers of both APIs share: their head, usage, ends, ids, and the trace. Thread: as openai.h says. */
+/* openai_response.c - what answers of both APIs share: their head, usage, ends, ids, and the trace.
+ * Thread: as openai.h says. */
 #include "shared/serve/completion_request.h"
 #include "shared/serve/output_parser.h"
 
 void openai_write_head(struct completion_request *c)
 {
     buf_clear(&c->head);
-    buf_printf(&c->head, "{\"id\":\"%s%s\",\"created\":%lld,\"model\":", c->endpoint->id_prefix, c->name, (long long)c->created);
+    buf_printf(&c->head, "{\"id\":\"%s%s\",\"created\":%lld,\"model\":", c->endpoint->id_prefix,
+               c->name, (long long)c->created);
     json_add_string(&c->head, str_of(c->serve->names[0]));
 }
 
@@ -16,7 +18,8 @@ void openai_write_ids(struct buf *out, const char *name, const int32_t *ids, siz
     buf_add_char(out, ']');
 }
 
-/* stop_reason is vLLM's: the stop string or the stop id of the request; null for the model's own end token. */
+/* stop_reason is vLLM's: the stop string or the stop id of the request; null for the model's own
+ * end token. */
 void openai_write_finish(const struct choice *ch, bool finish, struct buf *out)
 {
     const struct openai_params *p = &ch->request->p;
@@ -46,11 +49,15 @@ void openai_write_usage(const struct completion_request *c, struct buf *out)
     }
     for (uint32_t i = 0; i < c->n_choices; i++) {
         answer += c->choices[i].n_tokens;
-        if (c->choices[i].parser) n_reasoning += output_parser_n_reasoning_tokens(c->choices[i].parser);
+        if (c->choices[i].parser)
+            n_reasoning += output_parser_n_reasoning_tokens(c->choices[i].parser);
     }
-    buf_printf(out, "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,\"prompt_tokens_details\":{\"cached_tokens\":%zu}", prompt,
-               answer, prompt + answer, cached);
-    if (c->endpoint->parses_output && c->serve->o.reasoning) buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%zu}", n_reasoning);
+    buf_printf(out,
+               "{\"prompt_tokens\":%zu,\"completion_tokens\":%zu,\"total_tokens\":%zu,\"prompt_"
+               "tokens_details\":{\"cached_tokens\":%zu}",
+               prompt, answer, prompt + answer, cached);
+    if (c->endpoint->parses_output && c->serve->o.reasoning)
+        buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%zu}", n_reasoning);
     buf_add_char(out, '}');
 }
 
@@ -70,8 +77,8 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
     buf_add_c(out, ",\"transport\":");
     json_add_string(out, str_of(t->transport));
     buf_printf(out, ",\"kv_bytes\":%llu", (unsigned long long)t->kv_bytes);
-    buf_printf(out, ",\"kv_bytes_per_second\":%.0f,\"kv_link_bytes_per_second\":%llu", gen_trace_kv_rate(t),
-               (unsigned long long)t->kv_link_speed);
+    buf_printf(out, ",\"kv_bytes_per_second\":%.0f,\"kv_link_bytes_per_second\":%llu",
+               gen_trace_kv_rate(t), (unsigned long long)t->kv_link_speed);
     add_ms(out, "kv_ms", t->kv_ns);
     add_ms(out, "kv_busy_ms", t->kv_busy_ns);
     add_ms(out, "kv_tail_ms", t->kv_tail_ns);
@@ -81,8 +88,10 @@ static void add_trace_members(const struct gen_trace *t, struct buf *out)
     add_ms(out, "first_token_ms", t->first_token_ns);
     add_ms(out, "decode_ms", t->decode_ns);
     add_ms(out, "total_ms", t->total_ns);
-    buf_printf(out, ",\"cached_tokens\":%u,\"decode_cached_tokens\":%u,\"recomputed_tokens\":%u,\"moves\":%u", t->n_cached, t->n_decode_cached,
-               t->n_recomputed, t->n_moves);
+    buf_printf(
+        out,
+        ",\"cached_tokens\":%u,\"decode_cached_tokens\":%u,\"recomputed_tokens\":%u,\"moves\":%u",
+        t->n_cached, t->n_decode_cached, t->n_recomputed, t->n_moves);
 }
 
 /* The first choice's; with several, all of them follow in the member "choices", in their order. */

@@ -1,8 +1,9 @@
-/* openai_tokenize.c - /tokenize (a prompt, or messages as the chat API would render them) and /detokenize, in vLLM's shapes.
- * Thread: a worker. */
+/* openai_tokenize.c - /tokenize (a prompt, or messages as the chat API would render them) and
+ * /detokenize, in vLLM's shapes. Thread: a worker. */
 #include "shared/serve/completion_request.h"
 
-static void write_tokens(const struct completion_request *c, const int32_t *ids, size_t n, bool strings, struct buf *out)
+static void write_tokens(const struct completion_request *c, const int32_t *ids, size_t n,
+                         bool strings, struct buf *out)
 {
     buf_printf(out, "{\"count\":%zu,\"max_model_len\":%u", n, c->serve->o.max_model_len);
     openai_write_ids(out, "tokens", ids, n);
@@ -17,7 +18,8 @@ static void write_tokens(const struct completion_request *c, const int32_t *ids,
     buf_add_char(out, '}');
 }
 
-static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf *text, struct err *err)
+static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf *text,
+                            struct err *err)
 {
     const char *prompt = NULL;
     bool chat = json_member(doc, "messages") != NULL, add_special = !chat, strings = false;
@@ -26,7 +28,8 @@ static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf
     TRY(json_get_str(doc, "prompt", &prompt, err));
     TRY(json_get_bool(doc, "add_special_tokens", &add_special, err));
     TRY(json_get_bool(doc, "return_token_strs", &strings, err));
-    if (!chat && !prompt) return err_field(err, ERR_INVALID, "prompt", "the request has neither prompt nor messages");
+    if (!chat && !prompt)
+        return err_field(err, ERR_INVALID, "prompt", "the request has neither prompt nor messages");
     if (chat) {
         struct openai_tools tools;
         struct openai_answer_start opening = { 0 };
@@ -34,7 +37,8 @@ static enum status tokenize(struct completion_request *c, cJSON *doc, struct buf
         TRY(openai_render_chat(c->serve, doc, &tools, &opening, text, err));
     }
     struct str s = chat ? buf_str(text) : str_of(prompt);
-    enum status st = tokenizer_encode(c->serve->o.tokenizer, s, add_special, SIZE_MAX, &ids, &n, err);
+    enum status st = tokenizer_encode(c->serve->o.tokenizer, s, add_special, SIZE_MAX, &ids, &n,
+                                      err);
     if (st == OK) write_tokens(c, ids, n, strings, &c->out);
     mem_free(ids);
     return st;

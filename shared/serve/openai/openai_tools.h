@@ -1,8 +1,8 @@
 /* openai_tools.h - members tools, tool_choice and parallel_tool_calls of a chat request.
  *
- * Nothing constrains what a model writes. tool_choice "auto" leaves it to the model; "required" and a named function put the
- * beginning of a call into the prompt, so that the model can hardly do otherwise; "none" leaves the tools out of the prompt.
- * Thread: a worker. */
+ * Nothing constrains what a model writes. tool_choice "auto" leaves it to the model; "required" and
+ * a named function put the beginning of a call into the prompt, so that the model can hardly do
+ * otherwise; "none" leaves the tools out of the prompt. Thread: a worker. */
 #ifndef BATON_SERVE_OPENAI_OPENAI_TOOLS_H
 #define BATON_SERVE_OPENAI_OPENAI_TOOLS_H
 
@@ -13,11 +13,13 @@
 enum tool_choice { TOOL_CHOICE_NONE, TOOL_CHOICE_AUTO, TOOL_CHOICE_REQUIRED, TOOL_CHOICE_NAMED };
 
 struct openai_tools {
-    enum tool_choice choice;   /* NONE also without tools */
-    struct str       name;     /* NAMED: in the arena */
-    bool             parallel; /* more than one call */
+    enum tool_choice choice; /* NONE also without tools */
+    struct str name;         /* NAMED: in the arena */
+    bool parallel;           /* more than one call */
 };
 
-enum status openai_tools_parse(const struct serve *s, const cJSON *o, bool chat, struct arena *arena, struct openai_tools *out, struct err *err) MUST_CHECK;
+enum status openai_tools_parse(const struct serve *s, const cJSON *o, bool chat,
+                               struct arena *arena, struct openai_tools *out,
+                               struct err *err) MUST_CHECK;
 
 #endif

@@ -1,10 +1,12 @@
-/* jinja_attr.c - members of values, calls with bound arguments, methods of dicts, lists and loops, and global functions.
+/* jinja_attr.c - members of values, calls with bound arguments, methods of dicts, lists and loops,
+ * and global functions.
  *
- * x.name looks for a method or attribute first, then for the key; x['name'] the other way round. Both give undefined when
- * there is neither, and are an error on an undefined x. Dict methods: items keys values get pop copy update setdefault.
- * List methods: append pop extend insert index count copy. loop: index index0 revindex revindex0 first last length depth
- * depth0 previtem nextitem cycle() changed(). Functions: range namespace dict raise_exception strftime_now.
- * Thread: the one that renders. */
+ * x.name looks for a method or attribute first, then for the key; x['name'] the other way round.
+ * Both give undefined when there is neither, and are an error on an undefined x. Dict methods:
+ * items keys values get pop copy update setdefault. List methods: append pop extend insert index
+ * count copy. loop: index index0 revindex revindex0 first last length depth depth0 previtem
+ * nextitem cycle() changed(). Functions: range namespace dict raise_exception strftime_now. Thread:
+ * the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include "shared/base/list.h"
@@ -26,18 +28,21 @@ const struct jinja_fn *jinja_fn_find(const struct jinja_fn *table, size_t n, str
 
 enum status jinja_bad_arg(const struct jinja_call *c, const char *want, const struct jv *got)
 {
-    return jinja_fail(c->run, ERR_FORMAT, "%s needs %s, not a %s", c->name, want, jv_type_name(got));
+    return jinja_fail(c->run, ERR_FORMAT, "%s needs %s, not a %s", c->name, want,
+                      jv_type_name(got));
 }
 
 static enum status bind_named(struct jinja_call *c, const struct jinja_fn *fn, size_t i)
 {
     for (size_t k = 0; k < JINJA_PARAMS_MAX && fn->params[k]; k++) {
         if (!str_eq_c(c->names[i], fn->params[k])) continue;
-        if (c->arg[k]) return jinja_fail(c->run, ERR_FORMAT, "%s got '%s' twice", fn->name, fn->params[k]);
+        if (c->arg[k])
+            return jinja_fail(c->run, ERR_FORMAT, "%s got '%s' twice", fn->name, fn->params[k]);
         c->arg[k] = &c->named[i];
         return OK;
     }
-    return jinja_fail(c->run, ERR_FORMAT, "%s takes no argument '%.*s'", fn->name, STR_ARG(c->names[i]));
+    return jinja_fail(c->run, ERR_FORMAT, "%s takes no argument '%.*s'", fn->name,
+                      STR_ARG(c->names[i]));
 }
 
 enum status jinja_invoke(struct jinja_call *c, const struct jinja_fn *fn, struct jv *out)
@@ -47,18 +52,23 @@ enum status jinja_invoke(struct jinja_call *c, const struct jinja_fn *fn, struct
     memset(c->arg, 0, sizeof c->arg);
     if (fn->open) return fn->call(c, out);
     while (n_params < JINJA_PARAMS_MAX && fn->params[n_params]) n_params++;
-    if (c->n_pos > n_params) return jinja_fail(c->run, ERR_FORMAT, "%s takes at most %zu arguments, not %zu", fn->name, n_params, c->n_pos);
+    if (c->n_pos > n_params)
+        return jinja_fail(c->run, ERR_FORMAT, "%s takes at most %zu arguments, not %zu", fn->name,
+                          n_params, c->n_pos);
     for (size_t i = 0; i < c->n_pos; i++) c->arg[i] = &c->pos[i];
     for (size_t i = 0; i < c->n_named; i++) TRY(bind_named(c, fn, i));
     for (int i = 0; i < fn->n_min; i++)
-        if (!c->arg[i]) return jinja_fail(c->run, ERR_FORMAT, "%s needs the argument '%s'", fn->name, fn->params[i]);
+        if (!c->arg[i])
+            return jinja_fail(c->run, ERR_FORMAT, "%s needs the argument '%s'", fn->name,
+                              fn->params[i]);
     return fn->call(c, out);
 }
 
 /* ---- dict methods ---- */
 
 /* Keys, values or pairs of a dict as one of the three views. */
-static enum status dict_view(struct jinja_run *run, const struct jv_dict *d, enum jv_form form, struct jv *out)
+static enum status dict_view(struct jinja_run *run, const struct jv_dict *d, enum jv_form form,
+                             struct jv *out)
 {
     TRY(jv_list_new(run, form, d->len, out));
     for (size_t i = 0; i < d->len; i++) {
@@ -69,9 +79,18 @@ static enum status dict_view(struct jinja_run *run, const struct jv_dict *d, enu
     return OK;
 }
 
-static enum status dict_items(const struct jinja_call *c, struct jv *out) { return dict_view(c->run, c->self.dict, JV_FORM_ITEMS, out); }
-static enum status dict_keys(const struct jinja_call *c, struct jv *out) { return dict_view(c->run, c->self.dict, JV_FORM_KEYS, out); }
-static enum status dict_values(const struct jinja_call *c, struct jv *out) { return dict_view(c->run, c->self.dict, JV_FORM_VALUES, out); }
+static enum status dict_items(const struct jinja_call *c, struct jv *out)
+{
+    return dict_view(c->run, c->self.dict, JV_FORM_ITEMS, out);
+}
+static enum status dict_keys(const struct jinja_call *c, struct jv *out)
+{
+    return dict_view(c->run, c->self.dict, JV_FORM_KEYS, out);
+}
+static enum status dict_values(const struct jinja_call *c, struct jv *out)
+{
+    return dict_view(c->run, c->self.dict, JV_FORM_VALUES, out);
+}
 
 static enum status dict_get(const struct jinja_call *c, struct jv *out)
 {
@@ -85,10 +104,11 @@ static enum status dict_get(const struct jinja_call *c, struct jv *out)
 static enum status dict_pop(const struct jinja_call *c, struct jv *out)
 {
     struct jv_dict *d = c->self.dict;
-    struct jv      *found;
+    struct jv *found;
     TRY(jv_check_hashable(c->run, c->arg[0]));
     TRY(jv_dict_find(c->run, d, c->arg[0], &found));
-    if (!found && !c->arg[1]) return jinja_fail(c->run, ERR_FORMAT, "pop: the dict has no such key");
+    if (!found && !c->arg[1])
+        return jinja_fail(c->run, ERR_FORMAT, "pop: the dict has no such key");
     *out = found ? *found : *c->arg[1];
     if (!found) return OK;
     size_t i = (size_t)(LIST_ENTRY(found, struct jv_pair, value) - d->pairs);
@@ -98,7 +118,8 @@ static enum status dict_pop(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-static enum status dict_put_all(struct jinja_run *run, struct jv_dict *to, const struct jv_dict *from)
+static enum status dict_put_all(struct jinja_run *run, struct jv_dict *to,
+                                const struct jv_dict *from)
 {
     for (size_t i = 0; i < from->len; i++) {
         TRY(jinja_run_step(run));
@@ -109,7 +130,8 @@ static enum status dict_put_all(struct jinja_run *run, struct jv_dict *to, const
 
 static enum status dict_put_named(const struct jinja_call *c, struct jv_dict *to)
 {
-    for (size_t i = 0; i < c->n_named; i++) TRY(jv_dict_put(c->run, to, jv_str(c->names[i]), c->named[i]));
+    for (size_t i = 0; i < c->n_named; i++)
+        TRY(jv_dict_put(c->run, to, jv_str(c->names[i]), c->named[i]));
     return OK;
 }
 
@@ -117,14 +139,16 @@ static enum status dict_put_named(const struct jinja_call *c, struct jv_dict *to
 static enum status dict_fill(const struct jinja_call *c, struct jv_dict *to)
 {
     const struct jv *items;
-    size_t           n;
-    if (c->n_pos > 1) return jinja_fail(c->run, ERR_FORMAT, "%s takes at most 1 positional argument", c->name);
+    size_t n;
+    if (c->n_pos > 1)
+        return jinja_fail(c->run, ERR_FORMAT, "%s takes at most 1 positional argument", c->name);
     if (c->n_pos && c->pos[0].kind == JV_DICT) {
         TRY(dict_put_all(c->run, to, c->pos[0].dict));
     } else if (c->n_pos) {
         TRY(jv_elements(c->run, &c->pos[0], &items, &n));
         for (size_t i = 0; i < n; i++) {
-            if (items[i].kind != JV_LIST || items[i].list->len != 2) return jinja_bad_arg(c, "pairs", &items[i]);
+            if (items[i].kind != JV_LIST || items[i].list->len != 2)
+                return jinja_bad_arg(c, "pairs", &items[i]);
             TRY(jv_dict_put(c->run, to, items[i].list->items[0], items[i].list->items[1]));
         }
     }
@@ -174,7 +198,7 @@ static enum status list_append(const struct jinja_call *c, struct jv *out)
 static enum status list_extend(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items;
-    size_t           n;
+    size_t n;
     *out = jv_none();
     TRY(jv_elements(c->run, c->arg[0], &items, &n));
     for (size_t i = 0; i < n; i++) TRY(jv_list_push(c->run, c->self.list, items[i]));
@@ -182,7 +206,8 @@ static enum status list_extend(const struct jinja_call *c, struct jv *out)
 }
 
 /* Position counted from the end when negative. */
-static enum status list_position(const struct jinja_call *c, const struct jv *v, int64_t absent, int64_t *out)
+static enum status list_position(const struct jinja_call *c, const struct jv *v, int64_t absent,
+                                 int64_t *out)
 {
     *out = absent;
     if (!v) return OK;
@@ -194,7 +219,7 @@ static enum status list_position(const struct jinja_call *c, const struct jv *v,
 static enum status list_insert(const struct jinja_call *c, struct jv *out)
 {
     struct jv_list *l = c->self.list;
-    int64_t         at;
+    int64_t at;
     *out = jv_none();
     TRY(list_position(c, c->arg[0], 0, &at));
     size_t i = at < 0 ? 0 : at > (int64_t)l->len ? l->len : (size_t)at;
@@ -208,9 +233,10 @@ static enum status list_insert(const struct jinja_call *c, struct jv *out)
 static enum status list_pop(const struct jinja_call *c, struct jv *out)
 {
     struct jv_list *l = c->self.list;
-    int64_t         at;
+    int64_t at;
     TRY(list_position(c, c->arg[0], (int64_t)l->len - 1, &at));
-    if (at < 0 || at >= (int64_t)l->len) return jinja_fail(c->run, ERR_FORMAT, "pop: the list has no such index");
+    if (at < 0 || at >= (int64_t)l->len)
+        return jinja_fail(c->run, ERR_FORMAT, "pop: the list has no such index");
     *out = l->items[at];
     memmove(&l->items[at], &l->items[at + 1], (l->len - (size_t)at - 1) * sizeof *l->items);
     jinja_run_spend(c->run, l->len / 16);
@@ -243,7 +269,8 @@ static enum status list_count(const struct jinja_call *c, struct jv *out)
 static enum status list_copy(const struct jinja_call *c, struct jv *out)
 {
     TRY(jv_list_new(c->run, JV_FORM_LIST, c->self.list->len, out));
-    for (size_t i = 0; i < c->self.list->len; i++) TRY(jv_list_push(c->run, out->list, c->self.list->items[i]));
+    for (size_t i = 0; i < c->self.list->len; i++)
+        TRY(jv_list_push(c->run, out->list, c->self.list->items[i]));
     return OK;
 }
 
@@ -269,8 +296,8 @@ static enum status loop_cycle(const struct jinja_call *c, struct jv *out)
 
 static enum status loop_changed(const struct jinja_call *c, struct jv *out)
 {
-    struct jv   now;
-    bool        same;
+    struct jv now;
+    bool same;
     TRY(jv_list_new(c->run, JV_FORM_TUPLE, c->n_pos, &now));
     for (size_t i = 0; i < c->n_pos; i++) TRY(jv_list_push(c->run, now.list, c->pos[i]));
     TRY(jv_equal(c->run, &now, &c->self.loop->changed, &same));
@@ -288,7 +315,7 @@ static bool loop_attr(const struct jinja_loop *l, struct str name, struct jv *ou
 {
     const struct {
         const char *name;
-        struct jv   value;
+        struct jv value;
     } attrs[] = {
         { "index", jv_int((int64_t)l->i + 1) },
         { "index0", jv_int((int64_t)l->i) },
@@ -300,7 +327,8 @@ static bool loop_attr(const struct jinja_loop *l, struct str name, struct jv *ou
         { "depth", jv_int(1) },
         { "depth0", jv_int(0) }, /* the levels of recursive loops, of which there are none */
         { "previtem", l->i ? l->items[l->i - 1] : jv_undefined(STR("there is no previous item")) },
-        { "nextitem", l->i + 1 < l->n ? l->items[l->i + 1] : jv_undefined(STR("there is no next item")) },
+        { "nextitem",
+          l->i + 1 < l->n ? l->items[l->i + 1] : jv_undefined(STR("there is no next item")) },
     };
     for (size_t i = 0; i < COUNT_OF(attrs); i++) {
         if (!str_eq_c(name, attrs[i].name)) continue;
@@ -318,11 +346,13 @@ static const struct jinja_fn *method_of(const struct jv *v, struct str name)
     if (v->kind == JV_DICT) return jinja_fn_find(dict_methods, COUNT_OF(dict_methods), name);
     if (v->kind == JV_LOOP) return jinja_fn_find(loop_methods, COUNT_OF(loop_methods), name);
     if (v->kind != JV_LIST || v->list->form > JV_FORM_TUPLE) return NULL;
-    return jinja_fn_find(list_methods, v->list->form == JV_FORM_TUPLE ? 2 : COUNT_OF(list_methods), name);
+    return jinja_fn_find(list_methods, v->list->form == JV_FORM_TUPLE ? 2 : COUNT_OF(list_methods),
+                         name);
 }
 
 /* A method bound to its object, or an attribute; false when there is none. */
-static enum status attribute(struct jinja_run *run, const struct jv *v, struct str name, bool *found, struct jv *out)
+static enum status attribute(struct jinja_run *run, const struct jv *v, struct str name,
+                             bool *found, struct jv *out)
 {
     const struct jinja_fn *fn = method_of(v, name);
     *found = true;
@@ -342,7 +372,9 @@ static enum status attribute(struct jinja_run *run, const struct jv *v, struct s
 enum status jv_attr(struct jinja_run *run, const struct jv *v, struct str name, struct jv *out)
 {
     bool found;
-    if (v->kind == JV_UNDEFINED) return jinja_fail(run, ERR_FORMAT, "'%.*s' is undefined, it has no '%.*s'", STR_ARG(v->s), STR_ARG(name));
+    if (v->kind == JV_UNDEFINED)
+        return jinja_fail(run, ERR_FORMAT, "'%.*s' is undefined, it has no '%.*s'", STR_ARG(v->s),
+                          STR_ARG(name));
     TRY(attribute(run, v, name, &found, out));
     if (found) return OK;
     struct jv *member = v->kind == JV_DICT ? jv_dict_get(run, v->dict, name) : NULL;
@@ -352,8 +384,10 @@ enum status jv_attr(struct jinja_run *run, const struct jv *v, struct str name, 
 
 static enum status element(struct jinja_run *run, const struct jv *v, int64_t i, struct jv *out)
 {
-    bool    is_list = v->kind == JV_LIST && v->list->form <= JV_FORM_TUPLE;
-    int64_t len = is_list ? (int64_t)v->list->len : v->kind == JV_STRING ? (int64_t)jinja_utf8_len(v->s) : 0;
+    bool is_list = v->kind == JV_LIST && v->list->form <= JV_FORM_TUPLE;
+    int64_t len = is_list                ? (int64_t)v->list->len
+                  : v->kind == JV_STRING ? (int64_t)jinja_utf8_len(v->s)
+                                         : 0;
     *out = jv_undefined(STR("an index out of range"));
     if (i < 0) i += len;
     if (i < 0 || i >= len) return OK;
@@ -362,7 +396,7 @@ static enum status element(struct jinja_run *run, const struct jv *v, int64_t i,
         return OK;
     }
     int32_t cp;
-    size_t  at = jinja_utf8_offset(v->s, (size_t)i);
+    size_t at = jinja_utf8_offset(v->s, (size_t)i);
     jinja_run_spend(run, v->s.n / 16);
     *out = jv_str((struct str){ v->s.p + at, jinja_utf8_next(v->s, at, &cp) });
     return OK;
@@ -371,7 +405,8 @@ static enum status element(struct jinja_run *run, const struct jv *v, int64_t i,
 enum status jv_item(struct jinja_run *run, const struct jv *v, const struct jv *key, struct jv *out)
 {
     bool found;
-    if (v->kind == JV_UNDEFINED) return jinja_fail(run, ERR_FORMAT, "'%.*s' is undefined, it has no members", STR_ARG(v->s));
+    if (v->kind == JV_UNDEFINED)
+        return jinja_fail(run, ERR_FORMAT, "'%.*s' is undefined, it has no members", STR_ARG(v->s));
     if (v->kind == JV_DICT) {
         struct jv *member;
         TRY(jv_dict_find(run, v->dict, key, &member));
@@ -398,11 +433,13 @@ static enum status fn_range(const struct jinja_call *c, struct jv *out)
         if (!jv_is_whole(&c->pos[i])) return jinja_bad_arg(c, "integers", &c->pos[i]);
         v[i] = jv_whole(&c->pos[i]);
     }
-    if (c->n_pos < 1 || c->n_pos > 3 || c->n_named || v[2] == 0) return jinja_fail(c->run, ERR_FORMAT, "range needs 1 to 3 integers, the step not 0");
+    if (c->n_pos < 1 || c->n_pos > 3 || c->n_named || v[2] == 0)
+        return jinja_fail(c->run, ERR_FORMAT, "range needs 1 to 3 integers, the step not 0");
     if (c->n_pos == 1) v[1] = v[0], v[0] = 0;
     TRY(jv_list_new(c->run, JV_FORM_LIST, 0, out));
     for (int64_t i = v[0]; v[2] > 0 ? i < v[1] : i > v[1];) {
-        if (out->list->len == RANGE_MAX) return jinja_fail(c->run, ERR_TOO_LONG, "range has more than %d numbers", RANGE_MAX);
+        if (out->list->len == RANGE_MAX)
+            return jinja_fail(c->run, ERR_TOO_LONG, "range has more than %d numbers", RANGE_MAX);
         TRY(jinja_run_step(c->run));
         TRY(jv_list_push(c->run, out->list, jv_int(i)));
         if (__builtin_add_overflow(i, v[2], &i)) break;
@@ -428,23 +465,29 @@ static enum status fn_raise(const struct jinja_call *c, struct jv *out)
     struct str text;
     *out = jv_none();
     TRY(jv_text(c->run, c->arg[0], &text));
-    if (str_trim(text).n == 0) text = STR("the chat template refuses these messages and does not say why");
-    return err_set(c->run->err, ERR_INVALID, "%.*s", (int)(text.n < ERR_TEXT_MAX ? text.n : ERR_TEXT_MAX), text.p);
+    if (str_trim(text).n == 0)
+        text = STR("the chat template refuses these messages and does not say why");
+    return err_set(c->run->err, ERR_INVALID, "%.*s",
+                   (int)(text.n < ERR_TEXT_MAX ? text.n : ERR_TEXT_MAX), text.p);
 }
 
 static enum status fn_strftime(const struct jinja_call *c, struct jv *out)
 {
-    if (c->arg[0]->kind != JV_STRING || c->arg[0]->s.n >= STRFTIME_MAX) return jinja_bad_arg(c, "a short format string", c->arg[0]);
-    char      format[STRFTIME_MAX + 1], text[STRFTIME_MAX];
+    if (c->arg[0]->kind != JV_STRING || c->arg[0]->s.n >= STRFTIME_MAX)
+        return jinja_bad_arg(c, "a short format string", c->arg[0]);
+    char format[STRFTIME_MAX + 1], text[STRFTIME_MAX];
     struct tm tm;
-    time_t    now = (time_t)c->run->now;
-    if (!gmtime_r(&now, &tm)) return jinja_fail(c->run, ERR_FORMAT, "strftime_now: the time is out of range");
+    time_t now = (time_t)c->run->now;
+    if (!gmtime_r(&now, &tm))
+        return jinja_fail(c->run, ERR_FORMAT, "strftime_now: the time is out of range");
     /* A blank at the end tells an empty result from one that does not fit. */
     memcpy(format, c->arg[0]->s.p, c->arg[0]->s.n);
     format[c->arg[0]->s.n] = ' ';
     format[c->arg[0]->s.n + 1] = 0;
     size_t n = strftime(text, sizeof text, format, &tm);
-    if (n == 0) return jinja_fail(c->run, ERR_TOO_LONG, "strftime_now: the text has more than %d bytes", STRFTIME_MAX);
+    if (n == 0)
+        return jinja_fail(c->run, ERR_TOO_LONG, "strftime_now: the text has more than %d bytes",
+                          STRFTIME_MAX);
     return jv_copy(c->run, (struct str){ text, n - 1 }, out);
 }
 

@@ -1,22 +1,25 @@
 /* jinja_eval.c - the evaluator of expressions, and scopes.
  *
- * Recursion follows the nesting of the source and the calls of macros; jinja_run_enter bounds it and counts every step.
- * Functions: range namespace dict raise_exception strftime_now (jinja_attr.c); filters and tests in jinja_filters*.c;
- * methods in jinja_attr.c and jinja_string_methods.c. Names that nobody set are undefined. Thread: the one that renders. */
+ * Recursion follows the nesting of the source and the calls of macros; jinja_run_enter bounds it
+ * and counts every step. Functions: range namespace dict raise_exception strftime_now
+ * (jinja_attr.c); filters and tests in jinja_filters*.c; methods in jinja_attr.c and
+ * jinja_string_methods.c. Names that nobody set are undefined. Thread: the one that renders. */
 #include "shared/text/jinja/jinja_eval.h"
 
 #include <string.h>
 
 /* ---- scopes ---- */
 
-enum status jinja_scope_new(struct jinja_run *run, struct jinja_scope *parent, struct jinja_scope **out)
+enum status jinja_scope_new(struct jinja_run *run, struct jinja_scope *parent,
+                            struct jinja_scope **out)
 {
     TRY(jinja_run_alloc(run, 1, sizeof **out, out));
     (*out)->parent = parent;
     return OK;
 }
 
-enum status jinja_scope_set(struct jinja_run *run, struct jinja_scope *s, struct str name, struct jv value)
+enum status jinja_scope_set(struct jinja_run *run, struct jinja_scope *s, struct str name,
+                            struct jv value)
 {
     struct jinja_binding *b = s->first;
     while (b && !str_eq(b->name, name)) b = b->next;
@@ -30,7 +33,8 @@ enum status jinja_scope_set(struct jinja_run *run, struct jinja_scope *s, struct
     return OK;
 }
 
-static void lookup(struct jinja_run *run, const struct jinja_scope *s, struct str name, struct jv *out)
+static void lookup(struct jinja_run *run, const struct jinja_scope *s, struct str name,
+                   struct jv *out)
 {
     for (; s; s = s->parent)
         for (const struct jinja_binding *b = s->first; b; b = b->next) {
@@ -45,17 +49,19 @@ static void lookup(struct jinja_run *run, const struct jinja_scope *s, struct st
 
 /* ---- calls ---- */
 
-static enum status eval_args(struct jinja_run *run, struct jinja_scope *s, const struct jinja_args *args, struct jinja_call *c)
+static enum status eval_args(struct jinja_run *run, struct jinja_scope *s,
+                             const struct jinja_args *args, struct jinja_call *c)
 {
-    struct jv  *values;
+    struct jv *values;
     struct str *names;
-    size_t      i_pos = 0, i_named = 0;
+    size_t i_pos = 0, i_named = 0;
     *c = (struct jinja_call){ .run = run, .n_pos = args->n_pos, .n_named = args->n_named };
     if (!args->first) return OK;
     TRY(jinja_run_alloc(run, args->n_pos + args->n_named, sizeof *values, &values));
     TRY(jinja_run_alloc(run, args->n_named, sizeof *names, &names));
     for (const struct jinja_arg *a = args->first; a; a = a->next) {
-        TRY(jinja_eval(run, s, a->expr, a->name.p ? &values[args->n_pos + i_named] : &values[i_pos]));
+        TRY(jinja_eval(run, s, a->expr,
+                       a->name.p ? &values[args->n_pos + i_named] : &values[i_pos]));
         if (a->name.p) names[i_named++] = a->name;
         else i_pos++;
     }
@@ -68,20 +74,21 @@ static enum status eval_args(struct jinja_run *run, struct jinja_scope *s, const
 static enum status call_value(struct jinja_call *c, const struct jv *callee, struct jv *out)
 {
     switch (callee->kind) {
-    case JV_METHOD:
-        c->self = callee->method->self;
-        return jinja_invoke(c, callee->method->fn, out);
+    case JV_METHOD: c->self = callee->method->self; return jinja_invoke(c, callee->method->fn, out);
     case JV_FUNC: return jinja_invoke(c, callee->fn, out);
     case JV_MACRO: return jinja_call_macro(c, callee->macro, out);
-    case JV_UNDEFINED: return jinja_fail(c->run, ERR_FORMAT, "'%.*s' is undefined and cannot be called", STR_ARG(callee->s));
+    case JV_UNDEFINED:
+        return jinja_fail(c->run, ERR_FORMAT, "'%.*s' is undefined and cannot be called",
+                          STR_ARG(callee->s));
     default: return jinja_fail(c->run, ERR_FORMAT, "a %s cannot be called", jv_type_name(callee));
     }
 }
 
-static enum status eval_call(struct jinja_run *run, struct jinja_scope *s, const struct jinja_link *l, struct jv *v)
+static enum status eval_call(struct jinja_run *run, struct jinja_scope *s,
+                             const struct jinja_link *l, struct jv *v)
 {
     struct jinja_call c;
-    struct jv         callee = *v;
+    struct jv callee = *v;
     TRY(eval_args(run, s, &l->args, &c));
     run->line = l->line;
     if (l->kind == JINJA_LINK_CALL) return call_value(&c, &callee, v);
@@ -91,9 +98,10 @@ static enum status eval_call(struct jinja_run *run, struct jinja_scope *s, const
     return OK;
 }
 
-static enum status eval_slice(struct jinja_run *run, struct jinja_scope *s, const struct jinja_link *l, struct jv *v)
+static enum status eval_slice(struct jinja_run *run, struct jinja_scope *s,
+                              const struct jinja_link *l, struct jv *v)
 {
-    struct jv        values[3], whole = *v;
+    struct jv values[3], whole = *v;
     const struct jv *bound[3] = { NULL, NULL, NULL };
     for (int i = 0; i < 3; i++) {
         if (!l->arg[i]) continue;
@@ -103,7 +111,8 @@ static enum status eval_slice(struct jinja_run *run, struct jinja_scope *s, cons
     return jv_slice(run, &whole, bound, v);
 }
 
-static enum status eval_link(struct jinja_run *run, struct jinja_scope *s, const struct jinja_link *l, struct jv *v)
+static enum status eval_link(struct jinja_run *run, struct jinja_scope *s,
+                             const struct jinja_link *l, struct jv *v)
 {
     struct jv key, container = *v;
     run->line = l->line;
@@ -117,7 +126,8 @@ static enum status eval_link(struct jinja_run *run, struct jinja_scope *s, const
     }
 }
 
-enum status jinja_eval_filters(struct jinja_run *run, struct jinja_scope *s, const struct jinja_link *l, struct jv *v)
+enum status jinja_eval_filters(struct jinja_run *run, struct jinja_scope *s,
+                               const struct jinja_link *l, struct jv *v)
 {
     for (; l; l = l->next) {
         TRY(jinja_run_step(run));
@@ -128,7 +138,8 @@ enum status jinja_eval_filters(struct jinja_run *run, struct jinja_scope *s, con
 
 /* ---- expressions ---- */
 
-static enum status eval_list(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_list(struct jinja_run *run, struct jinja_scope *s,
+                             const struct jinja_expr *e, struct jv *out)
 {
     TRY(jv_list_new(run, e->kind == JX_TUPLE ? JV_FORM_TUPLE : JV_FORM_LIST, e->n_terms, out));
     for (const struct jinja_term *t = e->terms; t; t = t->next) {
@@ -139,7 +150,8 @@ static enum status eval_list(struct jinja_run *run, struct jinja_scope *s, const
     return OK;
 }
 
-static enum status eval_dict(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_dict(struct jinja_run *run, struct jinja_scope *s,
+                             const struct jinja_expr *e, struct jv *out)
 {
     TRY(jv_dict_new(run, JV_DICT, e->n_terms, out));
     for (const struct jinja_term *t = e->terms; t; t = t->next) {
@@ -151,7 +163,8 @@ static enum status eval_dict(struct jinja_run *run, struct jinja_scope *s, const
     return OK;
 }
 
-static enum status eval_arith(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_arith(struct jinja_run *run, struct jinja_scope *s,
+                              const struct jinja_expr *e, struct jv *out)
 {
     TRY(jinja_eval(run, s, e->base, out));
     for (const struct jinja_term *t = e->terms; t; t = t->next) {
@@ -164,18 +177,21 @@ static enum status eval_arith(struct jinja_run *run, struct jinja_scope *s, cons
 }
 
 /* a ~ b ~ c: the texts of all, joined once. */
-static enum status eval_concat(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_concat(struct jinja_run *run, struct jinja_scope *s,
+                               const struct jinja_expr *e, struct jv *out)
 {
     struct jv *parts;
-    size_t     n = 0;
+    size_t n = 0;
     TRY(jinja_run_alloc(run, e->n_terms + 1, sizeof *parts, &parts));
     TRY(jinja_eval(run, s, e->base, &parts[n++]));
-    for (const struct jinja_term *t = e->terms; t; t = t->next) TRY(jinja_eval(run, s, t->expr, &parts[n++]));
+    for (const struct jinja_term *t = e->terms; t; t = t->next)
+        TRY(jinja_eval(run, s, t->expr, &parts[n++]));
     return jv_join(run, STR(""), parts, n, false, out);
 }
 
 /* a < b < c compares neighbours and stops at the first that does not hold. */
-static enum status eval_compare(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_compare(struct jinja_run *run, struct jinja_scope *s,
+                                const struct jinja_expr *e, struct jv *out)
 {
     struct jv left, right;
     TRY(jinja_eval(run, s, e->base, &left));
@@ -189,14 +205,18 @@ static enum status eval_compare(struct jinja_run *run, struct jinja_scope *s, co
 }
 
 /* The operand that decided, not its truth. */
-static enum status eval_logic(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_logic(struct jinja_run *run, struct jinja_scope *s,
+                              const struct jinja_expr *e, struct jv *out)
 {
     TRY(jinja_eval(run, s, e->base, out));
-    for (const struct jinja_term *t = e->terms; t && jv_truth(out) == (e->kind == JX_AND); t = t->next) TRY(jinja_eval(run, s, t->expr, out));
+    for (const struct jinja_term *t = e->terms; t && jv_truth(out) == (e->kind == JX_AND);
+         t = t->next)
+        TRY(jinja_eval(run, s, t->expr, out));
     return OK;
 }
 
-static enum status eval_cond(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_cond(struct jinja_run *run, struct jinja_scope *s,
+                             const struct jinja_expr *e, struct jv *out)
 {
     struct jv test;
     TRY(jinja_eval(run, s, e->terms->expr, &test));
@@ -206,7 +226,8 @@ static enum status eval_cond(struct jinja_run *run, struct jinja_scope *s, const
     return OK;
 }
 
-static enum status eval_unary(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_unary(struct jinja_run *run, struct jinja_scope *s,
+                              const struct jinja_expr *e, struct jv *out)
 {
     struct jv v;
     TRY(jinja_eval(run, s, e->base, &v));
@@ -216,7 +237,8 @@ static enum status eval_unary(struct jinja_run *run, struct jinja_scope *s, cons
     return OK;
 }
 
-static enum status eval_at(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+static enum status eval_at(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e,
+                           struct jv *out)
 {
     switch (e->kind) {
     case JX_CONST: *out = e->value; return OK;
@@ -240,7 +262,8 @@ static enum status eval_at(struct jinja_run *run, struct jinja_scope *s, const s
     return jinja_fail(run, ERR_INTERNAL, "an expression of unknown kind");
 }
 
-enum status jinja_eval(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e, struct jv *out)
+enum status jinja_eval(struct jinja_run *run, struct jinja_scope *s, const struct jinja_expr *e,
+                       struct jv *out)
 {
     TRY(jinja_run_enter(run));
     run->line = e->line;

@@ -1,20 +1,18 @@
 /* jinja_expr.c - the parser of expressions.
  *
- * Precedence from low to high: a if c else b; or; and; not; comparisons, in, not in (chainable); + -; ~; * / // %; **;
- * unary - +; then .name [index] [a:b:c] (args); then filters and tests, which bind tighter than arithmetic. Adjacent string
- * literals are one. Filters and tests are looked up here, so an unknown one is found when the model is loaded.
- * Not covered (ERR_UNSUPPORTED): *args and **kwargs in calls.
- * Thread: any; the state is the struct jinja_parser. */
+ * Precedence from low to high: a if c else b; or; and; not; comparisons, in, not in (chainable); +
+ * -; ~; * / // %; **; unary - +; then .name [index] [a:b:c] (args); then filters and tests, which
+ * bind tighter than arithmetic. Adjacent string literals are one. Filters and tests are looked up
+ * here, so an unknown one is found when the model is loaded. Not covered (ERR_UNSUPPORTED): *args
+ * and **kwargs in calls. Thread: any; the state is the struct jinja_parser. */
 #include "shared/text/jinja/jinja_ast.h"
 
 #include <string.h>
 
-void *jinja_new(struct jinja_parser *p, size_t size)
-{
-    return arena_alloc(&p->t->arena, size);
-}
+void *jinja_new(struct jinja_parser *p, size_t size) { return arena_alloc(&p->t->arena, size); }
 
-static struct jinja_expr *expr_new(struct jinja_parser *p, enum jinja_expr_kind kind, struct jinja_expr *base)
+static struct jinja_expr *expr_new(struct jinja_parser *p, enum jinja_expr_kind kind,
+                                   struct jinja_expr *base)
 {
     struct jinja_expr *e = jinja_new(p, sizeof *e);
     e->kind = kind;
@@ -27,15 +25,17 @@ enum status jinja_expected(struct jinja_parser *p, const char *what)
 {
     struct str found = p->at->text;
     if (p->at->kind == TOK_NAME || p->at->kind == TOK_INT || p->at->kind == TOK_FLOAT)
-        return err_set(p->err, ERR_FORMAT, "chat template line %d: expected %s, found '%.*s'", p->at->line, what,
-                       (int)(found.n < 40 ? found.n : 40), found.p);
-    return err_set(p->err, ERR_FORMAT, "chat template line %d: expected %s, found %s", p->at->line, what, jinja_tok_name(p->at->kind));
+        return err_set(p->err, ERR_FORMAT, "chat template line %d: expected %s, found '%.*s'",
+                       p->at->line, what, (int)(found.n < 40 ? found.n : 40), found.p);
+    return err_set(p->err, ERR_FORMAT, "chat template line %d: expected %s, found %s", p->at->line,
+                   what, jinja_tok_name(p->at->kind));
 }
 
 enum status jinja_deeper(struct jinja_parser *p)
 {
     if (++p->depth > JINJA_DEPTH_MAX)
-        return err_set(p->err, ERR_TOO_LONG, "chat template line %d: nested more than %d levels", p->at->line, JINJA_DEPTH_MAX);
+        return err_set(p->err, ERR_TOO_LONG, "chat template line %d: nested more than %d levels",
+                       p->at->line, JINJA_DEPTH_MAX);
     return OK;
 }
 
@@ -61,7 +61,8 @@ enum status jinja_expect(struct jinja_parser *p, enum jinja_tok kind)
     return jinja_skip(p, kind) ? OK : jinja_expected(p, jinja_tok_name(kind));
 }
 
-static struct jinja_term *expr_add(struct jinja_parser *p, struct jinja_expr *e, struct jinja_term **last, enum jinja_tok op)
+static struct jinja_term *expr_add(struct jinja_parser *p, struct jinja_expr *e,
+                                   struct jinja_term **last, enum jinja_tok op)
 {
     struct jinja_term *t = jinja_new(p, sizeof *t);
     t->op = op;
@@ -77,7 +78,7 @@ static struct jinja_term *expr_add(struct jinja_parser *p, struct jinja_expr *e,
 static enum status parse_string(struct jinja_parser *p, struct jinja_expr **out)
 {
     struct jinja_expr *e = *out = expr_new(p, JX_CONST, NULL);
-    struct str         s = p->at->text;
+    struct str s = p->at->text;
     p->at++;
     if (p->at->kind == TOK_STRING) {
         struct buf b = { 0 };
@@ -93,11 +94,12 @@ static enum status parse_string(struct jinja_parser *p, struct jinja_expr **out)
 static enum status parse_name(struct jinja_parser *p, struct jinja_expr **out)
 {
     static const struct {
-        const char  *name;
+        const char *name;
         enum jv_kind kind;
-        bool         b;
-    } words[] = { { "true", JV_BOOL, true }, { "True", JV_BOOL, true }, { "false", JV_BOOL, false }, { "False", JV_BOOL, false },
-                  { "none", JV_NONE, false }, { "None", JV_NONE, false } };
+        bool b;
+    } words[] = { { "true", JV_BOOL, true },   { "True", JV_BOOL, true },
+                  { "false", JV_BOOL, false }, { "False", JV_BOOL, false },
+                  { "none", JV_NONE, false },  { "None", JV_NONE, false } };
     struct jinja_expr *e = *out = expr_new(p, JX_NAME, NULL);
     e->name = p->at->text;
     for (size_t i = 0; i < COUNT_OF(words); i++) {
@@ -174,7 +176,9 @@ static enum status parse_args(struct jinja_parser *p, struct jinja_args *args)
         if (args->first) TRY(jinja_expect(p, TOK_COMMA));
         if (p->at->kind == TOK_RPAREN) break;
         if (p->at->kind == TOK_MUL || p->at->kind == TOK_POW)
-            return err_set(p->err, ERR_UNSUPPORTED, "chat template line %d: calls with *args or **kwargs are not supported", p->at->line);
+            return err_set(p->err, ERR_UNSUPPORTED,
+                           "chat template line %d: calls with *args or **kwargs are not supported",
+                           p->at->line);
         struct jinja_arg *a = *tail = jinja_new(p, sizeof *a);
         tail = &a->next;
         if (p->at->kind == TOK_NAME && p->at[1].kind == TOK_ASSIGN) {
@@ -231,7 +235,10 @@ static enum status parse_filter(struct jinja_parser *p, struct jinja_link **out)
     struct jinja_link *l = *out = link_new(p, JINJA_LINK_FILTER);
     TRY(parse_dotted(p, &l->name));
     l->fn = jinja_filter_find(l->name);
-    if (!l->fn) return err_set(p->err, ERR_UNSUPPORTED, "chat template line %d: the filter '%.*s' is not supported", l->line, STR_ARG(l->name));
+    if (!l->fn)
+        return err_set(p->err, ERR_UNSUPPORTED,
+                       "chat template line %d: the filter '%.*s' is not supported", l->line,
+                       STR_ARG(l->name));
     return p->at->kind == TOK_LPAREN ? parse_args(p, &l->args) : OK;
 }
 
@@ -251,9 +258,15 @@ static enum status parse_links(struct jinja_parser *p, bool filters, struct jinj
 /* True where a test's single argument without parentheses starts. */
 static bool at_test_arg(const struct jinja_parser *p)
 {
-    static const char *const not_args[] = { "else", "or", "and", "if", "is", "in", "not", "recursive" };
+    static const char *const not_args[] = { "else", "or", "and", "if",
+                                            "is",   "in", "not", "recursive" };
     switch (p->at->kind) {
-    case TOK_STRING: case TOK_INT: case TOK_FLOAT: case TOK_LPAREN: case TOK_LBRACKET: case TOK_LBRACE: return true;
+    case TOK_STRING:
+    case TOK_INT:
+    case TOK_FLOAT:
+    case TOK_LPAREN:
+    case TOK_LBRACKET:
+    case TOK_LBRACE: return true;
     case TOK_NAME:
         for (size_t i = 0; i < COUNT_OF(not_args); i++)
             if (jinja_at_name(p, not_args[i])) return false;
@@ -268,7 +281,10 @@ static enum status parse_test(struct jinja_parser *p, struct jinja_link **out)
     l->negated = jinja_skip_name(p, "not");
     TRY(parse_dotted(p, &l->name));
     l->fn = jinja_test_find(l->name);
-    if (!l->fn) return err_set(p->err, ERR_UNSUPPORTED, "chat template line %d: the test '%.*s' is not supported", l->line, STR_ARG(l->name));
+    if (!l->fn)
+        return err_set(p->err, ERR_UNSUPPORTED,
+                       "chat template line %d: the test '%.*s' is not supported", l->line,
+                       STR_ARG(l->name));
     if (str_eq_c(l->name, "string")) p->t->tests_string = true;
     if (p->at->kind == TOK_LPAREN) return parse_args(p, &l->args);
     if (!at_test_arg(p)) return OK;
@@ -298,14 +314,16 @@ static enum status parse_attr(struct jinja_parser *p, struct jinja_link **out)
 static bool is_content_link(const struct jinja_link *l)
 {
     if (l->kind == JINJA_LINK_ATTR) return str_eq_c(l->name, "content");
-    return l->kind == JINJA_LINK_ITEM && l->arg[0]->kind == JX_CONST && l->arg[0]->value.kind == JV_STRING && str_eq_c(l->arg[0]->value.s, "content");
+    return l->kind == JINJA_LINK_ITEM && l->arg[0]->kind == JX_CONST &&
+           l->arg[0]->value.kind == JV_STRING && str_eq_c(l->arg[0]->value.s, "content");
 }
 
-/* Wrap *e with everything that is attached to it. Attributes and indices come before the first filter or test. */
+/* Wrap *e with everything that is attached to it. Attributes and indices come before the first
+ * filter or test. */
 static enum status parse_links(struct jinja_parser *p, bool filters, struct jinja_expr **e)
 {
     struct jinja_link *first = NULL, **tail = &first, *last = NULL;
-    bool               plain = true;
+    bool plain = true;
     for (;; last = *tail, tail = &(*tail)->next) {
         if (plain && jinja_skip(p, TOK_DOT)) {
             TRY(parse_attr(p, tail));
@@ -322,7 +340,9 @@ static enum status parse_links(struct jinja_parser *p, bool filters, struct jinj
         } else if (filters && jinja_skip_name(p, "is")) {
             plain = false;
             TRY(parse_test(p, tail));
-            if (str_eq_c((*tail)->name, "none") && (last ? is_content_link(last) : jinja_is_content(*e))) p->t->tests_none = true;
+            if (str_eq_c((*tail)->name, "none") &&
+                (last ? is_content_link(last) : jinja_is_content(*e)))
+                p->t->tests_none = true;
         } else {
             break;
         }
@@ -385,7 +405,8 @@ static bool skip_comparison(struct jinja_parser *p, enum jinja_tok *op)
     *op = TOK_IN;
     if (jinja_skip_name(p, "in")) return true;
     *op = TOK_NOT_IN;
-    if (!jinja_at_name(p, "not") || p->at[1].kind != TOK_NAME || !str_eq_c(p->at[1].text, "in")) return false;
+    if (!jinja_at_name(p, "not") || p->at[1].kind != TOK_NAME || !str_eq_c(p->at[1].text, "in"))
+        return false;
     p->at += 2;
     return true;
 }
@@ -436,7 +457,8 @@ enum status jinja_parse_expr(struct jinja_parser *p, bool ternary, struct jinja_
         struct jinja_expr *e = expr_new(p, JX_COND, *out);
         struct jinja_term *last = NULL;
         TRY(parse_logic(p, true, &expr_add(p, e, &last, TOK_NAME)->expr));
-        if (jinja_skip_name(p, "else")) TRY(jinja_parse_expr(p, true, &expr_add(p, e, &last, TOK_NAME)->expr));
+        if (jinja_skip_name(p, "else"))
+            TRY(jinja_parse_expr(p, true, &expr_add(p, e, &last, TOK_NAME)->expr));
         *out = e;
     }
     p->depth--;
@@ -447,7 +469,11 @@ enum status jinja_parse_expr(struct jinja_parser *p, bool ternary, struct jinja_
 static bool at_tuple_end(const struct jinja_parser *p)
 {
     switch (p->at->kind) {
-    case TOK_VAR_END: case TOK_BLOCK_END: case TOK_RPAREN: case TOK_RBRACKET: case TOK_EOF: return true;
+    case TOK_VAR_END:
+    case TOK_BLOCK_END:
+    case TOK_RPAREN:
+    case TOK_RBRACKET:
+    case TOK_EOF: return true;
     default: return jinja_at_name(p, "recursive") || jinja_at_name(p, "if");
     }
 }
@@ -459,7 +485,8 @@ enum status jinja_parse_tuple(struct jinja_parser *p, bool ternary, struct jinja
     struct jinja_expr *e = expr_new(p, JX_TUPLE, NULL), *first = *out;
     struct jinja_term *last = NULL;
     expr_add(p, e, &last, TOK_COMMA)->expr = first;
-    while (jinja_skip(p, TOK_COMMA) && !at_tuple_end(p)) TRY(jinja_parse_expr(p, ternary, &expr_add(p, e, &last, TOK_COMMA)->expr));
+    while (jinja_skip(p, TOK_COMMA) && !at_tuple_end(p))
+        TRY(jinja_parse_expr(p, ternary, &expr_add(p, e, &last, TOK_COMMA)->expr));
     *out = e;
     return OK;
 }

@@ -1,15 +1,17 @@
 /* jinja_filters_sequence.c - filters of sequences.
  *
- * first last list join items dictsort sort unique reverse sum min max attr map select reject selectattr rejectattr.
- * Attributes may be dotted paths with numbers in them ("function.name", "0.id"). What Python makes a generator is a list here,
- * true even when empty. Thread: the one that renders. */
+ * first last list join items dictsort sort unique reverse sum min max attr map select reject
+ * selectattr rejectattr. Attributes may be dotted paths with numbers in them ("function.name",
+ * "0.id"). What Python makes a generator is a list here, true even when empty. Thread: the one that
+ * renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Follow a dotted path, or use a number as an index. */
-static enum status path_of(struct jinja_run *run, const struct jv *v, const struct jv *path, struct jv *out)
+static enum status path_of(struct jinja_run *run, const struct jv *v, const struct jv *path,
+                           struct jv *out)
 {
     struct str rest, part;
     *out = *v;
@@ -17,7 +19,7 @@ static enum status path_of(struct jinja_run *run, const struct jv *v, const stru
     rest = path->s;
     while (str_split(&rest, '.', &part)) {
         struct jv next, key = jv_str(part);
-        int64_t   index;
+        int64_t index;
         if (str_to_i64(part, &index) == OK) key = jv_int(index);
         TRY(jv_item(run, out, &key, &next));
         *out = next;
@@ -25,8 +27,10 @@ static enum status path_of(struct jinja_run *run, const struct jv *v, const stru
     return OK;
 }
 
-/* The key that sort, unique, min and max compare: the value at the path, in lower case unless case matters. */
-static enum status key_of(struct jinja_run *run, const struct jv *v, const struct jv *path, bool fold, struct jv *out)
+/* The key that sort, unique, min and max compare: the value at the path, in lower case unless case
+ * matters. */
+static enum status key_of(struct jinja_run *run, const struct jv *v, const struct jv *path,
+                          bool fold, struct jv *out)
 {
     *out = *v;
     if (path && path->kind != JV_NONE) TRY(path_of(run, v, path, out));
@@ -36,7 +40,7 @@ static enum status key_of(struct jinja_run *run, const struct jv *v, const struc
 static enum status f_first(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items;
-    size_t           n;
+    size_t n;
     if (jv_is_iterator(&c->self) && c->self.list->len > 0) { /* the others stay */
         *out = *c->self.list->items++;
         c->self.list->len--;
@@ -51,8 +55,10 @@ static enum status f_first(const struct jinja_call *c, struct jv *out)
 static enum status f_last(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items;
-    size_t           n;
-    if (jv_is_iterator(&c->self)) return jinja_fail(c->run, ERR_FORMAT, "last: a lazy sequence has no last item; use list before it");
+    size_t n;
+    if (jv_is_iterator(&c->self))
+        return jinja_fail(c->run, ERR_FORMAT,
+                          "last: a lazy sequence has no last item; use list before it");
     TRY(jv_elements(c->run, &c->self, &items, &n));
     *out = n ? items[n - 1] : jv_undefined(STR("the last item of an empty sequence"));
     return OK;
@@ -61,7 +67,7 @@ static enum status f_last(const struct jinja_call *c, struct jv *out)
 static enum status list_of(const struct jinja_call *c, enum jv_form form, struct jv *out)
 {
     const struct jv *items;
-    size_t           n;
+    size_t n;
     TRY(jv_elements(c->run, &c->self, &items, &n));
     TRY(jv_list_new(c->run, form, n, out));
     if (n) memcpy(out->list->items, items, n * sizeof *items);
@@ -87,7 +93,7 @@ static enum status f_reverse(const struct jinja_call *c, struct jv *out)
 
 static enum status f_join(const struct jinja_call *c, struct jv *out)
 {
-    struct jv  list;
+    struct jv list;
     struct str glue = STR("");
     if (c->arg[0]) TRY(jv_text(c->run, c->arg[0], &glue));
     TRY(list_of(c, JV_FORM_LIST, &list));
@@ -102,7 +108,8 @@ static enum status f_join(const struct jinja_call *c, struct jv *out)
 static enum status pairs_of(const struct jinja_call *c, enum jv_form form, struct jv *out)
 {
     size_t n = c->self.kind == JV_DICT ? c->self.dict->len : 0;
-    if (c->self.kind != JV_DICT && c->self.kind != JV_UNDEFINED) return jinja_bad_arg(c, "a dict", &c->self);
+    if (c->self.kind != JV_DICT && c->self.kind != JV_UNDEFINED)
+        return jinja_bad_arg(c, "a dict", &c->self);
     TRY(jv_list_new(c->run, form, n, out));
     for (size_t i = 0; i < n; i++) {
         struct jv pair;
@@ -124,7 +131,8 @@ struct keyed {
 };
 
 /* Merge two sorted halves; equal keys keep their order, also when the order is reversed. */
-static enum status merge(struct jinja_run *run, struct keyed *a, size_t n, size_t half, bool reverse, struct keyed *tmp)
+static enum status merge(struct jinja_run *run, struct keyed *a, size_t n, size_t half,
+                         bool reverse, struct keyed *tmp)
 {
     size_t i = 0, j = half, k = 0;
     while (i < half && j < n) {
@@ -144,11 +152,13 @@ static enum status sort_keyed(struct jinja_run *run, struct keyed *a, size_t n, 
     struct keyed *tmp;
     TRY(jinja_run_alloc(run, n, sizeof *tmp, &tmp));
     for (size_t width = 1; width < n; width *= 2)
-        for (size_t at = 0; at + width < n; at += 2 * width) TRY(merge(run, a + at, n - at < 2 * width ? n - at : 2 * width, width, reverse, tmp));
+        for (size_t at = 0; at + width < n; at += 2 * width)
+            TRY(merge(run, a + at, n - at < 2 * width ? n - at : 2 * width, width, reverse, tmp));
     return OK;
 }
 
-static enum status sort_list(const struct jinja_call *c, struct jv_list *l, const struct jv *path, bool fold, bool reverse)
+static enum status sort_list(const struct jinja_call *c, struct jv_list *l, const struct jv *path,
+                             bool fold, bool reverse)
 {
     struct keyed *a;
     TRY(jinja_run_alloc(c->run, l->len, sizeof *a, &a));
@@ -161,10 +171,7 @@ static enum status sort_list(const struct jinja_call *c, struct jv_list *l, cons
     return OK;
 }
 
-static bool flag(const struct jv *v)
-{
-    return v && jv_truth(v);
-}
+static bool flag(const struct jv *v) { return v && jv_truth(v); }
 
 static enum status f_sort(const struct jinja_call *c, struct jv *out)
 {
@@ -175,7 +182,8 @@ static enum status f_sort(const struct jinja_call *c, struct jv *out)
 static enum status f_dictsort(const struct jinja_call *c, struct jv *out)
 {
     struct jv by = jv_int(0);
-    if (c->arg[1] && c->arg[1]->kind == JV_STRING && str_eq_c(c->arg[1]->s, "value")) by = jv_int(1);
+    if (c->arg[1] && c->arg[1]->kind == JV_STRING && str_eq_c(c->arg[1]->s, "value"))
+        by = jv_int(1);
     if (c->self.kind == JV_UNDEFINED) return jinja_bad_arg(c, "a dict", &c->self);
     TRY(pairs_of(c, JV_FORM_LIST, out));
     return sort_list(c, out->list, &by, !flag(c->arg[0]), flag(c->arg[2]));
@@ -183,9 +191,9 @@ static enum status f_dictsort(const struct jinja_call *c, struct jv *out)
 
 static enum status f_unique(const struct jinja_call *c, struct jv *out)
 {
-    struct jv        seen, key;
+    struct jv seen, key;
     const struct jv *items;
-    size_t           n;
+    size_t n;
     TRY(jv_elements(c->run, &c->self, &items, &n));
     TRY(jv_list_new(c->run, JV_FORM_LIST, n, &seen));
     TRY(jv_list_new(c->run, JV_FORM_ITERATOR, n, out));
@@ -204,8 +212,8 @@ static enum status f_unique(const struct jinja_call *c, struct jv *out)
 static enum status min_or_max(const struct jinja_call *c, int want, struct jv *out)
 {
     const struct jv *items;
-    size_t           n;
-    struct jv        best = { 0 }, key;
+    size_t n;
+    struct jv best = { 0 }, key;
     TRY(jv_elements(c->run, &c->self, &items, &n));
     *out = jv_undefined(STR("an item of an empty sequence"));
     for (size_t i = 0; i < n; i++) {
@@ -219,13 +227,19 @@ static enum status min_or_max(const struct jinja_call *c, int want, struct jv *o
     return OK;
 }
 
-static enum status f_min(const struct jinja_call *c, struct jv *out) { return min_or_max(c, -1, out); }
-static enum status f_max(const struct jinja_call *c, struct jv *out) { return min_or_max(c, 1, out); }
+static enum status f_min(const struct jinja_call *c, struct jv *out)
+{
+    return min_or_max(c, -1, out);
+}
+static enum status f_max(const struct jinja_call *c, struct jv *out)
+{
+    return min_or_max(c, 1, out);
+}
 
 static enum status f_sum(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items;
-    size_t           n;
+    size_t n;
     TRY(jv_elements(c->run, &c->self, &items, &n));
     *out = c->arg[1] ? *c->arg[1] : jv_int(0);
     for (size_t i = 0; i < n; i++) {
@@ -237,7 +251,8 @@ static enum status f_sum(const struct jinja_call *c, struct jv *out)
             continue;
         }
         int64_t sum;
-        if (__builtin_add_overflow(jv_whole(out), jv_whole(&v), &sum)) return jinja_fail(c->run, ERR_FORMAT, "sum: the number is too large");
+        if (__builtin_add_overflow(jv_whole(out), jv_whole(&v), &sum))
+            return jinja_fail(c->run, ERR_FORMAT, "sum: the number is too large");
         *out = jv_int(sum);
     }
     return OK;
@@ -255,12 +270,25 @@ static enum status f_attr(const struct jinja_call *c, struct jv *out)
 
 /* ---- map, select and their kin ---- */
 
-/* map('filter', args...): apply a filter to every item. Filters that apply filters count as depth. */
+/* map('filter', args...): apply a filter to every item. Filters that apply filters count as
+ * depth. */
 static enum status map_filter(const struct jinja_call *c, const struct jv *v, struct jv *out)
 {
-    const struct jinja_fn *fn = c->n_pos && c->pos[0].kind == JV_STRING ? jinja_filter_find(c->pos[0].s) : NULL;
-    if (!fn) return jinja_fail(c->run, ERR_UNSUPPORTED, "map needs the name of a filter, or attribute='name'");
-    struct jinja_call inner = { .run = c->run, .self = *v, .pos = c->pos + 1, .n_pos = c->n_pos - 1, .named = c->named, .names = c->names, .n_named = c->n_named };
+    const struct jinja_fn *fn = c->n_pos && c->pos[0].kind == JV_STRING
+                                    ? jinja_filter_find(c->pos[0].s)
+                                    : NULL;
+    if (!fn)
+        return jinja_fail(c->run, ERR_UNSUPPORTED,
+                          "map needs the name of a filter, or attribute='name'");
+    struct jinja_call inner = {
+        .run = c->run,
+        .self = *v,
+        .pos = c->pos + 1,
+        .n_pos = c->n_pos - 1,
+        .named = c->named,
+        .names = c->names,
+        .n_named = c->n_named,
+    };
     TRY(jinja_run_enter(c->run));
     enum status st = jinja_invoke(&inner, fn, out);
     jinja_run_leave(c->run);
@@ -285,7 +313,7 @@ static enum status any_elements(const struct jinja_call *c, const struct jv **it
 static enum status f_map(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items, *path = named_arg(c, "attribute"), *fallback = named_arg(c, "default");
-    size_t           n;
+    size_t n;
     if (c->n_pos) path = NULL;
     TRY(any_elements(c, &items, &n));
     TRY(jv_list_new(c->run, JV_FORM_ITERATOR, n, out));
@@ -299,30 +327,44 @@ static enum status f_map(const struct jinja_call *c, struct jv *out)
     return OK;
 }
 
-/* Whether the test named by pos[skip] with the arguments after it holds; without a name, whether v is true. */
+/* Whether the test named by pos[skip] with the arguments after it holds; without a name, whether v
+ * is true. */
 static enum status passes(const struct jinja_call *c, size_t skip, const struct jv *v, bool *yes)
 {
     struct jv result = *v;
     if (c->n_pos > skip) {
-        const struct jinja_fn *fn = c->pos[skip].kind == JV_STRING ? jinja_test_find(c->pos[skip].s) : NULL;
-        if (!fn) return jinja_fail(c->run, ERR_UNSUPPORTED, "%s needs the name of a test that is supported", c->name);
-        struct jinja_call inner = { .run = c->run, .self = *v, .pos = c->pos + skip + 1, .n_pos = c->n_pos - skip - 1, .named = c->named, .names = c->names, .n_named = c->n_named };
+        const struct jinja_fn *fn = c->pos[skip].kind == JV_STRING ? jinja_test_find(c->pos[skip].s)
+                                                                   : NULL;
+        if (!fn)
+            return jinja_fail(c->run, ERR_UNSUPPORTED,
+                              "%s needs the name of a test that is supported", c->name);
+        struct jinja_call inner = {
+            .run = c->run,
+            .self = *v,
+            .pos = c->pos + skip + 1,
+            .n_pos = c->n_pos - skip - 1,
+            .named = c->named,
+            .names = c->names,
+            .n_named = c->n_named,
+        };
         TRY(jinja_invoke(&inner, fn, &result));
     }
     *yes = jv_truth(&result);
     return OK;
 }
 
-static enum status select_or_reject(const struct jinja_call *c, bool by_attr, bool want, struct jv *out)
+static enum status select_or_reject(const struct jinja_call *c, bool by_attr, bool want,
+                                    struct jv *out)
 {
     const struct jv *items;
-    size_t           n;
-    if (by_attr && !c->n_pos) return jinja_fail(c->run, ERR_FORMAT, "%s needs the name of an attribute", c->name);
+    size_t n;
+    if (by_attr && !c->n_pos)
+        return jinja_fail(c->run, ERR_FORMAT, "%s needs the name of an attribute", c->name);
     TRY(any_elements(c, &items, &n));
     TRY(jv_list_new(c->run, JV_FORM_ITERATOR, n, out));
     for (size_t i = 0; i < n; i++) {
         struct jv v = items[i];
-        bool      yes = false;
+        bool yes = false;
         TRY(jinja_run_step(c->run));
         if (by_attr) TRY(path_of(c->run, &items[i], &c->pos[0], &v));
         TRY(passes(c, by_attr, &v, &yes));
@@ -331,10 +373,22 @@ static enum status select_or_reject(const struct jinja_call *c, bool by_attr, bo
     return OK;
 }
 
-static enum status f_select(const struct jinja_call *c, struct jv *out) { return select_or_reject(c, false, true, out); }
-static enum status f_reject(const struct jinja_call *c, struct jv *out) { return select_or_reject(c, false, false, out); }
-static enum status f_selectattr(const struct jinja_call *c, struct jv *out) { return select_or_reject(c, true, true, out); }
-static enum status f_rejectattr(const struct jinja_call *c, struct jv *out) { return select_or_reject(c, true, false, out); }
+static enum status f_select(const struct jinja_call *c, struct jv *out)
+{
+    return select_or_reject(c, false, true, out);
+}
+static enum status f_reject(const struct jinja_call *c, struct jv *out)
+{
+    return select_or_reject(c, false, false, out);
+}
+static enum status f_selectattr(const struct jinja_call *c, struct jv *out)
+{
+    return select_or_reject(c, true, true, out);
+}
+static enum status f_rejectattr(const struct jinja_call *c, struct jv *out)
+{
+    return select_or_reject(c, true, false, out);
+}
 
 const struct jinja_fn *jinja_filter_sequence_find(struct str name)
 {

@@ -1,10 +1,11 @@
-/* jinja_lex.c - template source to tokens, with the white space rules of trim_blocks and lstrip_blocks.
+/* jinja_lex.c - template source to tokens, with the white space rules of trim_blocks and
+ * lstrip_blocks.
  *
- * Text outside tags is one TOK_DATA per piece. Rules, for tags {% %} and comments {# #}: one newline right after the tag is
- * dropped; blanks before the tag are dropped when it is the first thing on its line. `-` inside a delimiter strips all white
- * space on that side, `+` switches the rule off on that side. For {{ }} only `-` has an effect. Braces and brackets are
- * counted so that "}}" inside a dict literal does not end the tag.
- * Thread: any; the state lives in one call. */
+ * Text outside tags is one TOK_DATA per piece. Rules, for tags {% %} and comments {# #}: one
+ * newline right after the tag is dropped; blanks before the tag are dropped when it is the first
+ * thing on its line. `-` inside a delimiter strips all white space on that side, `+` switches the
+ * rule off on that side. For {{ }} only `-` has an effect. Braces and brackets are counted so that
+ * "}}" inside a dict literal does not end the tag. Thread: any; the state lives in one call. */
 #include "shared/text/jinja/jinja_ast.h"
 
 #include <errno.h>
@@ -12,28 +13,57 @@
 #include <string.h>
 
 struct lexer {
-    struct str          src;
-    size_t              at;
-    int                 line;
-    struct arena       *arena;
+    struct str src;
+    size_t at;
+    int line;
+    struct arena *arena;
     struct jinja_token *tokens;
-    size_t              n, cap;
-    char                open[JINJA_DEPTH_MAX]; /* the closing characters awaited */
-    int                 n_open;
-    struct err         *err;
+    size_t n, cap;
+    char open[JINJA_DEPTH_MAX]; /* the closing characters awaited */
+    int n_open;
+    struct err *err;
 };
 
 const char *jinja_tok_name(enum jinja_tok kind)
 {
     static const char *const names[] = {
-        [TOK_EOF] = "the end of the template", [TOK_DATA] = "text", [TOK_VAR_BEGIN] = "'{{'", [TOK_VAR_END] = "'}}'",
-        [TOK_BLOCK_BEGIN] = "'{%'", [TOK_BLOCK_END] = "'%}'", [TOK_NAME] = "a name", [TOK_STRING] = "a string",
-        [TOK_INT] = "a number", [TOK_FLOAT] = "a number", [TOK_ADD] = "'+'", [TOK_SUB] = "'-'", [TOK_MUL] = "'*'",
-        [TOK_DIV] = "'/'", [TOK_FLOORDIV] = "'//'", [TOK_MOD] = "'%'", [TOK_POW] = "'**'", [TOK_TILDE] = "'~'",
-        [TOK_EQ] = "'=='", [TOK_NE] = "'!='", [TOK_LT] = "'<'", [TOK_LE] = "'<='", [TOK_GT] = "'>'", [TOK_GE] = "'>='",
-        [TOK_IN] = "'in'", [TOK_NOT_IN] = "'not in'", [TOK_LPAREN] = "'('", [TOK_RPAREN] = "')'", [TOK_LBRACKET] = "'['",
-        [TOK_RBRACKET] = "']'", [TOK_LBRACE] = "'{'", [TOK_RBRACE] = "'}'", [TOK_COMMA] = "','", [TOK_COLON] = "':'",
-        [TOK_DOT] = "'.'", [TOK_PIPE] = "'|'", [TOK_ASSIGN] = "'='",
+        [TOK_EOF] = "the end of the template",
+        [TOK_DATA] = "text",
+        [TOK_VAR_BEGIN] = "'{{'",
+        [TOK_VAR_END] = "'}}'",
+        [TOK_BLOCK_BEGIN] = "'{%'",
+        [TOK_BLOCK_END] = "'%}'",
+        [TOK_NAME] = "a name",
+        [TOK_STRING] = "a string",
+        [TOK_INT] = "a number",
+        [TOK_FLOAT] = "a number",
+        [TOK_ADD] = "'+'",
+        [TOK_SUB] = "'-'",
+        [TOK_MUL] = "'*'",
+        [TOK_DIV] = "'/'",
+        [TOK_FLOORDIV] = "'//'",
+        [TOK_MOD] = "'%'",
+        [TOK_POW] = "'**'",
+        [TOK_TILDE] = "'~'",
+        [TOK_EQ] = "'=='",
+        [TOK_NE] = "'!='",
+        [TOK_LT] = "'<'",
+        [TOK_LE] = "'<='",
+        [TOK_GT] = "'>'",
+        [TOK_GE] = "'>='",
+        [TOK_IN] = "'in'",
+        [TOK_NOT_IN] = "'not in'",
+        [TOK_LPAREN] = "'('",
+        [TOK_RPAREN] = "')'",
+        [TOK_LBRACKET] = "'['",
+        [TOK_RBRACKET] = "']'",
+        [TOK_LBRACE] = "'{'",
+        [TOK_RBRACE] = "'}'",
+        [TOK_COMMA] = "','",
+        [TOK_COLON] = "':'",
+        [TOK_DOT] = "'.'",
+        [TOK_PIPE] = "'|'",
+        [TOK_ASSIGN] = "'='",
     };
     return names[kind];
 }
@@ -89,7 +119,8 @@ static struct str lex_strip_before(struct str text, bool line_start, bool is_var
     return jinja_strip(tail, NULL, true, false).n == 0 ? (struct str){ text.p, from } : text;
 }
 
-/* The effects of a closing delimiter: `-` strips what follows, otherwise one newline after a block goes. */
+/* The effects of a closing delimiter: `-` strips what follows, otherwise one newline after a block
+ * goes. */
 static void lex_strip_after(struct lexer *x, bool is_var, char sign)
 {
     if (sign == '-') lex_skip_space(x);
@@ -108,7 +139,8 @@ static enum status lex_comment(struct lexer *x)
 }
 
 /* At `from`: "{%", sign, blanks, `word`, blanks, sign, "%}". Sets both signs and the length. */
-static bool lex_is_tag(const struct lexer *x, size_t from, const char *word, char *before, char *after, size_t *len)
+static bool lex_is_tag(const struct lexer *x, size_t from, const char *word, char *before,
+                       char *after, size_t *len)
 {
     struct str s = str_sub(x->src, from, SIZE_MAX);
     if (!str_starts(s, "{%")) return false;
@@ -131,11 +163,12 @@ static enum status lex_raw(struct lexer *x, char sign)
     if (sign == '-') lex_skip_space(x);
     size_t start = x->at;
     for (size_t i = start; i < x->src.n; i++) {
-        char   before, after;
+        char before, after;
         size_t len;
         if (x->src.p[i] != '{' || !lex_is_tag(x, i, "endraw", &before, &after, &len)) continue;
-        bool       line_start = start == 0 || x->src.p[start - 1] == '\n';
-        struct str text = lex_strip_before((struct str){ x->src.p + start, i - start }, line_start, false, before);
+        bool line_start = start == 0 || x->src.p[start - 1] == '\n';
+        struct str text = lex_strip_before((struct str){ x->src.p + start, i - start }, line_start,
+                                           false, before);
         if (text.n) lex_add(x, TOK_DATA, text);
         lex_skip(x, i - start + len);
         lex_strip_after(x, false, after);
@@ -152,11 +185,12 @@ static size_t lex_find_tag(const struct lexer *x)
     return x->src.n;
 }
 
-/* Text up to the next tag, and the tag's opening. *opened is TOK_EOF when a comment or raw text was passed instead. */
+/* Text up to the next tag, and the tag's opening. *opened is TOK_EOF when a comment or raw text was
+ * passed instead. */
 static enum status lex_text(struct lexer *x, enum jinja_tok *opened)
 {
-    bool       line_start = x->at == 0 || x->src.p[x->at - 1] == '\n';
-    size_t     tag = lex_find_tag(x);
+    bool line_start = x->at == 0 || x->src.p[x->at - 1] == '\n';
+    size_t tag = lex_find_tag(x);
     struct str text = { x->src.p + x->at, tag - x->at };
     *opened = TOK_EOF;
     if (tag == x->src.n) {
@@ -170,7 +204,7 @@ static enum status lex_text(struct lexer *x, enum jinja_tok *opened)
     struct str kept = lex_strip_before(text, line_start, kind == '{', sign);
     if (kept.n) lex_add(x, TOK_DATA, kept);
     lex_skip(x, text.n);
-    char   before, after;
+    char before, after;
     size_t len;
     if (kind == '%' && lex_is_tag(x, x->at, "raw", &before, &after, &len)) {
         lex_skip(x, len);
@@ -187,7 +221,8 @@ static enum status lex_text(struct lexer *x, enum jinja_tok *opened)
 
 static bool lex_is_name_byte(char c, bool first)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (unsigned char)c >= 0x80 || (!first && c >= '0' && c <= '9');
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+           (unsigned char)c >= 0x80 || (!first && c >= '0' && c <= '9');
 }
 
 static int lex_hex(char c)
@@ -199,7 +234,7 @@ static int lex_hex(char c)
 
 static void lex_add_cp(struct buf *b, uint32_t cp)
 {
-    char   u[4];
+    char u[4];
     size_t n = 1;
     if (cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) cp = 0xFFFD;
     if (cp < 0x80) u[0] = (char)cp;
@@ -210,18 +245,19 @@ static void lex_add_cp(struct buf *b, uint32_t cp)
     buf_add(b, u, n);
 }
 
-/* One escape of a string literal, s[*i] being the character after the backslash. Unknown ones stay as they are. */
+/* One escape of a string literal, s[*i] being the character after the backslash. Unknown ones stay
+ * as they are. */
 static enum status lex_escape(const struct lexer *x, struct str s, size_t *i, struct buf *b)
 {
     static const char from[] = "ntr\\'\"abfv", to[] = "\n\t\r\\'\"\a\b\f\v";
-    char              c = s.p[(*i)++];
-    const char       *known = c ? strchr(from, c) : NULL;
+    char c = s.p[(*i)++];
+    const char *known = c ? strchr(from, c) : NULL;
     if (c == '\n') return OK;
     if (known) {
         buf_add_char(b, to[known - from]);
         return OK;
     }
-    int      digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    int digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     uint32_t cp = 0;
     if (digits) {
         for (int k = 0; k < digits; k++, (*i)++) {
@@ -232,7 +268,8 @@ static enum status lex_escape(const struct lexer *x, struct str s, size_t *i, st
         lex_add_cp(b, cp);
     } else if (c >= '0' && c <= '7') {
         cp = (uint32_t)(c - '0');
-        for (int k = 0; k < 2 && *i < s.n && s.p[*i] >= '0' && s.p[*i] <= '7'; k++) cp = cp * 8 + (uint32_t)(s.p[(*i)++] - '0');
+        for (int k = 0; k < 2 && *i < s.n && s.p[*i] >= '0' && s.p[*i] <= '7'; k++)
+            cp = cp * 8 + (uint32_t)(s.p[(*i)++] - '0');
         lex_add_cp(b, cp);
     } else {
         buf_add_char(b, '\\');
@@ -243,23 +280,27 @@ static enum status lex_escape(const struct lexer *x, struct str s, size_t *i, st
 
 static enum status lex_string(struct lexer *x)
 {
-    char   quote = x->src.p[x->at];
+    char quote = x->src.p[x->at];
     size_t end = x->at + 1;
-    bool   escapes = false;
+    bool escapes = false;
     while (end < x->src.n && x->src.p[end] != quote) {
         if (x->src.p[end] == '\\') escapes = true, end++;
         end++;
     }
     if (end >= x->src.n) return lex_fail(x, "a string literal is not closed");
-    struct str  raw = { x->src.p + x->at + 1, end - x->at - 1 };
-    struct buf  b = { 0 };
+    struct str raw = { x->src.p + x->at + 1, end - x->at - 1 };
+    struct buf b = { 0 };
     enum status st = OK;
     for (size_t i = 0; escapes && i < raw.n && st == OK;) {
         char c = raw.p[i++];
         if (c == '\\') st = lex_escape(x, raw, &i, &b);
         else buf_add_char(&b, c);
     }
-    if (st == OK) lex_add(x, TOK_STRING, escapes ? (struct str){ arena_strndup(x->arena, b.data ? b.data : "", b.len), b.len } : raw);
+    if (st == OK)
+        lex_add(x, TOK_STRING,
+                escapes
+                    ? (struct str){ arena_strndup(x->arena, b.data ? b.data : "", b.len), b.len }
+                    : raw);
     buf_release(&b);
     lex_skip(x, end + 1 - x->at);
     return st;
@@ -267,7 +308,8 @@ static enum status lex_string(struct lexer *x)
 
 static size_t lex_digits(const struct lexer *x, size_t at)
 {
-    while (at < x->src.n && ((x->src.p[at] >= '0' && x->src.p[at] <= '9') || x->src.p[at] == '_')) at++;
+    while (at < x->src.n && ((x->src.p[at] >= '0' && x->src.p[at] <= '9') || x->src.p[at] == '_'))
+        at++;
     return at;
 }
 
@@ -275,16 +317,18 @@ static size_t lex_digits(const struct lexer *x, size_t at)
 static enum status lex_number(struct lexer *x)
 {
     size_t start = x->at, end = start, after;
-    bool   is_float = false;
-    int    base = 10;
-    char   second = start + 1 < x->src.n ? (char)(x->src.p[start + 1] | 0x20) : 0;
+    bool is_float = false;
+    int base = 10;
+    char second = start + 1 < x->src.n ? (char)(x->src.p[start + 1] | 0x20) : 0;
     if (x->src.p[start] == '0' && (second == 'x' || second == 'o' || second == 'b')) {
         base = second == 'x' ? 16 : second == 'o' ? 8 : 2;
         start += 2;
-        for (end = start; end < x->src.n && (lex_hex(x->src.p[end]) >= 0 || x->src.p[end] == '_');) end++;
+        for (end = start; end < x->src.n && (lex_hex(x->src.p[end]) >= 0 || x->src.p[end] == '_');)
+            end++;
     } else {
         end = lex_digits(x, start);
-        if (end + 1 < x->src.n && x->src.p[end] == '.' && x->src.p[end + 1] >= '0' && x->src.p[end + 1] <= '9')
+        if (end + 1 < x->src.n && x->src.p[end] == '.' && x->src.p[end + 1] >= '0' &&
+            x->src.p[end + 1] <= '9')
             end = lex_digits(x, end + 1), is_float = true;
         if (end < x->src.n && (x->src.p[end] | 0x20) == 'e') {
             after = end + 1;
@@ -293,7 +337,7 @@ static enum status lex_number(struct lexer *x)
             if (stop > after) end = stop, is_float = true;
         }
     }
-    char   text[72];
+    char text[72];
     size_t n = 0;
     for (size_t i = start; i < end && n < sizeof text - 1; i++)
         if (x->src.p[i] != '_') text[n++] = x->src.p[i];
@@ -301,8 +345,10 @@ static enum status lex_number(struct lexer *x)
     char *stop = text;
     errno = 0;
     lex_add(x, is_float ? TOK_FLOAT : TOK_INT, (struct str){ x->src.p + x->at, end - x->at });
-    x->tokens[x->n - 1].value = is_float ? jv_float(strtod(text, &stop)) : jv_int(strtoll(text, &stop, base));
-    if (n == 0 || *stop || n >= sizeof text - 1 || (!is_float && errno)) return lex_fail(x, "a number is malformed or too large");
+    x->tokens[x->n - 1].value = is_float ? jv_float(strtod(text, &stop))
+                                         : jv_int(strtoll(text, &stop, base));
+    if (n == 0 || *stop || n >= sizeof text - 1 || (!is_float && errno))
+        return lex_fail(x, "a number is malformed or too large");
     x->at = end;
     return OK;
 }
@@ -323,24 +369,27 @@ static bool lex_balance(struct lexer *x, char c)
 static enum status lex_operator(struct lexer *x)
 {
     static const struct {
-        const char     text[3];
+        const char text[3];
         enum jinja_tok kind;
     } ops[] = {
-        { "//", TOK_FLOORDIV }, { "**", TOK_POW }, { "==", TOK_EQ }, { "!=", TOK_NE }, { "<=", TOK_LE }, { ">=", TOK_GE },
-        { "+", TOK_ADD }, { "-", TOK_SUB }, { "*", TOK_MUL }, { "/", TOK_DIV }, { "%", TOK_MOD }, { "~", TOK_TILDE },
-        { "<", TOK_LT }, { ">", TOK_GT }, { "(", TOK_LPAREN }, { ")", TOK_RPAREN }, { "[", TOK_LBRACKET }, { "]", TOK_RBRACKET },
-        { "{", TOK_LBRACE }, { "}", TOK_RBRACE }, { ",", TOK_COMMA }, { ":", TOK_COLON }, { ".", TOK_DOT }, { "|", TOK_PIPE },
+        { "//", TOK_FLOORDIV }, { "**", TOK_POW },     { "==", TOK_EQ },    { "!=", TOK_NE },
+        { "<=", TOK_LE },       { ">=", TOK_GE },      { "+", TOK_ADD },    { "-", TOK_SUB },
+        { "*", TOK_MUL },       { "/", TOK_DIV },      { "%", TOK_MOD },    { "~", TOK_TILDE },
+        { "<", TOK_LT },        { ">", TOK_GT },       { "(", TOK_LPAREN }, { ")", TOK_RPAREN },
+        { "[", TOK_LBRACKET },  { "]", TOK_RBRACKET }, { "{", TOK_LBRACE }, { "}", TOK_RBRACE },
+        { ",", TOK_COMMA },     { ":", TOK_COLON },    { ".", TOK_DOT },    { "|", TOK_PIPE },
         { "=", TOK_ASSIGN },
     };
     for (size_t i = 0; i < COUNT_OF(ops); i++) {
         if (!lex_looking_at(x, ops[i].text)) continue;
-        if (!lex_balance(x, ops[i].text[0])) return lex_fail(x, "brackets do not match, or are nested too deeply");
+        if (!lex_balance(x, ops[i].text[0]))
+            return lex_fail(x, "brackets do not match, or are nested too deeply");
         lex_add(x, ops[i].kind, str_of(ops[i].text));
         x->at += strlen(ops[i].text);
         return OK;
     }
-    return err_set(x->err, ERR_FORMAT, "chat template line %d: unexpected character '%c' in a tag", x->line,
-                   x->src.p[x->at] > ' ' ? x->src.p[x->at] : '?');
+    return err_set(x->err, ERR_FORMAT, "chat template line %d: unexpected character '%c' in a tag",
+                   x->line, x->src.p[x->at] > ' ' ? x->src.p[x->at] : '?');
 }
 
 /* The closing delimiter of the open tag, with its sign; 0 when it is not here. */
@@ -348,7 +397,9 @@ static size_t lex_at_close(const struct lexer *x, bool is_var, char *sign)
 {
     *sign = x->src.p[x->at];
     if (is_var) return lex_looking_at(x, "-}}") ? 3 : lex_looking_at(x, "}}") ? 2 : 0;
-    return lex_looking_at(x, "-%}") || lex_looking_at(x, "+%}") ? 3 : lex_looking_at(x, "%}") ? 2 : 0;
+    return lex_looking_at(x, "-%}") || lex_looking_at(x, "+%}") ? 3
+           : lex_looking_at(x, "%}")                            ? 2
+                                                                : 0;
 }
 
 static enum status lex_tag(struct lexer *x, bool is_var)
@@ -357,7 +408,7 @@ static enum status lex_tag(struct lexer *x, bool is_var)
     for (;;) {
         lex_skip_space(x);
         if (x->at == x->src.n) return lex_fail(x, is_var ? "'{{' has no '}}'" : "'{%' has no '%}'");
-        char   sign, c = x->src.p[x->at];
+        char sign, c = x->src.p[x->at];
         size_t n = x->n_open ? 0 : lex_at_close(x, is_var, &sign);
         if (n) {
             lex_add(x, is_var ? TOK_VAR_END : TOK_BLOCK_END, STR("}"));
@@ -380,10 +431,11 @@ static enum status lex_tag(struct lexer *x, bool is_var)
     }
 }
 
-enum status jinja_lex(struct str source, struct arena *arena, struct jinja_token **tokens, struct err *err)
+enum status jinja_lex(struct str source, struct arena *arena, struct jinja_token **tokens,
+                      struct err *err)
 {
     struct lexer x = { .src = source, .line = 1, .arena = arena, .err = err };
-    enum status  st = OK;
+    enum status st = OK;
     while (st == OK && x.at < x.src.n) {
         enum jinja_tok opened;
         st = lex_text(&x, &opened);

@@ -1,16 +1,17 @@
 /* jinja_parse.c - the parser of tags, and the life of a template.
  *
- * Statements: if / elif / else; for (tuple targets, `if` filter, else); set (name, namespace attribute, tuple, block form with
- * filters); macro; break, continue; generation (a scope of its own, nothing else); raw and comments (in the lexer).
- * Not covered (ERR_UNSUPPORTED): call, filter, with, block, extends, include, import, from, autoescape, do, trans, and
- * recursive loops.
- * Source is normalised first: \r\n and \r become \n and one final newline goes.
- * Thread: jinja_parse and jinja_free on one thread; a parsed template is read-only. */
+ * Statements: if / elif / else; for (tuple targets, `if` filter, else); set (name, namespace
+ * attribute, tuple, block form with filters); macro; break, continue; generation (a scope of its
+ * own, nothing else); raw and comments (in the lexer). Not covered (ERR_UNSUPPORTED): call, filter,
+ * with, block, extends, include, import, from, autoescape, do, trans, and recursive loops. Source
+ * is normalised first: \r\n and \r become \n and one final newline goes. Thread: jinja_parse and
+ * jinja_free on one thread; a parsed template is read-only. */
 #include "shared/text/jinja/jinja_ast.h"
 
 #include <string.h>
 
-static enum status parse_body(struct jinja_parser *p, const char *const *ends, struct jinja_stmt **out);
+static enum status parse_body(struct jinja_parser *p, const char *const *ends,
+                              struct jinja_stmt **out);
 
 static struct jinja_stmt *stmt_new(struct jinja_parser *p, enum jinja_stmt_kind kind)
 {
@@ -20,13 +21,11 @@ static struct jinja_stmt *stmt_new(struct jinja_parser *p, enum jinja_stmt_kind 
     return s;
 }
 
-static enum status end_tag(struct jinja_parser *p)
-{
-    return jinja_expect(p, TOK_BLOCK_END);
-}
+static enum status end_tag(struct jinja_parser *p) { return jinja_expect(p, TOK_BLOCK_END); }
 
 /* The rest of an opening tag, the body, and "{% end": leaves the cursor on the end's name. */
-static enum status parse_until(struct jinja_parser *p, const char *const *ends, struct jinja_stmt **body)
+static enum status parse_until(struct jinja_parser *p, const char *const *ends,
+                               struct jinja_stmt **body)
 {
     jinja_skip(p, TOK_COLON);
     TRY(end_tag(p));
@@ -64,10 +63,13 @@ static enum status parse_if(struct jinja_parser *p, struct jinja_stmt *s)
 /* A name, or with `members` also name.attr. */
 static enum status parse_target_one(struct jinja_parser *p, bool members, struct jinja_target **out)
 {
-    static const char *const reserved[] = { "true", "false", "none", "True", "False", "None", "loop" };
-    struct jinja_target     *t = *out = jinja_new(p, sizeof *t);
+    static const char *const reserved[] = {
+        "true", "false", "none", "True", "False", "None", "loop"
+    };
+    struct jinja_target *t = *out = jinja_new(p, sizeof *t);
     for (size_t i = 0; i < COUNT_OF(reserved); i++)
-        if (jinja_at_name(p, reserved[i])) return jinja_expected(p, "a variable that can be assigned");
+        if (jinja_at_name(p, reserved[i]))
+            return jinja_expected(p, "a variable that can be assigned");
     t->name = p->at->text;
     TRY(jinja_expect(p, TOK_NAME));
     if (!members || !jinja_skip(p, TOK_DOT)) return OK;
@@ -79,8 +81,8 @@ static enum status parse_target_one(struct jinja_parser *p, bool members, struct
 static enum status parse_target(struct jinja_parser *p, bool members, struct jinja_target **out)
 {
     struct jinja_target *first = NULL, **tail = &first;
-    size_t               n = 0;
-    bool                 comma = false;
+    size_t n = 0;
+    bool comma = false;
     TRY(jinja_deeper(p));
     do {
         if (n && p->at->kind != TOK_NAME && p->at->kind != TOK_LPAREN) break;
@@ -111,7 +113,9 @@ static enum status parse_for(struct jinja_parser *p, struct jinja_stmt *s)
     TRY(jinja_parse_tuple(p, false, &s->expr));
     if (jinja_is_content(s->expr)) p->t->reads_parts = true;
     if (jinja_skip_name(p, "if")) TRY(jinja_parse_expr(p, true, &s->test));
-    if (jinja_at_name(p, "recursive")) return err_set(p->err, ERR_UNSUPPORTED, "chat template line %d: recursive loops are not supported", s->line);
+    if (jinja_at_name(p, "recursive"))
+        return err_set(p->err, ERR_UNSUPPORTED,
+                       "chat template line %d: recursive loops are not supported", s->line);
     p->loops++;
     TRY(parse_until(p, ends, &s->body));
     p->loops--;
@@ -146,7 +150,7 @@ static enum status parse_set(struct jinja_parser *p, struct jinja_stmt *s)
 static enum status parse_macro(struct jinja_parser *p, struct jinja_stmt *s)
 {
     struct jinja_arg **tail = &s->params;
-    bool               defaults = false;
+    bool defaults = false;
     s->text = p->at->text;
     TRY(jinja_expect(p, TOK_NAME));
     TRY(jinja_expect(p, TOK_LPAREN));
@@ -169,7 +173,9 @@ static enum status parse_macro(struct jinja_parser *p, struct jinja_stmt *s)
 
 static enum status parse_jump(struct jinja_parser *p, struct jinja_stmt *s)
 {
-    if (!p->loops) return err_set(p->err, ERR_FORMAT, "chat template line %d: break or continue outside a loop", s->line);
+    if (!p->loops)
+        return err_set(p->err, ERR_FORMAT,
+                       "chat template line %d: break or continue outside a loop", s->line);
     return end_tag(p);
 }
 
@@ -180,10 +186,14 @@ static enum status parse_scope(struct jinja_parser *p, struct jinja_stmt *s)
 
 static enum status unknown_tag(struct jinja_parser *p)
 {
-    static const char *const jinja_tags[] = { "call", "filter", "with", "block", "extends", "include", "import", "from", "autoescape", "do", "trans", "debug" };
+    static const char *const jinja_tags[] = { "call",       "filter",  "with",   "block",
+                                              "extends",    "include", "import", "from",
+                                              "autoescape", "do",      "trans",  "debug" };
     for (size_t i = 0; i < COUNT_OF(jinja_tags); i++)
         if (jinja_at_name(p, jinja_tags[i]))
-            return err_set(p->err, ERR_UNSUPPORTED, "chat template line %d: the tag '%s' is not supported", p->at->line, jinja_tags[i]);
+            return err_set(p->err, ERR_UNSUPPORTED,
+                           "chat template line %d: the tag '%s' is not supported", p->at->line,
+                           jinja_tags[i]);
     return jinja_expected(p, "a tag name such as if, for or set");
 }
 
@@ -191,12 +201,16 @@ static enum status unknown_tag(struct jinja_parser *p)
 static enum status parse_statement(struct jinja_parser *p, struct jinja_stmt **out)
 {
     static const struct {
-        const char          *name;
+        const char *name;
         enum jinja_stmt_kind kind;
         enum status (*parse)(struct jinja_parser *p, struct jinja_stmt *s);
     } tags[] = {
-        { "if", JS_IF, parse_if },         { "for", JS_FOR, parse_for },          { "set", JS_SET, parse_set },
-        { "macro", JS_MACRO, parse_macro }, { "generation", JS_SCOPE, parse_scope }, { "break", JS_BREAK, parse_jump },
+        { "if", JS_IF, parse_if },
+        { "for", JS_FOR, parse_for },
+        { "set", JS_SET, parse_set },
+        { "macro", JS_MACRO, parse_macro },
+        { "generation", JS_SCOPE, parse_scope },
+        { "break", JS_BREAK, parse_jump },
         { "continue", JS_CONTINUE, parse_jump },
     };
     for (size_t i = 0; i < COUNT_OF(tags); i++) {
@@ -215,8 +229,10 @@ static bool at_end_of_body(const struct jinja_parser *p, const char *const *ends
     return false;
 }
 
-/* Statements up to one of `ends`, on whose name the cursor is left; with ends NULL, up to the end of the template. */
-static enum status parse_body(struct jinja_parser *p, const char *const *ends, struct jinja_stmt **out)
+/* Statements up to one of `ends`, on whose name the cursor is left; with ends NULL, up to the end
+ * of the template. */
+static enum status parse_body(struct jinja_parser *p, const char *const *ends,
+                              struct jinja_stmt **out)
 {
     struct jinja_stmt **tail = out;
     TRY(jinja_deeper(p));
@@ -245,7 +261,7 @@ static enum status parse_body(struct jinja_parser *p, const char *const *ends, s
 /* Copy the source into the template with its newlines made uniform. */
 static struct str normalise(struct jinja *t, struct str source)
 {
-    char  *to = arena_alloc(&t->arena, source.n + 1);
+    char *to = arena_alloc(&t->arena, source.n + 1);
     size_t n = 0;
     for (size_t i = 0; i < source.n; i++) {
         if (source.p[i] == '\r' && i + 1 < source.n && source.p[i + 1] == '\n') continue;
@@ -257,12 +273,14 @@ static struct str normalise(struct jinja *t, struct str source)
 
 enum status jinja_parse(struct str source, struct jinja **out, struct err *err)
 {
-    if (source.n > JINJA_SOURCE_MAX) return err_set(err, ERR_TOO_LONG, "the chat template has %zu bytes, more than %d", source.n, JINJA_SOURCE_MAX);
+    if (source.n > JINJA_SOURCE_MAX)
+        return err_set(err, ERR_TOO_LONG, "the chat template has %zu bytes, more than %d", source.n,
+                       JINJA_SOURCE_MAX);
     struct jinja *t = mem_try_calloc(1, sizeof *t);
     if (!t) return err_set(err, ERR_NOMEM, "no memory for the chat template");
     arena_init(&t->arena);
     struct jinja_token *tokens = NULL;
-    enum status         st = jinja_lex(normalise(t, source), &t->arena, &tokens, err);
+    enum status st = jinja_lex(normalise(t, source), &t->arena, &tokens, err);
     if (st == OK) {
         struct jinja_parser p = { .t = t, .at = tokens, .err = err };
         st = parse_body(&p, NULL, &t->body);

@@ -1,7 +1,8 @@
 /* jinja_print.c - values as text: Python's str() and repr(), and tojson as Hugging Face defines it.
  *
- * tojson is json.dumps(ensure_ascii=False): separators ", " and ": ", with indent "," and a newline; nothing is escaped for
- * HTML; keys keep their order unless sort_keys is given. Thread: the one that renders. */
+ * tojson is json.dumps(ensure_ascii=False): separators ", " and ": ", with indent "," and a
+ * newline; nothing is escaped for HTML; keys keep their order unless sort_keys is given. Thread:
+ * the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <math.h>
@@ -12,11 +13,12 @@
 
 static enum status repr(struct jinja_run *run, const struct jv *v, struct buf *b);
 
-/* Python prints the shortest digits that read back equal, with an exponent below 1e-4 and from 1e16. */
+/* Python prints the shortest digits that read back equal, with an exponent below 1e-4 and from
+ * 1e16. */
 void jv_print_float(double f, struct buf *b)
 {
     char text[40], digits[24];
-    int  n_digits = 0, exponent = 0, precision = 0;
+    int n_digits = 0, exponent = 0, precision = 0;
     if (isnan(f)) return buf_add_c(b, "nan");
     if (isinf(f)) return buf_add_c(b, f < 0 ? "-inf" : "inf");
     do snprintf(text, sizeof text, "%.*e", precision, f);
@@ -38,7 +40,8 @@ void jv_print_float(double f, struct buf *b)
     } else {
         for (int i = 0; i <= exponent; i++) buf_add_char(b, i < n_digits ? digits[i] : '0');
         buf_add_char(b, '.');
-        if (n_digits > exponent + 1) buf_add(b, digits + exponent + 1, (size_t)(n_digits - exponent - 1));
+        if (n_digits > exponent + 1)
+            buf_add(b, digits + exponent + 1, (size_t)(n_digits - exponent - 1));
         else buf_add_char(b, '0');
     }
 }
@@ -47,8 +50,14 @@ static bool printable(int32_t cp)
 {
     if (cp == ' ') return true;
     switch (utf8proc_category(cp)) {
-    case UTF8PROC_CATEGORY_CC: case UTF8PROC_CATEGORY_CF: case UTF8PROC_CATEGORY_CS: case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_CN: case UTF8PROC_CATEGORY_ZL: case UTF8PROC_CATEGORY_ZP: case UTF8PROC_CATEGORY_ZS: return false;
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS: return false;
     default: return true;
     }
 }
@@ -56,7 +65,8 @@ static bool printable(int32_t cp)
 /* A Python string literal: single quotes unless the text has those and no double ones. */
 static void repr_string(struct str s, struct buf *b)
 {
-    char    quote = str_find_char(s, '\'') != SIZE_MAX && str_find_char(s, '"') == SIZE_MAX ? '"' : '\'';
+    char quote = str_find_char(s, '\'') != SIZE_MAX && str_find_char(s, '"') == SIZE_MAX ? '"'
+                                                                                         : '\'';
     int32_t cp;
     buf_add_char(b, quote);
     for (size_t at = 0, n; at < s.n && b->len <= JINJA_OUTPUT_MAX; at += n) {
@@ -75,9 +85,15 @@ static void repr_string(struct str s, struct buf *b)
 
 static enum status repr_list(struct jinja_run *run, const struct jv_list *l, struct buf *b)
 {
-    static const struct { const char *open, *close; } marks[] = {
-        [JV_FORM_LIST] = { "[", "]" },           [JV_FORM_TUPLE] = { "(", ")" },         [JV_FORM_ITERATOR] = { "[", "]" },
-        [JV_FORM_ITEMS] = { "dict_items([", "])" }, [JV_FORM_KEYS] = { "dict_keys([", "])" }, [JV_FORM_VALUES] = { "dict_values([", "])" },
+    static const struct {
+        const char *open, *close;
+    } marks[] = {
+        [JV_FORM_LIST] = { "[", "]" },
+        [JV_FORM_TUPLE] = { "(", ")" },
+        [JV_FORM_ITERATOR] = { "[", "]" },
+        [JV_FORM_ITEMS] = { "dict_items([", "])" },
+        [JV_FORM_KEYS] = { "dict_keys([", "])" },
+        [JV_FORM_VALUES] = { "dict_values([", "])" },
     };
     buf_add_c(b, marks[l->form].open);
     for (size_t i = 0; i < l->len; i++) {
@@ -126,7 +142,9 @@ static enum status repr_at(struct jinja_run *run, const struct jv *v, struct buf
 static enum status check_size(struct jinja_run *run, const struct buf *b, size_t before)
 {
     jinja_run_spend(run, (b->len - before) / 64);
-    if (b->len > JINJA_OUTPUT_MAX) return jinja_fail(run, ERR_TOO_LONG, "a value prints as more than %d MiB", JINJA_OUTPUT_MAX >> 20);
+    if (b->len > JINJA_OUTPUT_MAX)
+        return jinja_fail(run, ERR_TOO_LONG, "a value prints as more than %d MiB",
+                          JINJA_OUTPUT_MAX >> 20);
     return OK;
 }
 
@@ -152,8 +170,8 @@ enum status jv_text(struct jinja_run *run, const struct jv *v, struct str *out)
     *out = STR("");
     if (v->kind == JV_STRING) *out = v->s;
     if (v->kind == JV_STRING || v->kind == JV_UNDEFINED) return OK;
-    struct buf  b = { 0 };
-    struct jv   text;
+    struct buf b = { 0 };
+    struct jv text;
     enum status st = repr(run, v, &b);
     if (st != OK) {
         buf_release(&b);
@@ -168,21 +186,23 @@ enum status jv_text(struct jinja_run *run, const struct jv *v, struct str *out)
 
 struct json_style {
     struct str item_sep, key_sep, indent;
-    bool       pretty, ascii, sort;
+    bool pretty, ascii, sort;
 };
 
 static void json_string(const struct json_style *style, struct str s, struct buf *b)
 {
     static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
-    int32_t           cp;
+    int32_t cp;
     buf_add_char(b, '"');
     for (size_t at = 0, n; at < s.n && b->len <= JINJA_OUTPUT_MAX; at += n) {
         n = jinja_utf8_next(s, at, &cp);
         const char *special = cp > 0 && cp < 0x80 ? strchr(from, cp) : NULL;
         if (special) buf_printf(b, "\\%c", to[special - from]);
-        else if (cp < 0x20 || (style->ascii && cp >= 0x7F && cp < 0x10000)) buf_printf(b, "\\u%04x", (unsigned)cp);
+        else if (cp < 0x20 || (style->ascii && cp >= 0x7F && cp < 0x10000))
+            buf_printf(b, "\\u%04x", (unsigned)cp);
         else if (style->ascii && cp >= 0x10000)
-            buf_printf(b, "\\u%04x\\u%04x", 0xD800 + (unsigned)((cp - 0x10000) >> 10), 0xDC00 + (unsigned)((cp - 0x10000) & 0x3FF));
+            buf_printf(b, "\\u%04x\\u%04x", 0xD800 + (unsigned)((cp - 0x10000) >> 10),
+                       0xDC00 + (unsigned)((cp - 0x10000) & 0x3FF));
         else buf_add(b, s.p + at, n);
     }
     buf_add_char(b, '"');
@@ -202,9 +222,11 @@ static void json_float(double f, struct buf *b)
     else jv_print_float(f, b);
 }
 
-static enum status json_value(struct jinja_run *run, const struct json_style *style, const struct jv *v, int level, struct buf *b);
+static enum status json_value(struct jinja_run *run, const struct json_style *style,
+                              const struct jv *v, int level, struct buf *b);
 
-static enum status json_list(struct jinja_run *run, const struct json_style *style, const struct jv_list *l, int level, struct buf *b)
+static enum status json_list(struct jinja_run *run, const struct json_style *style,
+                             const struct jv_list *l, int level, struct buf *b)
 {
     buf_add_char(b, '[');
     for (size_t i = 0; i < l->len; i++) {
@@ -217,21 +239,25 @@ static enum status json_list(struct jinja_run *run, const struct json_style *sty
     return OK;
 }
 
-static enum status json_key(struct jinja_run *run, const struct json_style *style, const struct jv *key, struct buf *b)
+static enum status json_key(struct jinja_run *run, const struct json_style *style,
+                            const struct jv *key, struct buf *b)
 {
     if (key->kind == JV_STRING) {
         json_string(style, key->s, b);
         return OK;
     }
-    if (key->kind > JV_FLOAT || key->kind == JV_UNDEFINED) return jinja_fail(run, ERR_FORMAT, "tojson: a %s cannot be a key", jv_type_name(key));
+    if (key->kind > JV_FLOAT || key->kind == JV_UNDEFINED)
+        return jinja_fail(run, ERR_FORMAT, "tojson: a %s cannot be a key", jv_type_name(key));
     buf_add_char(b, '"');
     TRY(json_value(run, style, key, 0, b));
     buf_add_char(b, '"');
     return OK;
 }
 
-/* Positions of the pairs in the order of their keys (insertion sort is quadratic: the work is counted). */
-static enum status sorted_pairs(struct jinja_run *run, const struct jv_dict *d, const struct jv_pair ***out)
+/* Positions of the pairs in the order of their keys (insertion sort is quadratic: the work is
+ * counted). */
+static enum status sorted_pairs(struct jinja_run *run, const struct jv_dict *d,
+                                const struct jv_pair ***out)
 {
     const struct jv_pair **order;
     TRY(jinja_run_alloc(run, d->len, sizeof *order, &order));
@@ -249,7 +275,8 @@ static enum status sorted_pairs(struct jinja_run *run, const struct jv_dict *d, 
     return OK;
 }
 
-static enum status json_dict(struct jinja_run *run, const struct json_style *style, const struct jv_dict *d, int level, struct buf *b)
+static enum status json_dict(struct jinja_run *run, const struct json_style *style,
+                             const struct jv_dict *d, int level, struct buf *b)
 {
     const struct jv_pair **order = NULL;
     if (style->sort) TRY(sorted_pairs(run, d, &order));
@@ -267,7 +294,8 @@ static enum status json_dict(struct jinja_run *run, const struct json_style *sty
     return OK;
 }
 
-static enum status json_at(struct jinja_run *run, const struct json_style *style, const struct jv *v, int level, struct buf *b)
+static enum status json_at(struct jinja_run *run, const struct json_style *style,
+                           const struct jv *v, int level, struct buf *b)
 {
     switch (v->kind) {
     case JV_NONE: buf_add_c(b, "null"); return OK;
@@ -276,14 +304,20 @@ static enum status json_at(struct jinja_run *run, const struct json_style *style
     case JV_FLOAT: json_float(v->f, b); return OK;
     case JV_STRING: json_string(style, v->s, b); return OK;
     case JV_LIST:
-        if (v->list->form > JV_FORM_TUPLE) return jinja_fail(run, ERR_FORMAT, "tojson: a lazy sequence or a view cannot be written as JSON; use list before it");
+        if (v->list->form > JV_FORM_TUPLE)
+            return jinja_fail(
+                run, ERR_FORMAT,
+                "tojson: a lazy sequence or a view cannot be written as JSON; use list before it");
         return json_list(run, style, v->list, level, b);
     case JV_DICT: return json_dict(run, style, v->dict, level, b);
-    default: return jinja_fail(run, ERR_FORMAT, "tojson: a%s %s is not a JSON value", v->kind == JV_UNDEFINED ? "n" : "", jv_type_name(v));
+    default:
+        return jinja_fail(run, ERR_FORMAT, "tojson: a%s %s is not a JSON value",
+                          v->kind == JV_UNDEFINED ? "n" : "", jv_type_name(v));
     }
 }
 
-static enum status json_value(struct jinja_run *run, const struct json_style *style, const struct jv *v, int level, struct buf *b)
+static enum status json_value(struct jinja_run *run, const struct json_style *style,
+                              const struct jv *v, int level, struct buf *b)
 {
     size_t before = b->len;
     TRY(jinja_run_enter(run));
@@ -296,7 +330,7 @@ static enum status json_value(struct jinja_run *run, const struct json_style *st
 static enum status json_style_of(const struct jinja_call *c, struct json_style *style)
 {
     static const char blanks[] = "                                ";
-    const struct jv  *indent = c->arg[1], *seps = c->arg[2];
+    const struct jv *indent = c->arg[1], *seps = c->arg[2];
     *style = (struct json_style){ .item_sep = STR(", "), .key_sep = STR(": ") };
     style->ascii = c->arg[0] && jv_truth(c->arg[0]);
     style->sort = c->arg[3] && jv_truth(c->arg[3]);
@@ -305,11 +339,13 @@ static enum status json_style_of(const struct jinja_call *c, struct json_style *
         style->item_sep = STR(",");
         if (indent->kind == JV_STRING && indent->s.n < sizeof blanks) style->indent = indent->s;
         else if (jv_is_whole(indent) && jv_whole(indent) <= (int64_t)sizeof blanks - 1)
-            style->indent = (struct str){ blanks, jv_whole(indent) > 0 ? (size_t)jv_whole(indent) : 0 };
+            style->indent = (struct str){ blanks,
+                                          jv_whole(indent) > 0 ? (size_t)jv_whole(indent) : 0 };
         else return jinja_bad_arg(c, "an indent of at most 32 characters", indent);
     }
     if (!seps || seps->kind == JV_NONE) return OK;
-    if (seps->kind != JV_LIST || seps->list->len != 2 || seps->list->items[0].kind != JV_STRING || seps->list->items[1].kind != JV_STRING)
+    if (seps->kind != JV_LIST || seps->list->len != 2 || seps->list->items[0].kind != JV_STRING ||
+        seps->list->items[1].kind != JV_STRING)
         return jinja_bad_arg(c, "separators as a pair of strings", seps);
     style->item_sep = seps->list->items[0].s;
     style->key_sep = seps->list->items[1].s;
@@ -319,7 +355,7 @@ static enum status json_style_of(const struct jinja_call *c, struct json_style *
 enum status jinja_tojson(const struct jinja_call *c, struct jv *out)
 {
     struct json_style style;
-    struct buf        b = { 0 };
+    struct buf b = { 0 };
     TRY(json_style_of(c, &style));
     enum status st = json_value(c->run, &style, &c->self, 0, &b);
     if (st == OK) return jv_take(c->run, &b, out);

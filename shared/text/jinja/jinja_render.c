@@ -1,38 +1,48 @@
 /* jinja_render.c - the evaluator of statements: output, if, for, set, macros.
  *
- * Output goes to run->out, which macros and captured blocks replace for their duration. break and continue are a flag that
- * makes the statements after it be skipped until the loop takes it. Thread: the one that renders. */
+ * Output goes to run->out, which macros and captured blocks replace for their duration. break and
+ * continue are a flag that makes the statements after it be skipped until the loop takes it.
+ * Thread: the one that renders. */
 #include "shared/text/jinja/jinja_eval.h"
 
 #include <string.h>
 
-static enum status exec_body(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *body);
+static enum status exec_body(struct jinja_run *run, struct jinja_scope *s,
+                             const struct jinja_stmt *body);
 
-/* Assign to a name, ns.attr, or the parts of a tuple. Depth follows the target's own nesting, which the parser bounds. */
-static enum status assign(struct jinja_run *run, struct jinja_scope *s, const struct jinja_target *t, const struct jv *v)
+/* Assign to a name, ns.attr, or the parts of a tuple. Depth follows the target's own nesting, which
+ * the parser bounds. */
+static enum status assign(struct jinja_run *run, struct jinja_scope *s,
+                          const struct jinja_target *t, const struct jv *v)
 {
     const struct jv *items;
-    size_t           n;
+    size_t n;
     if (!t->parts && !t->attr.p) return jinja_scope_set(run, s, t->name, *v);
     if (!t->parts) {
         const struct jinja_expr name = { .kind = JX_NAME, .name = t->name, .line = run->line };
-        struct jv               ns;
+        struct jv ns;
         TRY(jinja_eval(run, s, &name, &ns));
-        if (ns.kind != JV_NAMESPACE) return jinja_fail(run, ERR_FORMAT, "'%.*s' is not a namespace: its members cannot be set", STR_ARG(t->name));
+        if (ns.kind != JV_NAMESPACE)
+            return jinja_fail(run, ERR_FORMAT,
+                              "'%.*s' is not a namespace: its members cannot be set",
+                              STR_ARG(t->name));
         return jv_dict_put(run, ns.dict, jv_str(t->attr), *v);
     }
     TRY(jv_elements(run, v, &items, &n));
-    if (n != t->n_parts) return jinja_fail(run, ERR_FORMAT, "%zu values cannot be assigned to %zu names", n, t->n_parts);
+    if (n != t->n_parts)
+        return jinja_fail(run, ERR_FORMAT, "%zu values cannot be assigned to %zu names", n,
+                          t->n_parts);
     const struct jinja_target *part = t->parts;
     for (size_t i = 0; i < n; i++, part = part->next) TRY(assign(run, s, part, &items[i]));
     return OK;
 }
 
 /* Run `body` in scope s and return what it prints. */
-static enum status capture(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *body, struct jv *out)
+static enum status capture(struct jinja_run *run, struct jinja_scope *s,
+                           const struct jinja_stmt *body, struct jv *out)
 {
-    struct buf  b = { 0 }, *outer = run->out;
-    size_t      written = run->written;
+    struct buf b = { 0 }, *outer = run->out;
+    size_t written = run->written;
     run->out = &b;
     enum status st = exec_body(run, s, body);
     run->out = outer;
@@ -46,7 +56,8 @@ static enum status capture(struct jinja_run *run, struct jinja_scope *s, const s
 
 /* ---- macros ---- */
 
-static const struct jv *macro_arg(const struct jinja_call *c, struct str name, size_t i, size_t *used)
+static const struct jv *macro_arg(const struct jinja_call *c, struct str name, size_t i,
+                                  size_t *used)
 {
     const struct jv *v = i < c->n_pos ? &c->pos[i] : NULL;
     for (size_t k = 0; k < c->n_named; k++) {
@@ -58,25 +69,33 @@ static const struct jv *macro_arg(const struct jinja_call *c, struct str name, s
 }
 
 /* Bind the parameters in order; a default may use those before it. */
-static enum status bind_params(const struct jinja_call *c, const struct jinja_stmt *def, struct jinja_scope *s)
+static enum status bind_params(const struct jinja_call *c, const struct jinja_stmt *def,
+                               struct jinja_scope *s)
 {
     size_t i = 0, used = 0;
     for (const struct jinja_arg *p = def->params; p; p = p->next, i++) {
         const struct jv *given = macro_arg(c, p->name, i, &used);
-        struct jv        v = given ? *given : jv_undefined(p->name);
+        struct jv v = given ? *given : jv_undefined(p->name);
         if (!given && p->expr) TRY(jinja_eval(c->run, s, p->expr, &v));
         TRY(jinja_scope_set(c->run, s, p->name, v));
     }
-    if (c->n_pos > i) return jinja_fail(c->run, ERR_FORMAT, "the macro %.*s takes at most %zu arguments, not %zu", STR_ARG(def->text), i, c->n_pos);
-    if (used < c->n_named) return jinja_fail(c->run, ERR_FORMAT, "the macro %.*s got a named argument that it does not have", STR_ARG(def->text));
+    if (c->n_pos > i)
+        return jinja_fail(c->run, ERR_FORMAT, "the macro %.*s takes at most %zu arguments, not %zu",
+                          STR_ARG(def->text), i, c->n_pos);
+    if (used < c->n_named)
+        return jinja_fail(c->run, ERR_FORMAT,
+                          "the macro %.*s got a named argument that it does not have",
+                          STR_ARG(def->text));
     return OK;
 }
 
 enum status jinja_call_macro(const struct jinja_call *c, struct jinja_macro *m, struct jv *out)
 {
-    struct jinja_run   *run = c->run;
+    struct jinja_run *run = c->run;
     struct jinja_scope *s;
-    if (run->calls >= JINJA_DEPTH_MAX) return jinja_fail(run, ERR_TOO_LONG, "macros call each other more than %d deep", JINJA_DEPTH_MAX);
+    if (run->calls >= JINJA_DEPTH_MAX)
+        return jinja_fail(run, ERR_TOO_LONG, "macros call each other more than %d deep",
+                          JINJA_DEPTH_MAX);
     TRY(jinja_scope_new(run, m->scope, &s));
     TRY(bind_params(c, m->def, s));
     run->calls++;
@@ -85,7 +104,8 @@ enum status jinja_call_macro(const struct jinja_call *c, struct jinja_macro *m, 
     return st;
 }
 
-static enum status exec_macro(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st)
+static enum status exec_macro(struct jinja_run *run, struct jinja_scope *s,
+                              const struct jinja_stmt *st)
 {
     struct jinja_macro *m;
     TRY(jinja_run_alloc(run, 1, sizeof *m, &m));
@@ -96,9 +116,10 @@ static enum status exec_macro(struct jinja_run *run, struct jinja_scope *s, cons
 /* ---- loops ---- */
 
 /* for ... if: the items whose test holds, each tried with the target bound. */
-static enum status filter_items(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st, const struct jv **items, size_t *n)
+static enum status filter_items(struct jinja_run *run, struct jinja_scope *s,
+                                const struct jinja_stmt *st, const struct jv **items, size_t *n)
 {
-    struct jv           kept;
+    struct jv kept;
     struct jinja_scope *inner;
     TRY(jv_list_new(run, JV_FORM_LIST, *n, &kept));
     for (size_t i = 0; i < *n; i++) {
@@ -113,8 +134,10 @@ static enum status filter_items(struct jinja_run *run, struct jinja_scope *s, co
     return OK;
 }
 
-/* All passes. *finished: at least one pass came to its end (else decides whether `else` runs, as in the reference). */
-static enum status run_passes(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st, struct jinja_loop *loop, bool *finished)
+/* All passes. *finished: at least one pass came to its end (else decides whether `else` runs, as in
+ * the reference). */
+static enum status run_passes(struct jinja_run *run, struct jinja_scope *s,
+                              const struct jinja_stmt *st, struct jinja_loop *loop, bool *finished)
 {
     for (; loop->i < loop->n; loop->i++) {
         struct jinja_scope *inner;
@@ -130,12 +153,13 @@ static enum status run_passes(struct jinja_run *run, struct jinja_scope *s, cons
     return OK;
 }
 
-static enum status exec_for(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st)
+static enum status exec_for(struct jinja_run *run, struct jinja_scope *s,
+                            const struct jinja_stmt *st)
 {
-    struct jinja_loop  *loop;
+    struct jinja_loop *loop;
     struct jinja_scope *inner;
-    struct jv           seq;
-    bool                finished = false;
+    struct jv seq;
+    bool finished = false;
     TRY(jinja_eval(run, s, st->expr, &seq));
     run->line = st->line;
     TRY(jinja_run_alloc(run, 1, sizeof *loop, &loop));
@@ -149,7 +173,8 @@ static enum status exec_for(struct jinja_run *run, struct jinja_scope *s, const 
 
 /* ---- the rest ---- */
 
-static enum status exec_if(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st)
+static enum status exec_if(struct jinja_run *run, struct jinja_scope *s,
+                           const struct jinja_stmt *st)
 {
     for (; st; st = st->else_) {
         struct jv test = jv_bool(true);
@@ -159,16 +184,18 @@ static enum status exec_if(struct jinja_run *run, struct jinja_scope *s, const s
     return OK;
 }
 
-static enum status exec_print(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st)
+static enum status exec_print(struct jinja_run *run, struct jinja_scope *s,
+                              const struct jinja_stmt *st)
 {
-    struct jv  v;
+    struct jv v;
     struct str text;
     TRY(jinja_eval(run, s, st->expr, &v));
     TRY(jv_text(run, &v, &text));
     return jinja_run_write(run, text);
 }
 
-static enum status exec_set(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st)
+static enum status exec_set(struct jinja_run *run, struct jinja_scope *s,
+                            const struct jinja_stmt *st)
 {
     struct jv v;
     TRY(jinja_eval(run, s, st->expr, &v));
@@ -176,17 +203,19 @@ static enum status exec_set(struct jinja_run *run, struct jinja_scope *s, const 
     return assign(run, s, st->target, &v);
 }
 
-static enum status exec_set_block(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st)
+static enum status exec_set_block(struct jinja_run *run, struct jinja_scope *s,
+                                  const struct jinja_stmt *st)
 {
     struct jinja_scope *inner;
-    struct jv           v;
+    struct jv v;
     TRY(jinja_scope_new(run, s, &inner));
     TRY(capture(run, inner, st->body, &v));
     TRY(jinja_eval_filters(run, inner, st->filters, &v));
     return assign(run, s, st->target, &v);
 }
 
-static enum status exec_scope(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *st)
+static enum status exec_scope(struct jinja_run *run, struct jinja_scope *s,
+                              const struct jinja_stmt *st)
 {
     struct jinja_scope *inner;
     TRY(jinja_scope_new(run, s, &inner));
@@ -210,7 +239,8 @@ static enum status exec(struct jinja_run *run, struct jinja_scope *s, const stru
     return jinja_fail(run, ERR_INTERNAL, "a statement of unknown kind");
 }
 
-static enum status exec_body(struct jinja_run *run, struct jinja_scope *s, const struct jinja_stmt *body)
+static enum status exec_body(struct jinja_run *run, struct jinja_scope *s,
+                             const struct jinja_stmt *body)
 {
     enum status st = OK;
     TRY(jinja_run_enter(run));
@@ -235,7 +265,8 @@ static enum status render(struct jinja_run *run, const struct jinja *t, const cJ
     return exec_body(run, root, t->body);
 }
 
-enum status jinja_render(const struct jinja *t, const cJSON *vars, int64_t now, struct buf *out, struct err *err)
+enum status jinja_render(const struct jinja *t, const cJSON *vars, int64_t now, struct buf *out,
+                         struct err *err)
 {
     struct jinja_run run = { .out = out, .now = now, .err = err, .line = 1 };
     arena_init(&run.arena);

@@ -1,8 +1,9 @@
 /* jinja_string_methods.c - methods of strings, as Python's str has them.
  *
- * split rsplit splitlines strip lstrip rstrip startswith endswith replace upper lower title capitalize find rfind count join
- * removeprefix removesuffix partition rpartition zfill isdigit isalpha isalnum isspace isupper islower.
- * Positions are code points; find and count take no bounds. Thread: the one that renders. */
+ * split rsplit splitlines strip lstrip rstrip startswith endswith replace upper lower title
+ * capitalize find rfind count join removeprefix removesuffix partition rpartition zfill isdigit
+ * isalpha isalnum isspace isupper islower. Positions are code points; find and count take no
+ * bounds. Thread: the one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <string.h>
@@ -44,7 +45,8 @@ static size_t run_of(struct str s, size_t at, bool blank)
     return at;
 }
 
-/* Without a separator: at runs of white space, none at the ends; what is left after max cuts keeps its far end. */
+/* Without a separator: at runs of white space, none at the ends; what is left after max cuts keeps
+ * its far end. */
 static enum status split_space(const struct jinja_call *c, int64_t max, struct jv *out)
 {
     struct str s = c->self.s;
@@ -61,7 +63,8 @@ static enum status split_args(const struct jinja_call *c, struct str *sep, int64
     *sep = (struct str){ 0 };
     if (c->arg[0] && c->arg[0]->kind != JV_NONE) {
         TRY(arg_string(c, 0, sep));
-        if (sep->n == 0) return jinja_fail(c->run, ERR_FORMAT, "%s: the separator is empty", c->name);
+        if (sep->n == 0)
+            return jinja_fail(c->run, ERR_FORMAT, "%s: the separator is empty", c->name);
     }
     return arg_count(c, 1, max);
 }
@@ -69,7 +72,7 @@ static enum status split_args(const struct jinja_call *c, struct str *sep, int64
 static enum status str_split_method(const struct jinja_call *c, struct jv *out)
 {
     struct str sep = { 0 }, s = c->self.s;
-    int64_t    max = -1;
+    int64_t max = -1;
     TRY(split_args(c, &sep, &max));
     TRY(jv_list_new(c->run, JV_FORM_LIST, 0, out));
     if (!sep.p) return split_space(c, max, out);
@@ -128,7 +131,7 @@ static enum status rsplit_space(const struct jinja_call *c, int64_t max, struct 
 static enum status str_rsplit(const struct jinja_call *c, struct jv *out)
 {
     struct str sep = { 0 }, s = c->self.s;
-    int64_t    max = -1;
+    int64_t max = -1;
     TRY(split_args(c, &sep, &max));
     TRY(jv_list_new(c->run, JV_FORM_LIST, 0, out));
     jinja_run_spend(c->run, s.n / 16);
@@ -152,15 +155,17 @@ static enum status str_rsplit(const struct jinja_call *c, struct jv *out)
 static enum status str_splitlines(const struct jinja_call *c, struct jv *out)
 {
     struct str rest = c->self.s, line;
-    size_t     n_end;
-    bool       keep = c->arg[0] && jv_truth(c->arg[0]);
+    size_t n_end;
+    bool keep = c->arg[0] && jv_truth(c->arg[0]);
     TRY(jv_list_new(c->run, JV_FORM_LIST, 0, out));
-    while (jinja_next_line(&rest, &line, &n_end)) TRY(push(c, out, line.p, line.n + (keep ? n_end : 0)));
+    while (jinja_next_line(&rest, &line, &n_end))
+        TRY(push(c, out, line.p, line.n + (keep ? n_end : 0)));
     return OK;
 }
 
 /* (before, sep, after); without the separator (s, '', '') or, from the right, ('', '', s). */
-static enum status partition_at(const struct jinja_call *c, size_t at, size_t n_sep, bool right, struct jv *out)
+static enum status partition_at(const struct jinja_call *c, size_t at, size_t n_sep, bool right,
+                                struct jv *out)
 {
     struct str s = c->self.s;
     TRY(jv_list_new(c->run, JV_FORM_TUPLE, 3, out));
@@ -191,18 +196,33 @@ static enum status str_rpartition(const struct jinja_call *c, struct jv *out)
 static enum status strip_sides(const struct jinja_call *c, bool left, bool right, struct jv *out)
 {
     struct str chars = { 0 };
-    bool       given = c->arg[0] && c->arg[0]->kind != JV_NONE;
+    bool given = c->arg[0] && c->arg[0]->kind != JV_NONE;
     if (given) TRY(arg_string(c, 0, &chars));
     *out = jv_str(jinja_strip(c->self.s, given ? &chars : NULL, left, right));
     return OK;
 }
 
-static enum status str_strip(const struct jinja_call *c, struct jv *out) { return strip_sides(c, true, true, out); }
-static enum status str_lstrip(const struct jinja_call *c, struct jv *out) { return strip_sides(c, true, false, out); }
-static enum status str_rstrip(const struct jinja_call *c, struct jv *out) { return strip_sides(c, false, true, out); }
+static enum status str_strip(const struct jinja_call *c, struct jv *out)
+{
+    return strip_sides(c, true, true, out);
+}
+static enum status str_lstrip(const struct jinja_call *c, struct jv *out)
+{
+    return strip_sides(c, true, false, out);
+}
+static enum status str_rstrip(const struct jinja_call *c, struct jv *out)
+{
+    return strip_sides(c, false, true, out);
+}
 
-static bool starts(struct str s, struct str with) { return with.n <= s.n && (with.n == 0 || memcmp(s.p, with.p, with.n) == 0); }
-static bool ends(struct str s, struct str with) { return with.n <= s.n && starts(str_sub(s, s.n - with.n, SIZE_MAX), with); }
+static bool starts(struct str s, struct str with)
+{
+    return with.n <= s.n && (with.n == 0 || memcmp(s.p, with.p, with.n) == 0);
+}
+static bool ends(struct str s, struct str with)
+{
+    return with.n <= s.n && starts(str_sub(s, s.n - with.n, SIZE_MAX), with);
+}
 
 static enum status str_removeprefix(const struct jinja_call *c, struct jv *out)
 {
@@ -223,21 +243,30 @@ static enum status str_removesuffix(const struct jinja_call *c, struct jv *out)
 /* ---- questions ---- */
 
 /* The argument is a string or a tuple of strings. */
-static enum status any_affix(const struct jinja_call *c, bool (*matches)(struct str, struct str), struct jv *out)
+static enum status any_affix(const struct jinja_call *c, bool (*matches)(struct str, struct str),
+                             struct jv *out)
 {
     const struct jv *affix = c->arg[0];
-    size_t           n = 1;
-    if (affix->kind == JV_LIST && affix->list->form == JV_FORM_TUPLE) n = affix->list->len, affix = affix->list->items;
+    size_t n = 1;
+    if (affix->kind == JV_LIST && affix->list->form == JV_FORM_TUPLE)
+        n = affix->list->len, affix = affix->list->items;
     *out = jv_bool(false);
     for (size_t i = 0; i < n; i++) {
-        if (affix[i].kind != JV_STRING) return jinja_bad_arg(c, "a string or a tuple of strings", &affix[i]);
+        if (affix[i].kind != JV_STRING)
+            return jinja_bad_arg(c, "a string or a tuple of strings", &affix[i]);
         if (matches(c->self.s, affix[i].s)) *out = jv_bool(true);
     }
     return OK;
 }
 
-static enum status str_startswith(const struct jinja_call *c, struct jv *out) { return any_affix(c, starts, out); }
-static enum status str_endswith(const struct jinja_call *c, struct jv *out) { return any_affix(c, ends, out); }
+static enum status str_startswith(const struct jinja_call *c, struct jv *out)
+{
+    return any_affix(c, starts, out);
+}
+static enum status str_endswith(const struct jinja_call *c, struct jv *out)
+{
+    return any_affix(c, ends, out);
+}
 
 static enum status found_at(const struct jinja_call *c, size_t at, struct jv *out)
 {
@@ -266,7 +295,8 @@ static enum status str_count(const struct jinja_call *c, struct jv *out)
     TRY(arg_string(c, 0, &needle));
     jinja_run_spend(c->run, rest.n / 16);
     *out = jv_int(needle.n ? 0 : (int64_t)jinja_utf8_len(rest) + 1);
-    for (size_t at; needle.n && (at = str_find(rest, needle)) != SIZE_MAX; out->i++) rest = str_sub(rest, at + needle.n, SIZE_MAX);
+    for (size_t at; needle.n && (at = str_find(rest, needle)) != SIZE_MAX; out->i++)
+        rest = str_sub(rest, at + needle.n, SIZE_MAX);
     return OK;
 }
 
@@ -292,16 +322,28 @@ static enum status all_of(const struct jinja_call *c, int classes, struct jv *ou
     return OK;
 }
 
-static enum status str_isdigit(const struct jinja_call *c, struct jv *out) { return all_of(c, IS_DIGIT, out); }
-static enum status str_isalpha(const struct jinja_call *c, struct jv *out) { return all_of(c, IS_ALPHA, out); }
-static enum status str_isalnum(const struct jinja_call *c, struct jv *out) { return all_of(c, IS_DIGIT | IS_ALPHA, out); }
-static enum status str_isspace(const struct jinja_call *c, struct jv *out) { return all_of(c, IS_SPACE, out); }
+static enum status str_isdigit(const struct jinja_call *c, struct jv *out)
+{
+    return all_of(c, IS_DIGIT, out);
+}
+static enum status str_isalpha(const struct jinja_call *c, struct jv *out)
+{
+    return all_of(c, IS_ALPHA, out);
+}
+static enum status str_isalnum(const struct jinja_call *c, struct jv *out)
+{
+    return all_of(c, IS_DIGIT | IS_ALPHA, out);
+}
+static enum status str_isspace(const struct jinja_call *c, struct jv *out)
+{
+    return all_of(c, IS_SPACE, out);
+}
 
 /* True when there is a cased letter and none of the other case. */
 static enum status one_case(const struct jinja_call *c, utf8proc_category_t want, struct jv *out)
 {
     int32_t cp;
-    bool    any = false, other = false;
+    bool any = false, other = false;
     for (size_t at = 0; at < c->self.s.n;) {
         at += jinja_utf8_next(c->self.s, at, &cp);
         utf8proc_category_t k = utf8proc_category(cp);
@@ -312,20 +354,38 @@ static enum status one_case(const struct jinja_call *c, utf8proc_category_t want
     return OK;
 }
 
-static enum status str_isupper(const struct jinja_call *c, struct jv *out) { return one_case(c, UTF8PROC_CATEGORY_LU, out); }
-static enum status str_islower(const struct jinja_call *c, struct jv *out) { return one_case(c, UTF8PROC_CATEGORY_LL, out); }
+static enum status str_isupper(const struct jinja_call *c, struct jv *out)
+{
+    return one_case(c, UTF8PROC_CATEGORY_LU, out);
+}
+static enum status str_islower(const struct jinja_call *c, struct jv *out)
+{
+    return one_case(c, UTF8PROC_CATEGORY_LL, out);
+}
 
 /* ---- making other strings ---- */
 
-static enum status str_upper(const struct jinja_call *c, struct jv *out) { return jv_recase(c->run, c->self.s, JINJA_UPPER, out); }
-static enum status str_lower(const struct jinja_call *c, struct jv *out) { return jv_recase(c->run, c->self.s, JINJA_LOWER, out); }
-static enum status str_title(const struct jinja_call *c, struct jv *out) { return jv_recase(c->run, c->self.s, JINJA_TITLE, out); }
-static enum status str_capitalize(const struct jinja_call *c, struct jv *out) { return jv_recase(c->run, c->self.s, JINJA_CAPITALIZE, out); }
+static enum status str_upper(const struct jinja_call *c, struct jv *out)
+{
+    return jv_recase(c->run, c->self.s, JINJA_UPPER, out);
+}
+static enum status str_lower(const struct jinja_call *c, struct jv *out)
+{
+    return jv_recase(c->run, c->self.s, JINJA_LOWER, out);
+}
+static enum status str_title(const struct jinja_call *c, struct jv *out)
+{
+    return jv_recase(c->run, c->self.s, JINJA_TITLE, out);
+}
+static enum status str_capitalize(const struct jinja_call *c, struct jv *out)
+{
+    return jv_recase(c->run, c->self.s, JINJA_CAPITALIZE, out);
+}
 
 static enum status str_replace(const struct jinja_call *c, struct jv *out)
 {
     struct str from = { 0 }, to = { 0 };
-    int64_t    count;
+    int64_t count;
     TRY(arg_string(c, 0, &from));
     TRY(arg_string(c, 1, &to));
     TRY(arg_count(c, 2, &count));
@@ -335,7 +395,7 @@ static enum status str_replace(const struct jinja_call *c, struct jv *out)
 static enum status str_join(const struct jinja_call *c, struct jv *out)
 {
     const struct jv *items;
-    size_t           n;
+    size_t n;
     TRY(jv_elements(c->run, c->arg[0], &items, &n));
     return jv_join(c->run, c->self.s, items, n, true, out);
 }
@@ -343,11 +403,12 @@ static enum status str_join(const struct jinja_call *c, struct jv *out)
 static enum status str_zfill(const struct jinja_call *c, struct jv *out)
 {
     int64_t width = 0;
-    size_t  len = jinja_utf8_len(c->self.s), sign = c->self.s.n && strchr("+-", c->self.s.p[0]) ? 1 : 0;
+    size_t len = jinja_utf8_len(c->self.s),
+           sign = c->self.s.n && strchr("+-", c->self.s.p[0]) ? 1 : 0;
     TRY(arg_count(c, 0, &width));
     *out = c->self;
     if (width <= (int64_t)len) return OK;
-    char  *p;
+    char *p;
     size_t zeros = (size_t)width - len;
     TRY(jinja_run_alloc(c->run, zeros + c->self.s.n, 1, &p));
     memcpy(p, c->self.s.p, sign);

@@ -1,9 +1,10 @@
 /* jinja_value.c - limits of a rendering, containers, truth, equality and order of values.
  *
- * Dicts are searched linearly: those of chat templates are small, and the work is counted, so that a hostile one ends the
- * rendering instead of the server. Recursion over nested values counts as depth, so cyclic values end in ERR_TOO_LONG too.
- * LIMIT: numbers of the caller's JSON that have no fraction are integers here (1.0 prints as 1), because cJSON keeps only the
- * double. Thread: the one that renders. */
+ * Dicts are searched linearly: those of chat templates are small, and the work is counted, so that
+ * a hostile one ends the rendering instead of the server. Recursion over nested values counts as
+ * depth, so cyclic values end in ERR_TOO_LONG too. LIMIT: numbers of the caller's JSON that have no
+ * fraction are integers here (1.0 prints as 1), because cJSON keeps only the double. Thread: the
+ * one that renders. */
 #include "shared/text/jinja/jinja_value.h"
 
 #include <math.h>
@@ -11,12 +12,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Levels of nested evaluation: a macro call takes several, so this is more than the nesting of the source. */
+/* Levels of nested evaluation: a macro call takes several, so this is more than the nesting of the
+ * source. */
 enum { EVAL_DEPTH_MAX = 6 * JINJA_DEPTH_MAX };
 
 enum status jinja_fail(struct jinja_run *run, enum status code, const char *fmt, ...)
 {
-    char    text[ERR_TEXT_MAX];
+    char text[ERR_TEXT_MAX];
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
@@ -26,26 +28,29 @@ enum status jinja_fail(struct jinja_run *run, enum status code, const char *fmt,
 
 enum status jinja_run_step(struct jinja_run *run)
 {
-    if (++run->steps > JINJA_STEPS_MAX) return jinja_fail(run, ERR_TOO_LONG, "the template takes more than %d steps", JINJA_STEPS_MAX);
+    if (++run->steps > JINJA_STEPS_MAX)
+        return jinja_fail(run, ERR_TOO_LONG, "the template takes more than %d steps",
+                          JINJA_STEPS_MAX);
     return OK;
 }
 
 enum status jinja_run_enter(struct jinja_run *run)
 {
-    if (run->depth >= EVAL_DEPTH_MAX) return jinja_fail(run, ERR_TOO_LONG, "evaluation is nested more than %d levels", EVAL_DEPTH_MAX);
+    if (run->depth >= EVAL_DEPTH_MAX)
+        return jinja_fail(run, ERR_TOO_LONG, "evaluation is nested more than %d levels",
+                          EVAL_DEPTH_MAX);
     run->depth++;
     return jinja_run_step(run);
 }
 
-void jinja_run_leave(struct jinja_run *run)
-{
-    run->depth--;
-}
+void jinja_run_leave(struct jinja_run *run) { run->depth--; }
 
 enum status jinja_run_alloc(struct jinja_run *run, size_t n, size_t size, void *out)
 {
     size_t left = run->arena.used < JINJA_MEMORY_MAX ? JINJA_MEMORY_MAX - run->arena.used : 0;
-    if (size && n > left / size) return jinja_fail(run, ERR_TOO_LONG, "rendering takes more than %d MiB", JINJA_MEMORY_MAX >> 20);
+    if (size && n > left / size)
+        return jinja_fail(run, ERR_TOO_LONG, "rendering takes more than %d MiB",
+                          JINJA_MEMORY_MAX >> 20);
     void *p = arena_alloc(&run->arena, n * size > 0 ? n * size : 1);
     memcpy(out, &p, sizeof p);
     jinja_run_spend(run, n * size / 64);
@@ -55,7 +60,8 @@ enum status jinja_run_alloc(struct jinja_run *run, size_t n, size_t size, void *
 enum status jinja_run_write(struct jinja_run *run, struct str s)
 {
     if (s.n > (size_t)JINJA_OUTPUT_MAX - run->written)
-        return jinja_fail(run, ERR_TOO_LONG, "the rendered text has more than %d MiB", JINJA_OUTPUT_MAX >> 20);
+        return jinja_fail(run, ERR_TOO_LONG, "the rendered text has more than %d MiB",
+                          JINJA_OUTPUT_MAX >> 20);
     run->written += s.n;
     buf_add_str(run->out, s);
     jinja_run_spend(run, s.n / 64);
@@ -101,7 +107,7 @@ enum status jv_list_push(struct jinja_run *run, struct jv_list *l, struct jv v)
 {
     if (l->len == l->cap) {
         struct jv *items = NULL;
-        size_t     cap = l->cap ? l->cap * 2 : 4;
+        size_t cap = l->cap ? l->cap * 2 : 4;
         TRY(jinja_run_alloc(run, cap, sizeof *items, &items));
         if (l->len) memcpy(items, l->items, l->len * sizeof *items);
         l->items = items;
@@ -128,11 +134,12 @@ enum status jv_dict_new(struct jinja_run *run, enum jv_kind kind, size_t cap, st
     return OK;
 }
 
-static enum status dict_append(struct jinja_run *run, struct jv_dict *d, struct jv key, struct jv value)
+static enum status dict_append(struct jinja_run *run, struct jv_dict *d, struct jv key,
+                               struct jv value)
 {
     if (d->len == d->cap) {
         struct jv_pair *pairs = NULL;
-        size_t          cap = d->cap ? d->cap * 2 : 4;
+        size_t cap = d->cap ? d->cap * 2 : 4;
         TRY(jinja_run_alloc(run, cap, sizeof *pairs, &pairs));
         if (d->len) memcpy(pairs, d->pairs, d->len * sizeof *pairs);
         d->pairs = pairs;
@@ -145,7 +152,8 @@ static enum status dict_append(struct jinja_run *run, struct jv_dict *d, struct 
 enum status jv_dict_put(struct jinja_run *run, struct jv_dict *d, struct jv key, struct jv value)
 {
     struct jv *old;
-    if (key.kind > JV_LIST) return jinja_fail(run, ERR_FORMAT, "a %s cannot be the key of a dict", jv_type_name(&key));
+    if (key.kind > JV_LIST)
+        return jinja_fail(run, ERR_FORMAT, "a %s cannot be the key of a dict", jv_type_name(&key));
     TRY(jv_check_hashable(run, &key));
     TRY(jv_dict_find(run, d, &key, &old));
     if (!old) return dict_append(run, d, key, value);
@@ -158,11 +166,13 @@ struct jv *jv_dict_get(struct jinja_run *run, const struct jv_dict *d, struct st
 {
     jinja_run_spend(run, d->len / 16);
     for (size_t i = d->len; i-- > 0;)
-        if (d->pairs[i].key.kind == JV_STRING && str_eq(d->pairs[i].key.s, key)) return &d->pairs[i].value;
+        if (d->pairs[i].key.kind == JV_STRING && str_eq(d->pairs[i].key.s, key))
+            return &d->pairs[i].value;
     return NULL;
 }
 
-enum status jv_dict_find(struct jinja_run *run, const struct jv_dict *d, const struct jv *key, struct jv **out)
+enum status jv_dict_find(struct jinja_run *run, const struct jv_dict *d, const struct jv *key,
+                         struct jv **out)
 {
     *out = NULL;
     if (key->kind == JV_STRING) {
@@ -214,7 +224,8 @@ enum status jv_of_json(struct jinja_run *run, const cJSON *j, bool copy, struct 
     else if (cJSON_IsArray(j) || cJSON_IsObject(j)) st = json_children(run, j, copy, out);
     else if (cJSON_IsBool(j)) *out = jv_bool(cJSON_IsTrue(j));
     else if (!cJSON_IsNumber(j)) *out = jv_none();
-    else if (j->valuedouble == floor(j->valuedouble) && fabs(j->valuedouble) < 9e15) *out = jv_int((int64_t)j->valuedouble);
+    else if (j->valuedouble == floor(j->valuedouble) && fabs(j->valuedouble) < 9e15)
+        *out = jv_int((int64_t)j->valuedouble);
     else *out = jv_float(j->valuedouble);
     jinja_run_leave(run);
     return st;
@@ -239,18 +250,23 @@ bool jv_truth(const struct jv *v)
 
 const char *jv_type_name(const struct jv *v)
 {
-    static const char *const names[] = { "undefined value", "none", "bool", "int", "float", "string", "list", "dict", "namespace", "loop", "macro", "function", "method" };
+    static const char *const names[] = { "undefined value", "none",   "bool",  "int",
+                                         "float",           "string", "list",  "dict",
+                                         "namespace",       "loop",   "macro", "function",
+                                         "method" };
     return v->kind == JV_LIST && v->list->form == JV_FORM_TUPLE ? "tuple" : names[v->kind];
 }
 
-static enum status lists_equal(struct jinja_run *run, const struct jv_list *a, const struct jv_list *b, bool *out)
+static enum status lists_equal(struct jinja_run *run, const struct jv_list *a,
+                               const struct jv_list *b, bool *out)
 {
     *out = a->form == b->form && a->len == b->len;
     for (size_t i = 0; *out && i < a->len; i++) TRY(jv_equal(run, &a->items[i], &b->items[i], out));
     return OK;
 }
 
-static enum status dicts_equal(struct jinja_run *run, const struct jv_dict *a, const struct jv_dict *b, bool *out)
+static enum status dicts_equal(struct jinja_run *run, const struct jv_dict *a,
+                               const struct jv_dict *b, bool *out)
 {
     *out = a->len == b->len;
     for (size_t i = 0; *out && i < a->len; i++) {
@@ -262,10 +278,12 @@ static enum status dicts_equal(struct jinja_run *run, const struct jv_dict *a, c
     return OK;
 }
 
-static enum status equal_at(struct jinja_run *run, const struct jv *a, const struct jv *b, bool *out)
+static enum status equal_at(struct jinja_run *run, const struct jv *a, const struct jv *b,
+                            bool *out)
 {
     if (jv_is_number(a) && jv_is_number(b)) {
-        *out = jv_is_whole(a) && jv_is_whole(b) ? jv_whole(a) == jv_whole(b) : jv_number(a) == jv_number(b);
+        *out = jv_is_whole(a) && jv_is_whole(b) ? jv_whole(a) == jv_whole(b)
+                                                : jv_number(a) == jv_number(b);
         return OK;
     }
     *out = false;
@@ -299,12 +317,10 @@ enum status jv_equal(struct jinja_run *run, const struct jv *a, const struct jv 
     return st;
 }
 
-static int order_of(double a, double b)
-{
-    return isnan(a) || isnan(b) ? 2 : a < b ? -1 : a > b;
-}
+static int order_of(double a, double b) { return isnan(a) || isnan(b) ? 2 : a < b ? -1 : a > b; }
 
-static enum status compare_lists(struct jinja_run *run, const struct jv_list *a, const struct jv_list *b, int *out)
+static enum status compare_lists(struct jinja_run *run, const struct jv_list *a,
+                                 const struct jv_list *b, int *out)
 {
     for (size_t i = 0; i < a->len && i < b->len; i++) {
         bool same;
@@ -318,41 +334,51 @@ static enum status compare_lists(struct jinja_run *run, const struct jv_list *a,
 enum status jv_compare(struct jinja_run *run, const struct jv *a, const struct jv *b, int *out)
 {
     if (jv_is_number(a) && jv_is_number(b)) {
-        if (jv_is_whole(a) && jv_is_whole(b)) *out = jv_whole(a) < jv_whole(b) ? -1 : jv_whole(a) > jv_whole(b);
+        if (jv_is_whole(a) && jv_is_whole(b))
+            *out = jv_whole(a) < jv_whole(b) ? -1 : jv_whole(a) > jv_whole(b);
         else *out = order_of(jv_number(a), jv_number(b));
         return OK;
     }
     if (a->kind == JV_STRING && b->kind == JV_STRING) {
         size_t n = a->s.n < b->s.n ? a->s.n : b->s.n;
-        int    c = n ? memcmp(a->s.p, b->s.p, n) : 0;
+        int c = n ? memcmp(a->s.p, b->s.p, n) : 0;
         *out = c ? (c < 0 ? -1 : 1) : a->s.n < b->s.n ? -1 : a->s.n > b->s.n;
         jinja_run_spend(run, n / 64);
         return OK;
     }
     if (a->kind != JV_LIST || b->kind != JV_LIST || a->list->form != b->list->form)
-        return jinja_fail(run, ERR_FORMAT, "%s and %s have no order", jv_type_name(a), jv_type_name(b));
+        return jinja_fail(run, ERR_FORMAT, "%s and %s have no order", jv_type_name(a),
+                          jv_type_name(b));
     TRY(jinja_run_enter(run));
     enum status st = compare_lists(run, a->list, b->list, out);
     jinja_run_leave(run);
     return st;
 }
 
-bool jv_is_iterator(const struct jv *v) { return v->kind == JV_LIST && v->list->form == JV_FORM_ITERATOR; }
+bool jv_is_iterator(const struct jv *v)
+{
+    return v->kind == JV_LIST && v->list->form == JV_FORM_ITERATOR;
+}
 
 enum status jv_check_hashable(struct jinja_run *run, const struct jv *v)
 {
     enum status st = OK;
-    if (v->kind == JV_DICT || (v->kind == JV_LIST && v->list->form != JV_FORM_TUPLE && v->list->form != JV_FORM_ITERATOR))
-        return jinja_fail(run, ERR_FORMAT, "a %s cannot be the key of a dict, or be looked up in one", jv_type_name(v));
+    if (v->kind == JV_DICT ||
+        (v->kind == JV_LIST && v->list->form != JV_FORM_TUPLE && v->list->form != JV_FORM_ITERATOR))
+        return jinja_fail(run, ERR_FORMAT,
+                          "a %s cannot be the key of a dict, or be looked up in one",
+                          jv_type_name(v));
     if (v->kind != JV_LIST || v->list->form != JV_FORM_TUPLE) return OK;
     TRY(jinja_run_enter(run));
-    for (size_t i = 0; i < v->list->len && st == OK; i++) st = jv_check_hashable(run, &v->list->items[i]);
+    for (size_t i = 0; i < v->list->len && st == OK; i++)
+        st = jv_check_hashable(run, &v->list->items[i]);
     jinja_run_leave(run);
     return st;
 }
 
 /* As Python's `in`: what was looked at is used up. */
-static enum status iterator_contains(struct jinja_run *run, struct jv_list *l, const struct jv *item, bool *out)
+static enum status iterator_contains(struct jinja_run *run, struct jv_list *l,
+                                     const struct jv *item, bool *out)
 {
     while (l->len > 0 && !*out) {
         TRY(jv_equal(run, l->items, item, out));
@@ -363,12 +389,15 @@ static enum status iterator_contains(struct jinja_run *run, struct jv_list *l, c
     return OK;
 }
 
-enum status jv_contains(struct jinja_run *run, const struct jv *container, const struct jv *item, bool *out)
+enum status jv_contains(struct jinja_run *run, const struct jv *container, const struct jv *item,
+                        bool *out)
 {
     *out = false;
     if (container->kind == JV_UNDEFINED) return OK;
     if (container->kind == JV_STRING) {
-        if (item->kind != JV_STRING) return jinja_fail(run, ERR_FORMAT, "'in' a string needs a string, not a %s", jv_type_name(item));
+        if (item->kind != JV_STRING)
+            return jinja_fail(run, ERR_FORMAT, "'in' a string needs a string, not a %s",
+                              jv_type_name(item));
         jinja_run_spend(run, container->s.n / 16);
         *out = str_find(container->s, item->s) != SIZE_MAX;
         return OK;
@@ -380,17 +409,20 @@ enum status jv_contains(struct jinja_run *run, const struct jv *container, const
         *out = found != NULL;
         return OK;
     }
-    if (container->kind != JV_LIST) return jinja_fail(run, ERR_FORMAT, "'in' cannot look into a %s", jv_type_name(container));
+    if (container->kind != JV_LIST)
+        return jinja_fail(run, ERR_FORMAT, "'in' cannot look into a %s", jv_type_name(container));
     if (jv_is_iterator(container)) return iterator_contains(run, container->list, item, out);
-    for (size_t i = 0; i < container->list->len && !*out; i++) TRY(jv_equal(run, &container->list->items[i], item, out));
+    for (size_t i = 0; i < container->list->len && !*out; i++)
+        TRY(jv_equal(run, &container->list->items[i], item, out));
     return OK;
 }
 
-static enum status characters(struct jinja_run *run, struct str s, const struct jv **items, size_t *n)
+static enum status characters(struct jinja_run *run, struct str s, const struct jv **items,
+                              size_t *n)
 {
     struct jv *chars;
-    int32_t    cp;
-    size_t     k = 0;
+    int32_t cp;
+    size_t k = 0;
     TRY(jinja_run_alloc(run, jinja_utf8_len(s), sizeof *chars, &chars));
     for (size_t at = 0, len; at < s.n; at += len) {
         len = jinja_utf8_next(s, at, &cp);
@@ -401,7 +433,8 @@ static enum status characters(struct jinja_run *run, struct str s, const struct 
     return OK;
 }
 
-enum status jv_elements(struct jinja_run *run, const struct jv *v, const struct jv **items, size_t *n)
+enum status jv_elements(struct jinja_run *run, const struct jv *v, const struct jv **items,
+                        size_t *n)
 {
     struct jv *keys;
     *items = NULL;

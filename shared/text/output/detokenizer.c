@@ -1,10 +1,10 @@
 /* detokenizer.c - see detokenizer.h.
  *
- * `held` is valid text that may be the beginning of a stop string, followed by at most 3 bytes that may be the beginning of a
- * character. Stop strings are looked for in the text only. Which of several counts does not depend on how the text came in
- * parts: the one that is complete first, and of those that end together the longest.
- * A space in front that the model's decoder would take off a whole text stays: an answer goes on from its prompt.
- * Thread: its owner's. */
+ * `held` is valid text that may be the beginning of a stop string, followed by at most 3 bytes that
+ * may be the beginning of a character. Stop strings are looked for in the text only. Which of
+ * several counts does not depend on how the text came in parts: the one that is complete first, and
+ * of those that end together the longest. A space in front that the model's decoder would take off
+ * a whole text stays: an answer goes on from its prompt. Thread: its owner's. */
 #include "shared/text/output/detokenizer.h"
 
 #include <string.h>
@@ -12,17 +12,25 @@
 #include "shared/base/assert.h"
 #include "shared/text/utf8.h"
 
-void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool skip_special, const struct str *stops, size_t n_stops, bool include_stop)
+void detokenizer_init(struct detokenizer *d, const struct tokenizer *tok, bool skip_special,
+                      const struct str *stops, size_t n_stops, bool include_stop)
 {
     ASSERT(n_stops <= DETOKENIZER_STOPS_MAX);
-    *d = (struct detokenizer){ .tok = tok, .n_stops = n_stops, .stopped = -1, .skip_special = skip_special, .include_stop = include_stop };
+    *d = (struct detokenizer){
+        .tok = tok,
+        .n_stops = n_stops,
+        .stopped = -1,
+        .skip_special = skip_special,
+        .include_stop = include_stop,
+    };
     for (size_t i = 0; i < n_stops; i++) {
         d->stops[i] = stops[i];
         if (stops[i].n > d->stop_max) d->stop_max = stops[i].n;
     }
 }
 
-/* Make everything from `from` on valid, except for an unfinished character at the end. Returns the length of the text. */
+/* Make everything from `from` on valid, except for an unfinished character at the end. Returns the
+ * length of the text. */
 static size_t replace_invalid(struct buf *held, size_t from)
 {
     struct str raw = str_sub(buf_str(held), from, SIZE_MAX);

@@ -4,7 +4,8 @@
 
 #include "shared/base/str.h"
 
-/* Whether `given` is `name` or one of `aliases` (separated by spaces), where '-', '_' and '.' do not count. */
+/* Whether `given` is `name` or one of `aliases` (separated by spaces), where '-', '_' and '.' do
+ * not count. */
 bool format_is_named(struct str given, const char *name, const char *aliases);
 
 #endif

@@ -137,7 +137,8 @@ enum json_scan_result json_scan_byte(struct json_scan *s, char c)
     case SCAN_ROOT: return c == '{' ? open_level(s, true) : JSON_SCAN_BAD;
     case SCAN_COLON: return c == ':' ? set_mode(s, SCAN_VALUE) : JSON_SCAN_BAD;
     case SCAN_KEY: return c == '"' ? begin_string(s, true) : JSON_SCAN_BAD;
-    case SCAN_KEY_OR_END: return c == '"' ? begin_string(s, true) : c == '}' ? close_level(s, c) : JSON_SCAN_BAD;
+    case SCAN_KEY_OR_END:
+        return c == '"' ? begin_string(s, true) : c == '}' ? close_level(s, c) : JSON_SCAN_BAD;
     case SCAN_VALUE_OR_END: return c == ']' ? close_level(s, c) : begin_value(s, c);
     default: return begin_value(s, c);
     }

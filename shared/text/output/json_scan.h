@@ -1,8 +1,10 @@
-/* json_scan.h - is what came so far the beginning of a JSON object? One byte at a time, without keeping the text.
+/* json_scan.h - is what came so far the beginning of a JSON object? One byte at a time, without
+ * keeping the text.
  *
- * For JSON that a model is still writing: what was passed on as valid stays valid. The root must be an object; the grammar is
- * RFC 8259 with at most JSON_DEPTH_MAX levels; UTF-8 is not looked at (the detokeniser gives nothing else).
- * Life cycle: { 0 } or init, a call per byte until it says other than MORE. Thread: its owner's. */
+ * For JSON that a model is still writing: what was passed on as valid stays valid. The root must be
+ * an object; the grammar is RFC 8259 with at most JSON_DEPTH_MAX levels; UTF-8 is not looked at
+ * (the detokeniser gives nothing else). Life cycle: { 0 } or init, a call per byte until it says
+ * other than MORE. Thread: its owner's. */
 #ifndef BATON_TEXT_OUTPUT_JSON_SCAN_H
 #define BATON_TEXT_OUTPUT_JSON_SCAN_H
 
@@ -18,28 +20,28 @@ enum json_scan_result {
 /* What the next byte belongs to. */
 enum json_scan_mode {
     SCAN_ROOT,
-    SCAN_VALUE,       /* a value begins */
-    SCAN_VALUE_OR_END,/* after [ */
-    SCAN_KEY,         /* after , in an object */
-    SCAN_KEY_OR_END,  /* after { */
+    SCAN_VALUE,        /* a value begins */
+    SCAN_VALUE_OR_END, /* after [ */
+    SCAN_KEY,          /* after , in an object */
+    SCAN_KEY_OR_END,   /* after { */
     SCAN_COLON,
-    SCAN_AFTER,       /* a value has ended */
+    SCAN_AFTER, /* a value has ended */
     SCAN_STRING,
     SCAN_ESCAPE,
     SCAN_HEX,
     SCAN_NUMBER,
-    SCAN_WORD,        /* true, false, null */
+    SCAN_WORD, /* true, false, null */
     SCAN_CLOSED
 };
 
 struct json_scan {
     enum json_scan_mode mode;
-    int                 depth;    /* open objects and arrays */
-    uint64_t            objects;  /* bit i: level i is an object */
-    bool                is_key;   /* the string being read */
-    uint8_t             number;   /* where in a number */
-    uint8_t             n_hex;
-    const char         *word;     /* what must still come of a word */
+    int depth;        /* open objects and arrays */
+    uint64_t objects; /* bit i: level i is an object */
+    bool is_key;      /* the string being read */
+    uint8_t number;   /* where in a number */
+    uint8_t n_hex;
+    const char *word; /* what must still come of a word */
 };
 
 enum json_scan_result json_scan_byte(struct json_scan *s, char c);

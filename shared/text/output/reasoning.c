@@ -1,43 +1,68 @@
 /* reasoning.c - see reasoning.h. Thread: its owner's.
  *
- * step() looks at what is held and moves on, until more text is needed; each state decides how much of it is certain. */
+ * step() looks at what is held and moves on, until more text is needed; each state decides how much
+ * of it is certain. */
 #include "shared/text/output/reasoning.h"
 
 #include "shared/base/mem.h"
 #include "shared/text/output/format_name.h"
 #include "shared/text/output/tag_match.h"
 
-#define TEXT(literal) { (literal), sizeof(literal) - 1 } /* a struct str that is constant */
+#define TEXT(literal)                                                                              \
+    {                                                                                              \
+        (literal), sizeof(literal) - 1                                                             \
+    } /* a struct str that is constant */
 
 static const struct reasoning_format REASONING_FORMATS[] = {
-    { .name = "think", .aliases = "qwen3 deepseek deepseek-r1 deepseek-v3 deepseek-v31 qwen3-thinking basic glm45 ernie-45-vl",
-      .open = TEXT("<think>"), .close = TEXT("</think>") },
-    { .name = "ernie", .aliases = "ernie-x1 ernie45 ernie-45-vl-thinking", .open = TEXT("<think>"), .close = TEXT("</think>"),
-      .answer_open = TEXT("<response>"), .answer_close = TEXT("</response>") },
+    {
+        .name = "think",
+        .aliases = "qwen3 deepseek deepseek-r1 deepseek-v3 deepseek-v31 qwen3-thinking basic glm45 "
+                   "ernie-45-vl",
+        .open = TEXT("<think>"),
+        .close = TEXT("</think>"),
+    },
+    {
+        .name = "ernie",
+        .aliases = "ernie-x1 ernie45 ernie-45-vl-thinking",
+        .open = TEXT("<think>"),
+        .close = TEXT("</think>"),
+        .answer_open = TEXT("<response>"),
+        .answer_close = TEXT("</response>"),
+    },
 };
 
-const struct reasoning_format *reasoning_format_at(size_t i) { return i < COUNT_OF(REASONING_FORMATS) ? &REASONING_FORMATS[i] : NULL; }
+const struct reasoning_format *reasoning_format_at(size_t i)
+{
+    return i < COUNT_OF(REASONING_FORMATS) ? &REASONING_FORMATS[i] : NULL;
+}
 
 const struct reasoning_format *reasoning_format_find(struct str name)
 {
     for (size_t i = 0; i < COUNT_OF(REASONING_FORMATS); i++)
-        if (format_is_named(name, REASONING_FORMATS[i].name, REASONING_FORMATS[i].aliases)) return &REASONING_FORMATS[i];
+        if (format_is_named(name, REASONING_FORMATS[i].name, REASONING_FORMATS[i].aliases))
+            return &REASONING_FORMATS[i];
     return NULL;
 }
 
 const struct reasoning_format *reasoning_format_of_template(struct str source)
 {
-    if (str_find(source, REASONING_FORMATS[0].close) == SIZE_MAX && str_find(source, REASONING_FORMATS[0].open) == SIZE_MAX) return NULL;
-    /* think_mode is in the system turn of the ERNIE models that think; their template writes no <response>, the model does. */
-    bool ernie = str_find(source, STR("<response>")) != SIZE_MAX || str_find(source, STR("think_mode=")) != SIZE_MAX;
+    if (str_find(source, REASONING_FORMATS[0].close) == SIZE_MAX &&
+        str_find(source, REASONING_FORMATS[0].open) == SIZE_MAX)
+        return NULL;
+    /* think_mode is in the system turn of the ERNIE models that think; their template writes no
+     * <response>, the model does. */
+    bool ernie = str_find(source, STR("<response>")) != SIZE_MAX ||
+                 str_find(source, STR("think_mode=")) != SIZE_MAX;
     return &REASONING_FORMATS[ernie];
 }
 
 enum reasoning_state reasoning_state_after(const struct reasoning_format *f, struct str prompt)
 {
     struct str end = str_trim(prompt);
-    if (end.n >= f->open.n && str_eq(str_sub(end, end.n - f->open.n, SIZE_MAX), f->open)) return REASONING_LEAD;
-    if (end.n >= f->close.n && str_eq(str_sub(end, end.n - f->close.n, SIZE_MAX), f->close)) return REASONING_AFTER;
+    if (end.n >= f->open.n && str_eq(str_sub(end, end.n - f->open.n, SIZE_MAX), f->open))
+        return REASONING_LEAD;
+    if (end.n >= f->close.n && str_eq(str_sub(end, end.n - f->close.n, SIZE_MAX), f->close))
+        return REASONING_AFTER;
     return REASONING_START;
 }
 
@@ -48,7 +73,11 @@ enum reasoning_state reasoning_state_within(const struct reasoning_format *f, st
     return str_find(s, f->close) == SIZE_MAX ? REASONING_INSIDE : REASONING_AFTER;
 }
 
-void reasoning_init(struct reasoning *r, const struct reasoning_format *f, enum reasoning_state state) { *r = (struct reasoning){ .f = f, .state = state }; }
+void reasoning_init(struct reasoning *r, const struct reasoning_format *f,
+                    enum reasoning_state state)
+{
+    *r = (struct reasoning){ .f = f, .state = state };
+}
 
 void reasoning_release(struct reasoning *r) { buf_release(&r->held); }
 
@@ -72,12 +101,13 @@ static enum tag_match peek(const struct reasoning *r, struct str tag)
     return tag_match_at(str_sub(text, tag_leading_blanks(text), SIZE_MAX), tag);
 }
 
-/* Blanks, then `tag`: on to `then`. Something else: on to `otherwise`, with the blanks dropped when they belonged to a tag before.
- * False: not known yet. */
-static bool expect(struct reasoning *r, struct str tag, enum reasoning_state then, enum reasoning_state otherwise, bool drop_blanks)
+/* Blanks, then `tag`: on to `then`. Something else: on to `otherwise`, with the blanks dropped when
+ * they belonged to a tag before. False: not known yet. */
+static bool expect(struct reasoning *r, struct str tag, enum reasoning_state then,
+                   enum reasoning_state otherwise, bool drop_blanks)
 {
     struct str text = buf_str(&r->held);
-    size_t     n = tag_leading_blanks(text);
+    size_t n = tag_leading_blanks(text);
     enum tag_match m = tag.n ? peek(r, tag) : n < text.n ? TAG_MATCH_NO : TAG_MATCH_PARTIAL;
     if (m == TAG_MATCH_PARTIAL) return false;
     if (m == TAG_MATCH_WHOLE) drop(r, n + tag.n);
@@ -89,7 +119,8 @@ static bool expect(struct reasoning *r, struct str tag, enum reasoning_state the
 static bool until(struct reasoning *r, struct str tag, enum reasoning_state then, struct buf *out)
 {
     struct str text = buf_str(&r->held);
-    size_t     at = str_find(text, tag), n = at == SIZE_MAX ? text.n - tag_match_partial(text, tag) : at;
+    size_t at = str_find(text, tag),
+           n = at == SIZE_MAX ? text.n - tag_match_partial(text, tag) : at;
     n -= tag_trailing_blanks(str_sub(text, 0, n));
     emit(r, n, out);
     if (at == SIZE_MAX) return false;
@@ -110,11 +141,13 @@ static bool step(struct reasoning *r, struct buf *reasoning_text, struct buf *an
     switch (r->state) {
     case REASONING_START:
         /* The answer's own tag may come without thoughts before it. */
-        if (f->answer_open.n && peek(r, f->answer_open) != TAG_MATCH_NO) return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, false);
+        if (f->answer_open.n && peek(r, f->answer_open) != TAG_MATCH_NO)
+            return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, false);
         return expect(r, f->open, REASONING_LEAD, REASONING_REST, false);
     case REASONING_LEAD: return lead(r, REASONING_INSIDE);
     case REASONING_INSIDE: return until(r, f->close, REASONING_AFTER, reasoning_text);
-    case REASONING_AFTER: return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, true);
+    case REASONING_AFTER:
+        return expect(r, f->answer_open, REASONING_ANSWER_LEAD, REASONING_REST, true);
     case REASONING_ANSWER_LEAD: return lead(r, REASONING_ANSWER);
     case REASONING_ANSWER: return until(r, f->answer_close, REASONING_TAIL, answer);
     case REASONING_TAIL: return lead(r, REASONING_REST);
@@ -122,7 +155,8 @@ static bool step(struct reasoning *r, struct buf *reasoning_text, struct buf *an
     }
 }
 
-void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_text, struct buf *answer)
+void reasoning_push(struct reasoning *r, struct str text, struct buf *reasoning_text,
+                    struct buf *answer)
 {
     if (r->state == REASONING_REST) {
         buf_add_str(answer, text);

@@ -1,4 +1,5 @@
-/* tag_match.h - finding a tag in text that is still coming: whole, not at all, or perhaps once more has come. Thread: any. */
+/* tag_match.h - finding a tag in text that is still coming: whole, not at all, or perhaps once more
+ * has come. Thread: any. */
 #ifndef BATON_TEXT_OUTPUT_TAG_MATCH_H
 #define BATON_TEXT_OUTPUT_TAG_MATCH_H
 
@@ -6,12 +7,13 @@
 
 enum tag_match { TAG_MATCH_NO, TAG_MATCH_PARTIAL, TAG_MATCH_WHOLE };
 
-/* Whether `text` begins with `tag`; TAG_MATCH_PARTIAL: all there is of `text` is the beginning of `tag`. */
+/* Whether `text` begins with `tag`; TAG_MATCH_PARTIAL: all there is of `text` is the beginning of
+ * `tag`. */
 enum tag_match tag_match_at(struct str text, struct str tag);
 /* Length of the longest end of `text` that is a beginning, but not all, of `tag`. */
-size_t         tag_match_partial(struct str text, struct str tag);
+size_t tag_match_partial(struct str text, struct str tag);
 /* Number of ASCII white space bytes at the beginning, and at the end. */
-size_t         tag_leading_blanks(struct str text);
-size_t         tag_trailing_blanks(struct str text);
+size_t tag_leading_blanks(struct str text);
+size_t tag_trailing_blanks(struct str text);
 
 #endif

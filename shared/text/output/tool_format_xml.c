@@ -1,19 +1,37 @@
-/* tool_format_xml.c - calls as tags: <function=N>, then <parameter=K>, a value, </parameter> for each.
+/* tool_format_xml.c - calls as tags: <function=N>, then <parameter=K>, a value, </parameter> for
+ * each.
  *
- * The arguments are made into JSON on the way. What a value is the tool's schema says: a parameter that may be a string is one, as
- * written but for one line end next to each tag, and is passed on while it comes; others are read whole, and are a string when
- * they are not what the schema says. Thread: its owner's. */
+ * The arguments are made into JSON on the way. What a value is the tool's schema says: a parameter
+ * that may be a string is one, as written but for one line end next to each tag, and is passed on
+ * while it comes; others are read whole, and are a string when they are not what the schema says.
+ * Thread: its owner's. */
 #include "shared/text/output/tool_format_xml.h"
 
 #include <string.h>
 
 #include "shared/text/output/tag_match.h"
 
-static const char FUNCTION[] = "<function=", PARAMETER[] = "<parameter=", PARAMETER_END[] = "</parameter>";
+static const char FUNCTION[] = "<function=", PARAMETER[] = "<parameter=",
+                  PARAMETER_END[] = "</parameter>";
 
-enum { AT_START = 1, AT_FUNCTION, AT_NAME, AT_PARAMETER, AT_KEY, AT_LINE_END, IN_STRING, IN_VALUE, AT_FUNCTION_END, AT_END };
+enum {
+    AT_START = 1,
+    AT_FUNCTION,
+    AT_NAME,
+    AT_PARAMETER,
+    AT_KEY,
+    AT_LINE_END,
+    IN_STRING,
+    IN_VALUE,
+    AT_FUNCTION_END,
+    AT_END
+};
 
-bool tool_xml_matches_template(struct str source) { return str_find(source, str_of(FUNCTION)) != SIZE_MAX && str_find(source, str_of(PARAMETER)) != SIZE_MAX; }
+bool tool_xml_matches_template(struct str source)
+{
+    return str_find(source, str_of(FUNCTION)) != SIZE_MAX &&
+           str_find(source, str_of(PARAMETER)) != SIZE_MAX;
+}
 
 void tool_xml_begin(struct str name, struct buf *out)
 {
@@ -25,7 +43,10 @@ void tool_xml_begin(struct str name, struct buf *out)
 
 /* ---- values ---- */
 
-static bool is_type(const cJSON *type, const char *name) { return cJSON_IsString(type) && strcmp(type->valuestring, name) == 0; }
+static bool is_type(const cJSON *type, const char *name)
+{
+    return cJSON_IsString(type) && strcmp(type->valuestring, name) == 0;
+}
 
 /* Without a type that says otherwise a value is a string. */
 static bool may_be_string(const cJSON *schema)
@@ -33,8 +54,10 @@ static bool may_be_string(const cJSON *schema)
     const cJSON *type = json_member(schema, "type"), *any = json_member(schema, "anyOf"), *v;
     if (!type && !any) return true;
     if (is_type(type, "string")) return true;
-    cJSON_ArrayForEach(v, type) if (is_type(v, "string")) return true;
-    cJSON_ArrayForEach(v, any) if (may_be_string(v)) return true;
+    cJSON_ArrayForEach (v, type)
+        if (is_type(v, "string")) return true;
+    cJSON_ArrayForEach (v, any)
+        if (may_be_string(v)) return true;
     return false;
 }
 
@@ -44,7 +67,7 @@ static void add_escaped(struct buf *out, struct str s)
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
     for (size_t i = 0; i < s.n; i++) {
         unsigned char c = (unsigned char)s.p[i];
-        const char   *at = c ? strchr(from, c) : NULL;
+        const char *at = c ? strchr(from, c) : NULL;
         if (at) buf_printf(out, "\\%c", to[at - from]);
         else if (c < ' ') buf_printf(out, "\\u%04x", c);
         else buf_add_char(out, s.p[i]);
@@ -53,7 +76,7 @@ static void add_escaped(struct buf *out, struct str s)
 
 static void add_value(struct buf *out, struct str text)
 {
-    cJSON     *v = NULL;
+    cJSON *v = NULL;
     struct str s = str_trim(text);
     if (str_eq_c(s, "True") || str_eq_c(s, "False")) {
         buf_add_c(out, s.p[0] == 'T' ? "true" : "false");
@@ -79,7 +102,7 @@ static enum tool_step set_state(struct tool_parser *p, int state)
 
 static enum tool_step read_name(struct tool_parser *p)
 {
-    struct str     name = { 0 };
+    struct str name = { 0 };
     enum tool_step st = tool_read_until(p, STR(">"), &name, AT_PARAMETER);
     if (st == TOOL_CONTINUE) st = tool_call_name(p, name);
     if (st == TOOL_CONTINUE) buf_add_char(&tool_call_current(p)->arguments, '{');
@@ -88,13 +111,14 @@ static enum tool_step read_name(struct tool_parser *p)
 
 static enum tool_step read_key(struct tool_parser *p)
 {
-    struct str     key = { 0 };
-    struct buf    *out = &tool_call_current(p)->arguments;
+    struct str key = { 0 };
+    struct buf *out = &tool_call_current(p)->arguments;
     enum tool_step st = tool_read_until(p, STR(">"), &key, AT_LINE_END);
     if (st != TOOL_CONTINUE) return st;
     key = str_trim(key);
     if (key.n == 0) return TOOL_BAD;
-    p->key = may_be_string(tool_schema(p, buf_str(&tool_call_current(p)->name), key)) ? IN_STRING : IN_VALUE;
+    p->key = may_be_string(tool_schema(p, buf_str(&tool_call_current(p)->name), key)) ? IN_STRING
+                                                                                      : IN_VALUE;
     buf_add_c(out, out->len > 1 ? ", \"" : "\"");
     add_escaped(out, key);
     buf_add_c(out, p->key == IN_STRING ? "\": \"" : "\": ");
@@ -108,15 +132,19 @@ static enum tool_step skip_line_end(struct tool_parser *p)
     return set_state(p, p->key);
 }
 
-static struct str without_line_end(struct str s) { return str_sub(s, 0, s.n && s.p[s.n - 1] == '\n' ? s.n - 1 : s.n); }
+static struct str without_line_end(struct str s)
+{
+    return str_sub(s, 0, s.n && s.p[s.n - 1] == '\n' ? s.n - 1 : s.n);
+}
 
 static enum tool_step read_string(struct tool_parser *p)
 {
     struct buf *out = &tool_call_current(p)->arguments;
-    struct str  rest = tool_rest(p);
-    size_t      at = str_find(rest, str_of(PARAMETER_END));
+    struct str rest = tool_rest(p);
+    size_t at = str_find(rest, str_of(PARAMETER_END));
     if (at == SIZE_MAX) {
-        size_t hold = tag_match_partial(rest, str_of(PARAMETER_END)), line = tag_match_partial(rest, STR("\n</parameter>"));
+        size_t hold = tag_match_partial(rest, str_of(PARAMETER_END)),
+               line = tag_match_partial(rest, STR("\n</parameter>"));
         size_t n = rest.n - (line > hold ? line : hold);
         add_escaped(out, str_sub(rest, 0, n));
         tool_consume(p, n);
@@ -131,7 +159,7 @@ static enum tool_step read_string(struct tool_parser *p)
 static enum tool_step read_value(struct tool_parser *p)
 {
     struct str rest = tool_rest(p);
-    size_t     at = str_find(rest, str_of(PARAMETER_END));
+    size_t at = str_find(rest, str_of(PARAMETER_END));
     if (at == SIZE_MAX) return TOOL_MORE;
     add_value(&tool_call_current(p)->arguments, without_line_end(str_sub(rest, 0, at)));
     tool_consume(p, at + sizeof PARAMETER_END - 1);
@@ -158,7 +186,9 @@ static enum tool_step begin_call(struct tool_parser *p)
 enum tool_step tool_xml_step(struct tool_parser *p, bool last)
 {
     switch (p->state) {
-    case AT_START: return p->i_open_tag == 0 ? tool_expect(p, str_of(FUNCTION), AT_FUNCTION, TOOL_STATE_BAD) : set_state(p, AT_FUNCTION);
+    case AT_START:
+        return p->i_open_tag == 0 ? tool_expect(p, str_of(FUNCTION), AT_FUNCTION, TOOL_STATE_BAD)
+                                  : set_state(p, AT_FUNCTION);
     case AT_FUNCTION: return begin_call(p);
     case AT_NAME: return read_name(p);
     case AT_PARAMETER:

@@ -4,8 +4,8 @@
 
 #include "shared/text/output/tool_parser.h"
 
-bool           tool_xml_matches_template(struct str source);
+bool tool_xml_matches_template(struct str source);
 enum tool_step tool_xml_step(struct tool_parser *p, bool last);
-void           tool_xml_begin(struct str name, struct buf *out);
+void tool_xml_begin(struct str name, struct buf *out);
 
 #endif

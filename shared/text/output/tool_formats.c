@@ -1,16 +1,21 @@
-/* tool_formats.c - the table of forms in which models write calls, and those that are JSON between tags.
+/* tool_formats.c - the table of forms in which models write calls, and those that are JSON between
+ * tags.
  *
  *     hermes       <tool_call>{"name": N, "arguments": A}</tool_call> ...                       Qwen2.5, Qwen3, Hermes
  *     ernie        the same; the answer around it is taken apart by reasoning.h                 ERNIE-4.5 that thinks
- *     qwen3_coder  <tool_call><function=N><parameter=K>V</parameter>...</function></tool_call>  tool_format_xml.c
- *     deepseek_v3  calls-begin (call-begin function sep N \n ```json \n A \n ``` call-end)* calls-end    DeepSeek-V3, R1
- *     deepseek_v31 calls-begin (call-begin N sep A call-end)* calls-end                                  DeepSeek-V3.1
- *     llama3_json  {"name": N, "parameters": A}, also after <|python_tag|>; several separated by ; or lines
+ *     qwen3_coder  <tool_call><function=N><parameter=K>V</parameter>...</function></tool_call>
+ *                  tool_format_xml.c
+ *     deepseek_v3  calls-begin (call-begin function sep N \n ```json \n A \n ``` call-end)*
+ *                  calls-end DeepSeek-V3, R1
+ *     deepseek_v31 calls-begin (call-begin N sep A call-end)* calls-end DeepSeek-V3.1
+ *     llama3_json  {"name": N, "parameters": A}, also after <|python_tag|>; several separated by ;
+ *                  or lines
  *     mistral      [TOOL_CALLS][{"name": N, "arguments": A}, ...]
  *     mistral_v11  [TOOL_CALLS]N[ARGS]A ...
  *
- * A row reads what its neighbour writes where that costs nothing (the two of DeepSeek, the two of Mistral). Closing tags may be
- * missing: models end their answer instead. Thread: any (constant). */
+ * A row reads what its neighbour writes where that costs nothing (the two of DeepSeek, the two of
+ * Mistral). Closing tags may be missing: models end their answer instead. Thread: any
+ * (constant). */
 #include <string.h>
 
 #include "shared/base/mem.h"
@@ -18,15 +23,35 @@
 #include "shared/text/output/tag_match.h"
 #include "shared/text/output/tool_format_xml.h"
 
-#define TEXT(literal) { (literal), sizeof(literal) - 1 } /* a struct str that is constant */
+#define TEXT(literal)                                                                              \
+    {                                                                                              \
+        (literal), sizeof(literal) - 1                                                             \
+    } /* a struct str that is constant */
 
-#define DS_CALLS_BEGIN "<\xEF\xBD\x9Ctool\xE2\x96\x81" "calls\xE2\x96\x81" "begin\xEF\xBD\x9C>"
-#define DS_CALLS_END   "<\xEF\xBD\x9Ctool\xE2\x96\x81" "calls\xE2\x96\x81" "end\xEF\xBD\x9C>"
-#define DS_CALL_BEGIN  "<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "begin\xEF\xBD\x9C>"
-#define DS_CALL_END    "<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "end\xEF\xBD\x9C>"
-#define DS_SEP         "<\xEF\xBD\x9Ctool\xE2\x96\x81" "sep\xEF\xBD\x9C>"
+#define DS_CALLS_BEGIN                                                                             \
+    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
+    "calls\xE2\x96\x81"                                                                            \
+    "begin\xEF\xBD\x9C>"
+#define DS_CALLS_END                                                                               \
+    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
+    "calls\xE2\x96\x81"                                                                            \
+    "end\xEF\xBD\x9C>"
+#define DS_CALL_BEGIN                                                                              \
+    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
+    "call\xE2\x96\x81"                                                                             \
+    "begin\xEF\xBD\x9C>"
+#define DS_CALL_END                                                                                \
+    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
+    "call\xE2\x96\x81"                                                                             \
+    "end\xEF\xBD\x9C>"
+#define DS_SEP                                                                                     \
+    "<\xEF\xBD\x9Ctool\xE2\x96\x81"                                                                \
+    "sep\xEF\xBD\x9C>"
 
-static bool has(struct str text, const char *what) { return str_find(text, str_of(what)) != SIZE_MAX; }
+static bool has(struct str text, const char *what)
+{
+    return str_find(text, str_of(what)) != SIZE_MAX;
+}
 
 /* Begin a call and go on, unless no more are wanted. */
 static enum tool_step begin_call(struct tool_parser *p, int then)
@@ -64,8 +89,14 @@ static void hermes_begin(struct str name, struct buf *out)
     begin_object(name, "arguments", out);
 }
 
-static bool hermes_matches_template(struct str t) { return has(t, "<tool_call>") && !has(t, "<function=") && !has(t, "<arg_key>"); }
-static bool ernie_matches_template(struct str t) { return hermes_matches_template(t) && (has(t, "<response>") || has(t, "think_mode=")); }
+static bool hermes_matches_template(struct str t)
+{
+    return has(t, "<tool_call>") && !has(t, "<function=") && !has(t, "<arg_key>");
+}
+static bool ernie_matches_template(struct str t)
+{
+    return hermes_matches_template(t) && (has(t, "<response>") || has(t, "think_mode="));
+}
 
 /* ---- deepseek ---- */
 
@@ -76,7 +107,8 @@ static enum tool_step deepseek_name(struct tool_parser *p, struct str name, int 
     return st;
 }
 
-/* After the separator: the arguments of a tool that is named before it, or the name, when a type is. */
+/* After the separator: the arguments of a tool that is named before it, or the name, when a type
+ * is. */
 static enum tool_step deepseek_after_sep(struct tool_parser *p)
 {
     tool_consume(p, tag_leading_blanks(tool_rest(p)));
@@ -88,7 +120,7 @@ static enum tool_step deepseek_after_sep(struct tool_parser *p)
 
 static enum tool_step deepseek_step(struct tool_parser *p, bool last)
 {
-    struct str     text = { 0 };
+    struct str text = { 0 };
     enum tool_step st;
     (void)last;
     switch (p->state) {
@@ -130,8 +162,14 @@ static void deepseek_v31_begin(struct str name, struct buf *out)
     buf_add_c(out, DS_SEP);
 }
 
-static bool deepseek_v3_matches_template(struct str t) { return has(t, DS_SEP) && has(t, "```json"); }
-static bool deepseek_v31_matches_template(struct str t) { return has(t, DS_SEP) && !has(t, "```json"); }
+static bool deepseek_v3_matches_template(struct str t)
+{
+    return has(t, DS_SEP) && has(t, "```json");
+}
+static bool deepseek_v31_matches_template(struct str t)
+{
+    return has(t, DS_SEP) && !has(t, "```json");
+}
 
 /* ---- llama ---- */
 
@@ -155,8 +193,12 @@ static enum tool_step llama_step(struct tool_parser *p, bool last)
 }
 
 static void llama_begin(struct str name, struct buf *out) { begin_object(name, "parameters", out); }
-/* Other models with Llama's headers write calls in forms of their own; only this one's template spells "parameters". */
-static bool llama_matches_template(struct str t) { return has(t, "<|start_header_id|>") && has(t, "tools") && has(t, "\"parameters\""); }
+/* Other models with Llama's headers write calls in forms of their own; only this one's template
+ * spells "parameters". */
+static bool llama_matches_template(struct str t)
+{
+    return has(t, "<|start_header_id|>") && has(t, "tools") && has(t, "\"parameters\"");
+}
 
 /* ---- mistral ---- */
 
@@ -174,7 +216,7 @@ static enum tool_step mistral_first(struct tool_parser *p)
 static enum tool_step mistral_word(struct tool_parser *p, struct str *out)
 {
     struct str rest = tool_rest(p);
-    size_t     n = 0;
+    size_t n = 0;
     while (n < rest.n && rest.p[n] != '[' && rest.p[n] != '{') n++;
     if (n > TOOL_NAME_MAX) return TOOL_BAD;
     if (n == rest.n) return TOOL_MORE;
@@ -185,7 +227,7 @@ static enum tool_step mistral_word(struct tool_parser *p, struct str *out)
 
 static enum tool_step mistral_step(struct tool_parser *p, bool last)
 {
-    struct str     word = { 0 };
+    struct str word = { 0 };
     enum tool_step st;
     (void)last;
     switch (p->state) {
@@ -224,38 +266,107 @@ static void mistral_v11_begin(struct str name, struct buf *out)
     buf_add_c(out, "[ARGS]");
 }
 
-static bool mistral_v11_matches_template(struct str t) { return has(t, "[TOOL_CALLS]") && has(t, "[ARGS]"); }
-static bool mistral_matches_template(struct str t) { return has(t, "[TOOL_CALLS]") || has(t, "[AVAILABLE_TOOLS]"); }
+static bool mistral_v11_matches_template(struct str t)
+{
+    return has(t, "[TOOL_CALLS]") && has(t, "[ARGS]");
+}
+static bool mistral_matches_template(struct str t)
+{
+    return has(t, "[TOOL_CALLS]") || has(t, "[AVAILABLE_TOOLS]");
+}
 
 /* ---- the table: of several that are in a template the first counts ---- */
 
 static const struct tool_format TOOL_FORMATS[] = {
-    { .name = "qwen3_coder", .aliases = "qwen3_xml", .open = { TEXT("<tool_call>"), TEXT("<function=") },
-      .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") }, .matches_template = tool_xml_matches_template, .step = tool_xml_step, .begin = tool_xml_begin },
-    { .name = "ernie", .aliases = "ernie-x1 ernie45 ernie-45-vl-thinking", .open = { TEXT("<tool_call>") },
-      .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") }, .matches_template = ernie_matches_template, .step = hermes_step, .begin = hermes_begin },
-    { .name = "hermes", .aliases = "qwen qwen25 qwen3", .open = { TEXT("<tool_call>") }, .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") },
-      .matches_template = hermes_matches_template, .step = hermes_step, .begin = hermes_begin },
-    { .name = "deepseek_v3", .aliases = "deepseek deepseek-r1 deepseek-v3-0324", .open = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALL_BEGIN) },
-      .markers = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALLS_END), TEXT(DS_CALL_BEGIN), TEXT(DS_CALL_END), TEXT(DS_SEP) },
-      .matches_template = deepseek_v3_matches_template, .step = deepseek_step, .begin = deepseek_v3_begin },
-    { .name = "deepseek_v31", .aliases = "", .open = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALL_BEGIN) },
-      .markers = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALLS_END), TEXT(DS_CALL_BEGIN), TEXT(DS_CALL_END), TEXT(DS_SEP) },
-      .matches_template = deepseek_v31_matches_template, .step = deepseek_step, .begin = deepseek_v31_begin },
-    { .name = "llama3_json", .aliases = "llama3 llama4_json", .open = { TEXT("<|python_tag|>") }, .markers = { TEXT("<|python_tag|>") }, .bare = true,
-      .matches_template = llama_matches_template, .step = llama_step, .begin = llama_begin },
-    { .name = "mistral_v11", .aliases = "", .open = { TEXT("[TOOL_CALLS]") }, .markers = { TEXT("[TOOL_CALLS]"), TEXT("[CALL_ID]"), TEXT("[ARGS]") },
-      .short_ids = true, .matches_template = mistral_v11_matches_template, .step = mistral_step, .begin = mistral_v11_begin },
-    { .name = "mistral", .aliases = "", .open = { TEXT("[TOOL_CALLS]") }, .markers = { TEXT("[TOOL_CALLS]"), TEXT("[CALL_ID]"), TEXT("[ARGS]") },
-      .short_ids = true, .matches_template = mistral_matches_template, .step = mistral_step, .begin = mistral_begin },
+    {
+        .name = "qwen3_coder",
+        .aliases = "qwen3_xml",
+        .open = { TEXT("<tool_call>"), TEXT("<function=") },
+        .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") },
+        .matches_template = tool_xml_matches_template,
+        .step = tool_xml_step,
+        .begin = tool_xml_begin,
+    },
+    {
+        .name = "ernie",
+        .aliases = "ernie-x1 ernie45 ernie-45-vl-thinking",
+        .open = { TEXT("<tool_call>") },
+        .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") },
+        .matches_template = ernie_matches_template,
+        .step = hermes_step,
+        .begin = hermes_begin,
+    },
+    {
+        .name = "hermes",
+        .aliases = "qwen qwen25 qwen3",
+        .open = { TEXT("<tool_call>") },
+        .markers = { TEXT("<tool_call>"), TEXT("</tool_call>") },
+        .matches_template = hermes_matches_template,
+        .step = hermes_step,
+        .begin = hermes_begin,
+    },
+    {
+        .name = "deepseek_v3",
+        .aliases = "deepseek deepseek-r1 deepseek-v3-0324",
+        .open = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALL_BEGIN) },
+        .markers = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALLS_END), TEXT(DS_CALL_BEGIN),
+                     TEXT(DS_CALL_END), TEXT(DS_SEP) },
+        .matches_template = deepseek_v3_matches_template,
+        .step = deepseek_step,
+        .begin = deepseek_v3_begin,
+    },
+    {
+        .name = "deepseek_v31",
+        .aliases = "",
+        .open = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALL_BEGIN) },
+        .markers = { TEXT(DS_CALLS_BEGIN), TEXT(DS_CALLS_END), TEXT(DS_CALL_BEGIN),
+                     TEXT(DS_CALL_END), TEXT(DS_SEP) },
+        .matches_template = deepseek_v31_matches_template,
+        .step = deepseek_step,
+        .begin = deepseek_v31_begin,
+    },
+    {
+        .name = "llama3_json",
+        .aliases = "llama3 llama4_json",
+        .open = { TEXT("<|python_tag|>") },
+        .markers = { TEXT("<|python_tag|>") },
+        .bare = true,
+        .matches_template = llama_matches_template,
+        .step = llama_step,
+        .begin = llama_begin,
+    },
+    {
+        .name = "mistral_v11",
+        .aliases = "",
+        .open = { TEXT("[TOOL_CALLS]") },
+        .markers = { TEXT("[TOOL_CALLS]"), TEXT("[CALL_ID]"), TEXT("[ARGS]") },
+        .short_ids = true,
+        .matches_template = mistral_v11_matches_template,
+        .step = mistral_step,
+        .begin = mistral_v11_begin,
+    },
+    {
+        .name = "mistral",
+        .aliases = "",
+        .open = { TEXT("[TOOL_CALLS]") },
+        .markers = { TEXT("[TOOL_CALLS]"), TEXT("[CALL_ID]"), TEXT("[ARGS]") },
+        .short_ids = true,
+        .matches_template = mistral_matches_template,
+        .step = mistral_step,
+        .begin = mistral_begin,
+    },
 };
 
-const struct tool_format *tool_format_at(size_t i) { return i < COUNT_OF(TOOL_FORMATS) ? &TOOL_FORMATS[i] : NULL; }
+const struct tool_format *tool_format_at(size_t i)
+{
+    return i < COUNT_OF(TOOL_FORMATS) ? &TOOL_FORMATS[i] : NULL;
+}
 
 const struct tool_format *tool_format_find(struct str name)
 {
     for (size_t i = 0; i < COUNT_OF(TOOL_FORMATS); i++)
-        if (format_is_named(name, TOOL_FORMATS[i].name, TOOL_FORMATS[i].aliases)) return &TOOL_FORMATS[i];
+        if (format_is_named(name, TOOL_FORMATS[i].name, TOOL_FORMATS[i].aliases))
+            return &TOOL_FORMATS[i];
     return NULL;
 }
 

@@ -1,5 +1,5 @@
-/* tool_json.c - the JSON of calls, read byte by byte: the arguments alone, or an object that names the tool and holds them.
- * Thread: its owner's. */
+/* tool_json.c - the JSON of calls, read byte by byte: the arguments alone, or an object that names
+ * the tool and holds them. Thread: its owner's. */
 #include "shared/text/output/tool_parser.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@ enum { KEY_NONE, KEY_NAME, KEY_ARGUMENTS, KEY_ARGUMENTS_TEXT, KEY_OTHER };
 
 enum tool_step tool_read_arguments(struct tool_parser *p, int then)
 {
-    struct str  rest = tool_rest(p);
+    struct str rest = tool_rest(p);
     struct buf *out = &tool_call_current(p)->arguments;
     for (size_t i = 0; i < rest.n; i++) {
         enum json_scan_result r = json_scan_byte(&p->scan, rest.p[i]);
@@ -39,7 +39,8 @@ static enum tool_step take_key(struct tool_parser *p, bool strict)
     else if (str_eq_c(key, "arguments") || str_eq_c(key, "parameters")) p->key = KEY_ARGUMENTS;
     else if (strict && !str_eq_c(key, "type") && !str_eq_c(key, "id")) return TOOL_BAD;
     else p->key = KEY_OTHER;
-    return p->key == KEY_ARGUMENTS && tool_call_current(p)->arguments.len ? TOOL_BAD : TOOL_CONTINUE;
+    return p->key == KEY_ARGUMENTS && tool_call_current(p)->arguments.len ? TOOL_BAD
+                                                                          : TOOL_CONTINUE;
 }
 
 static enum tool_step begin_value(struct tool_parser *p, char c)
@@ -68,23 +69,28 @@ static enum tool_step take_arguments_text(struct tool_parser *p, struct str text
 /* p->word is a JSON string without its quotes. */
 static enum tool_step end_string(struct tool_parser *p)
 {
-    struct buf     quoted = { 0 };
-    cJSON         *v = NULL;
+    struct buf quoted = { 0 };
+    cJSON *v = NULL;
     enum tool_step st = TOOL_BAD;
     buf_add_char(&quoted, '"');
     buf_add_str(&quoted, buf_str(&p->word));
     buf_add_char(&quoted, '"');
     if (json_parse(buf_str(&quoted), false, &v, NULL) == OK)
-        st = p->key == KEY_NAME ? tool_call_name(p, str_of(v->valuestring)) : take_arguments_text(p, str_of(v->valuestring));
+        st = p->key == KEY_NAME ? tool_call_name(p, str_of(v->valuestring))
+                                : take_arguments_text(p, str_of(v->valuestring));
     cJSON_Delete(v);
     buf_release(&quoted);
     return st;
 }
 
-static bool in_string(enum json_scan_mode m) { return m == SCAN_STRING || m == SCAN_ESCAPE || m == SCAN_HEX; }
+static bool in_string(enum json_scan_mode m)
+{
+    return m == SCAN_STRING || m == SCAN_ESCAPE || m == SCAN_HEX;
+}
 
 /* Byte c has led the scanner from mode `was` at `depth` to where it is. */
-static enum tool_step take_byte(struct tool_parser *p, char c, enum json_scan_mode was, int depth, bool strict)
+static enum tool_step take_byte(struct tool_parser *p, char c, enum json_scan_mode was, int depth,
+                                bool strict)
 {
     enum json_scan_mode now = p->scan.mode;
     if (depth > 1) {
@@ -97,7 +103,8 @@ static enum tool_step take_byte(struct tool_parser *p, char c, enum json_scan_mo
         return TOOL_CONTINUE;
     }
     if (now == SCAN_COLON) return take_key(p, strict);
-    if (now == SCAN_AFTER) return p->key == KEY_NAME || p->key == KEY_ARGUMENTS_TEXT ? end_string(p) : TOOL_CONTINUE;
+    if (now == SCAN_AFTER)
+        return p->key == KEY_NAME || p->key == KEY_ARGUMENTS_TEXT ? end_string(p) : TOOL_CONTINUE;
     buf_add_char(&p->word, c);
     return TOOL_CONTINUE;
 }
@@ -106,8 +113,8 @@ enum tool_step tool_read_call(struct tool_parser *p, bool strict, int then)
 {
     struct str rest = tool_rest(p);
     for (size_t i = 0; i < rest.n; i++) {
-        enum json_scan_mode   was = p->scan.mode;
-        int                   depth = p->scan.depth;
+        enum json_scan_mode was = p->scan.mode;
+        int depth = p->scan.depth;
         enum json_scan_result r = json_scan_byte(&p->scan, rest.p[i]);
         if (r == JSON_SCAN_BAD) {
             tool_consume(p, i);
@@ -130,10 +137,10 @@ enum tool_step tool_read_call(struct tool_parser *p, bool strict, int then)
 const cJSON *tool_schema(const struct tool_parser *p, struct str name, struct str key)
 {
     const cJSON *t, *v;
-    cJSON_ArrayForEach(t, p->tools) {
+    cJSON_ArrayForEach (t, p->tools) {
         const cJSON *f = json_member(t, "function"), *known = json_member(f, "name");
         if (!cJSON_IsString(known) || !str_eq_c(name, known->valuestring)) continue;
-        cJSON_ArrayForEach(v, json_member(json_member(f, "parameters"), "properties"))
+        cJSON_ArrayForEach (v, json_member(json_member(f, "parameters"), "properties"))
             if (v->string && str_eq_c(key, v->string)) return v;
     }
     return NULL;

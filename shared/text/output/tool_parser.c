@@ -1,4 +1,5 @@
-/* tool_parser.c - see tool_parser.h: text between calls, and what happens when a call turns out to be none. Thread: its owner's. */
+/* tool_parser.c - see tool_parser.h: text between calls, and what happens when a call turns out to
+ * be none. Thread: its owner's. */
 #include "shared/text/output/tool_parser.h"
 
 #include <string.h>
@@ -6,7 +7,8 @@
 #include "shared/base/mem.h"
 #include "shared/text/output/tag_match.h"
 
-void tool_parser_init(struct tool_parser *p, const struct tool_format *f, const cJSON *tools, uint32_t max_calls)
+void tool_parser_init(struct tool_parser *p, const struct tool_format *f, const cJSON *tools,
+                      uint32_t max_calls)
 {
     *p = (struct tool_parser){ .f = f, .tools = tools, .max_calls = max_calls };
 }
@@ -32,7 +34,10 @@ uint32_t tool_parser_n_good(const struct tool_parser *p)
 
 /* ---- reading ---- */
 
-struct str tool_rest(const struct tool_parser *p) { return str_sub(buf_str(&p->in), p->at, SIZE_MAX); }
+struct str tool_rest(const struct tool_parser *p)
+{
+    return str_sub(buf_str(&p->in), p->at, SIZE_MAX);
+}
 
 void tool_consume(struct tool_parser *p, size_t n)
 {
@@ -62,7 +67,7 @@ enum tool_step tool_expect(struct tool_parser *p, struct str tag, int then, int 
 enum tool_step tool_read_until(struct tool_parser *p, struct str tag, struct str *out, int then)
 {
     struct str rest = tool_rest(p);
-    size_t     at = str_find(rest, tag);
+    size_t at = str_find(rest, tag);
     if (at == SIZE_MAX) return rest.n < TOOL_NAME_MAX + tag.n ? TOOL_MORE : TOOL_BAD;
     if (at > TOOL_NAME_MAX) return TOOL_BAD;
     *out = str_sub(rest, 0, at);
@@ -97,7 +102,7 @@ bool tool_is_known(const struct tool_parser *p, struct str name)
 {
     const cJSON *t;
     if (!p->tools) return true;
-    cJSON_ArrayForEach(t, p->tools) {
+    cJSON_ArrayForEach (t, p->tools) {
         const cJSON *known = json_member(json_member(t, "function"), "name");
         if (cJSON_IsString(known) && str_eq_c(name, known->valuestring)) return true;
     }
@@ -166,9 +171,9 @@ static enum tool_step enter_call(struct tool_parser *p, int opened, size_t n)
 }
 
 struct open_tag {
-    size_t at;    /* SIZE_MAX: none */
-    int    which;
-    size_t hold;  /* bytes at the end that may be the beginning of one */
+    size_t at; /* SIZE_MAX: none */
+    int which;
+    size_t hold; /* bytes at the end that may be the beginning of one */
 };
 
 static struct open_tag find_open_tag(const struct tool_format *f, struct str text)
@@ -184,15 +189,17 @@ static struct open_tag find_open_tag(const struct tool_format *f, struct str tex
     return o;
 }
 
-/* Blanks are kept until it is clear that no call follows them; after a call they only matter between text and text. */
+/* Blanks are kept until it is clear that no call follows them; after a call they only matter
+ * between text and text. */
 static enum tool_step read_text(struct tool_parser *p, bool last, struct buf *text)
 {
     size_t n_after = p->after_call ? tag_leading_blanks(tool_rest(p)) : 0;
     if (!p->text_emitted || (last && n_after == tool_rest(p).n)) tool_consume(p, n_after);
-    struct str     rest = tool_rest(p);
-    size_t         n_blanks = tag_leading_blanks(rest);
+    struct str rest = tool_rest(p);
+    size_t n_blanks = tag_leading_blanks(rest);
     struct open_tag o = find_open_tag(p->f, rest);
-    if (p->f->bare && !p->started && n_blanks < rest.n && rest.p[n_blanks] == '{') return enter_call(p, -1, n_blanks);
+    if (p->f->bare && !p->started && n_blanks < rest.n && rest.p[n_blanks] == '{')
+        return enter_call(p, -1, n_blanks);
     size_t n = o.at < SIZE_MAX ? o.at : rest.n - (last ? 0 : o.hold);
     if (!last || o.at < SIZE_MAX) n -= tag_trailing_blanks(str_sub(rest, 0, n));
     if (n > 0) {

@@ -8,8 +8,8 @@
 #include "shared/text/utf8.h"
 
 struct added_tokens_node {
-    int32_t       id;             /* of the token that ends here, -1: none */
-    int32_t       child, sibling; /* nodes, 0: none */
+    int32_t id;             /* of the token that ends here, -1: none */
+    int32_t child, sibling; /* nodes, 0: none */
     unsigned char byte, flags;
 };
 
@@ -95,20 +95,33 @@ static bool is_space(int32_t cp)
 {
     if (cp < 0x80) return cp == ' ' || (cp >= '\t' && cp <= '\r');
     utf8proc_category_t c = utf8proc_category(cp);
-    return cp == 0x85 || c == UTF8PROC_CATEGORY_ZS || c == UTF8PROC_CATEGORY_ZL || c == UTF8PROC_CATEGORY_ZP;
+    return cp == 0x85 || c == UTF8PROC_CATEGORY_ZS || c == UTF8PROC_CATEGORY_ZL ||
+           c == UTF8PROC_CATEGORY_ZP;
 }
 
 /* What regular expressions call a word character. */
 static bool is_word(int32_t cp)
 {
     /* The two joiners, and letters in circles and squares. */
-    static const int32_t others[][2] = { { 0x200C, 0x200D }, { 0x24B6, 0x24E9 }, { 0x1F130, 0x1F149 }, { 0x1F150, 0x1F169 }, { 0x1F170, 0x1F189 } };
+    static const int32_t others[][2] = { { 0x200C, 0x200D },
+                                         { 0x24B6, 0x24E9 },
+                                         { 0x1F130, 0x1F149 },
+                                         { 0x1F150, 0x1F169 },
+                                         { 0x1F170, 0x1F189 } };
     for (size_t i = 0; i < COUNT_OF(others); i++)
         if (cp >= others[i][0] && cp <= others[i][1]) return true;
     switch (utf8proc_category(cp)) {
-    case UTF8PROC_CATEGORY_LU: case UTF8PROC_CATEGORY_LL: case UTF8PROC_CATEGORY_LT: case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO: case UTF8PROC_CATEGORY_MN: case UTF8PROC_CATEGORY_MC: case UTF8PROC_CATEGORY_ME:
-    case UTF8PROC_CATEGORY_ND: case UTF8PROC_CATEGORY_NL: case UTF8PROC_CATEGORY_PC: return true;
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC: return true;
     default: return false;
     }
 }
@@ -136,8 +149,10 @@ static bool is_single_word(struct str text, size_t start, size_t stop)
     return true;
 }
 
-/* What the token before it took, up to `taken`, stays with that one; of a token of white space that strips, nothing may be left. */
-static void apply_strip_flags(struct str text, size_t taken, int flags, struct added_tokens_hit *hit)
+/* What the token before it took, up to `taken`, stays with that one; of a token of white space that
+ * strips, nothing may be left. */
+static void apply_strip_flags(struct str text, size_t taken, int flags,
+                              struct added_tokens_hit *hit)
 {
     int32_t cp;
     if (flags & ADDED_TOKEN_LSTRIP && hit->start < taken) hit->start = taken;

@@ -1,12 +1,12 @@
 /* bpe.c - see bpe.h.
  *
- * Short pieces (nearly all) scan an array of ranks for the lowest. Long ones keep a linked list of tokens and two queues of
- * (rank, position): the pairs of the beginning, sorted by counting, and a heap of those that merging makes. An entry whose token
- * has changed since is skipped when it comes up. Both ways give the same answer.
- * What costs time in a long piece is memory: a node of the heap has eight children, which share a cache line, and lookups of
- * pairs are remembered in a small table.
- * The table of pairs is not a struct map: it is read for every pair of every text, so its entries lie in one array.
- * Thread: as in bpe.h. */
+ * Short pieces (nearly all) scan an array of ranks for the lowest. Long ones keep a linked list of
+ * tokens and two queues of (rank, position): the pairs of the beginning, sorted by counting, and a
+ * heap of those that merging makes. An entry whose token has changed since is skipped when it comes
+ * up. Both ways give the same answer. What costs time in a long piece is memory: a node of the heap
+ * has eight children, which share a cache line, and lookups of pairs are remembered in a small
+ * table. The table of pairs is not a struct map: it is read for every pair of every text, so its
+ * entries lie in one array. Thread: as in bpe.h. */
 #include "shared/text/tokenizer/bpe.h"
 
 #include <stdbool.h>
@@ -18,13 +18,13 @@
 struct bpe_pair {
     uint64_t key; /* PAIR_NONE: a free slot */
     uint32_t rank;
-    int32_t  merged; /* with BPE_WATCHED */
+    int32_t merged; /* with BPE_WATCHED */
 };
 
 struct bpe_node {
-    int32_t  id, merged; /* the token here (-1: gone), and what it and the next make */
-    uint32_t rank;       /* of that pair; RANK_NONE: they do not merge */
-    int32_t  prev, next; /* -1: none */
+    int32_t id, merged; /* the token here (-1: gone), and what it and the next make */
+    uint32_t rank;      /* of that pair; RANK_NONE: they do not merge */
+    int32_t prev, next; /* -1: none */
 };
 
 #define PAIR_NONE UINT64_MAX
@@ -34,11 +34,15 @@ enum { SHORT_MAX = 48, SLOTS_MIN = 16 };
 
 static size_t pair_slot(const struct bpe *b, uint64_t key)
 {
-    /* Multiplying spreads the low bits upwards, so the slot is taken from the top half (Knuth, vol. 3, 6.4). */
+    /* Multiplying spreads the low bits upwards, so the slot is taken from the top half (Knuth, vol.
+     * 3, 6.4). */
     return (size_t)((key * 0x9E3779B97F4A7C15u) >> 32) & b->mask;
 }
 
-static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
+static uint64_t pair_key(int32_t left, int32_t right)
+{
+    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+}
 
 void bpe_init(struct bpe *b, size_t n_pairs)
 {
@@ -90,7 +94,8 @@ void bpe_origin(const struct bpe_work *w, int32_t id, int32_t *left, int32_t *ri
 }
 
 /* Rank of a pair, and what it makes; RANK_NONE when it does not merge. */
-static uint32_t pair_rank(const struct bpe *b, struct bpe_work *w, int32_t left, int32_t right, int32_t *merged)
+static uint32_t pair_rank(const struct bpe *b, struct bpe_work *w, int32_t left, int32_t right,
+                          int32_t *merged)
 {
     const struct bpe_pair *p = find_slot(b, pair_key(left, right));
     if (p->key == PAIR_NONE) return RANK_NONE;
@@ -99,7 +104,8 @@ static uint32_t pair_rank(const struct bpe *b, struct bpe_work *w, int32_t left,
     return p->rank;
 }
 
-/* Pairs are looked up in the order that bpe_origin speaks of: after a merge first the pair in front. */
+/* Pairs are looked up in the order that bpe_origin speaks of: after a merge first the pair in
+ * front. */
 static size_t merge_short(const struct bpe *b, int32_t *ids, size_t n, struct bpe_work *w)
 {
     uint32_t rank[SHORT_MAX];
@@ -126,9 +132,16 @@ static size_t merge_short(const struct bpe *b, int32_t *ids, size_t n, struct bp
 
 /* ---- long pieces ---- */
 
-enum { ARITY = 8, LINE_BYTES = 64, RECENT_SLOTS = 1 << 13, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS };
+enum {
+    ARITY = 8,
+    LINE_BYTES = 64,
+    RECENT_SLOTS = 1 << 13,
+    DIGIT_BITS = 11,
+    DIGITS = 1 << DIGIT_BITS
+};
 
-/* Children of `at` are ARITY * at + 1 and following; w->heap begins one entry before a cache line, so that they fill one. */
+/* Children of `at` are ARITY * at + 1 and following; w->heap begins one entry before a cache line,
+ * so that they fill one. */
 static void heap_push(struct bpe_work *w, uint64_t entry)
 {
     size_t at = w->n_heap++;
@@ -156,8 +169,10 @@ static void heap_pop(struct bpe_work *w)
     w->heap[at] = last;
 }
 
-/* pair_rank with a memory. Watched tokens are looked up anew: their origin is to be noted every time. */
-static uint32_t recent_rank(const struct bpe *b, struct bpe_work *w, int32_t left, int32_t right, int32_t *merged)
+/* pair_rank with a memory. Watched tokens are looked up anew: their origin is to be noted every
+ * time. */
+static uint32_t recent_rank(const struct bpe *b, struct bpe_work *w, int32_t left, int32_t right,
+                            int32_t *merged)
 {
     uint64_t key = pair_key(left, right);
     struct bpe_pair *r = &w->recent[(key * 0x9E3779B97F4A7C15u) >> 51];
@@ -170,11 +185,14 @@ static uint32_t recent_rank(const struct bpe *b, struct bpe_work *w, int32_t lef
     return pair_rank(b, w, left, right, merged);
 }
 
-/* Look the pair that begins at `at` up again; its entry for a queue, or PAIR_NONE when it does not merge. */
+/* Look the pair that begins at `at` up again; its entry for a queue, or PAIR_NONE when it does not
+ * merge. */
 static uint64_t renew_pair(const struct bpe *b, struct bpe_work *w, int32_t at)
 {
     struct bpe_node *node = &w->nodes[at];
-    node->rank = node->next < 0 ? RANK_NONE : recent_rank(b, w, node->id, w->nodes[node->next].id, &node->merged);
+    node->rank = node->next < 0
+                     ? RANK_NONE
+                     : recent_rank(b, w, node->id, w->nodes[node->next].id, &node->merged);
     return node->rank == RANK_NONE ? PAIR_NONE : (uint64_t)node->rank << 32 | (uint32_t)at;
 }
 
@@ -218,7 +236,8 @@ static void work_reserve(struct bpe_work *w, size_t n)
     w->cap = n;
 }
 
-/* One turn of a sort by digits: `from` by the digit at `shift` into `to`, keeping the order of equal ones. */
+/* One turn of a sort by digits: `from` by the digit at `shift` into `to`, keeping the order of
+ * equal ones. */
 static void sort_turn(const uint64_t *from, uint64_t *to, size_t n, unsigned shift)
 {
     size_t starts[DIGITS + 1] = { 0 };
@@ -227,7 +246,8 @@ static void sort_turn(const uint64_t *from, uint64_t *to, size_t n, unsigned shi
     for (size_t i = 0; i < n; i++) to[starts[from[i] >> shift & (DIGITS - 1)]++] = from[i];
 }
 
-/* The pairs of the beginning by rank; they come by position already. Ranks have 32 bits, of which files use about 20. */
+/* The pairs of the beginning by rank; they come by position already. Ranks have 32 bits, of which
+ * files use about 20. */
 static size_t queue_first(const struct bpe *b, struct bpe_work *w, size_t n)
 {
     uint64_t any = 0, *from = w->first, *to = w->first + w->cap;
@@ -252,7 +272,11 @@ static size_t merge_long(const struct bpe *b, int32_t *ids, size_t n, struct bpe
 {
     work_reserve(w, n);
     for (size_t i = 0; i < n; i++)
-        w->nodes[i] = (struct bpe_node){ .id = ids[i], .prev = (int32_t)i - 1, .next = i + 1 < n ? (int32_t)i + 1 : -1 };
+        w->nodes[i] = (struct bpe_node){
+            .id = ids[i],
+            .prev = (int32_t)i - 1,
+            .next = i + 1 < n ? (int32_t)i + 1 : -1,
+        };
     size_t n_first = queue_first(b, w, n), at = 0;
     while (at < n_first || w->n_heap > 0) {
         bool from_first = w->n_heap == 0 || (at < n_first && w->first[at] <= w->heap[0]);

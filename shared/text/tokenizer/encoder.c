@@ -3,12 +3,16 @@
 
 #include <string.h>
 
-static enum status too_long(const struct encoder *e) { return err_set(e->err, ERR_TOO_LONG, "the text is longer than the limit of tokens"); }
+static enum status too_long(const struct encoder *e)
+{
+    return err_set(e->err, ERR_TOO_LONG, "the text is longer than the limit of tokens");
+}
 
 enum status encoder_expect(const struct encoder *e, size_t n)
 {
     const struct tokenizer *t = e->t;
-    return t->drops_nothing && t->piece_max > 0 && n / t->piece_max > e->n_max - e->n ? too_long(e) : OK;
+    return t->drops_nothing && t->piece_max > 0 && n / t->piece_max > e->n_max - e->n ? too_long(e)
+                                                                                      : OK;
 }
 
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n)
@@ -39,4 +43,7 @@ bool encoder_has_bytes(const struct tokenizer *t, struct str c)
     return t->byte_fallback;
 }
 
-int32_t tokenizer_id(const struct tokenizer *t, struct str piece) { return (int32_t)(uintptr_t)map_get(&t->by_piece, piece) - 1; }
+int32_t tokenizer_id(const struct tokenizer *t, struct str piece)
+{
+    return (int32_t)(uintptr_t)map_get(&t->by_piece, piece) - 1;
+}

@@ -1,4 +1,5 @@
-/* encoder.h - one call of tokenizer_encode, for the files that do its work: tokenizer.c and spm_encode.c.
+/* encoder.h - one call of tokenizer_encode, for the files that do its work: tokenizer.c and
+ * spm_encode.c.
  *
  * Everything here belongs to the call; the tokenizer is only read. Thread: the caller's. */
 #ifndef BATON_TEXT_TOKENIZER_ENCODER_H
@@ -8,28 +9,29 @@
 
 struct encoder {
     const struct tokenizer *t;
-    int32_t                *ids;     /* the caller's array, grown */
-    size_t                  n, cap;
-    size_t                  n_max;   /* ids may not become more */
-    struct pre_tokenizer_pieces    pieces;
-    struct buf              section, scratch; /* normalised text between two added tokens */
-    int32_t                *symbols; /* ids of one piece before they merge */
-    size_t                  cap_symbols;
-    int32_t                *resegment;   /* spm_encode.c: pieces still to be taken apart */
-    size_t                  n_resegment, cap_resegment;
-    bool                    after_unk;
-    struct bpe_work         work;
-    struct err             *err;
+    int32_t *ids; /* the caller's array, grown */
+    size_t n, cap;
+    size_t n_max; /* ids may not become more */
+    struct pre_tokenizer_pieces pieces;
+    struct buf section, scratch; /* normalised text between two added tokens */
+    int32_t *symbols;            /* ids of one piece before they merge */
+    size_t cap_symbols;
+    int32_t *resegment; /* spm_encode.c: pieces still to be taken apart */
+    size_t n_resegment, cap_resegment;
+    bool after_unk;
+    struct bpe_work work;
+    struct err *err;
 };
 
 enum status encoder_push(struct encoder *e, const int32_t *ids, size_t n) MUST_CHECK;
-/* What encoder_push would say of n bytes of one piece, whose tokens are at least n / piece_max: asked before merging takes memory for them. */
+/* What encoder_push would say of n bytes of one piece, whose tokens are at least n / piece_max:
+ * asked before merging takes memory for them. */
 enum status encoder_expect(const struct encoder *e, size_t n) MUST_CHECK;
 /* Room for n symbols. */
-void        encoder_reserve(struct encoder *e, size_t n);
+void encoder_reserve(struct encoder *e, size_t n);
 /* Has every byte of this character a token of its own to fall back on? */
-bool        encoder_has_bytes(const struct tokenizer *t, struct str c);
-int32_t     tokenizer_id(const struct tokenizer *t, struct str piece); /* -1: none */
+bool encoder_has_bytes(const struct tokenizer *t, struct str c);
+int32_t tokenizer_id(const struct tokenizer *t, struct str piece); /* -1: none */
 
 /* Ids of text between two added tokens, as SentencePiece finds them. */
 enum status spm_encode(struct encoder *e, struct str text, bool is_start) MUST_CHECK;

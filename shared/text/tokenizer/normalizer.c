@@ -1,9 +1,8 @@
 /* normalizer.c - see normalizer.h.
  *
- * Unicode's normal forms are utf8proc's. It sorts the marks on one letter in quadratic time, so text is handed over in parts
- * that hold at most MARKS_MAX marks in a row.
- * LIMIT: longer rows of marks, which no language has, are put in order within each part only.
- * Thread: any. */
+ * Unicode's normal forms are utf8proc's. It sorts the marks on one letter in quadratic time, so
+ * text is handed over in parts that hold at most MARKS_MAX marks in a row. LIMIT: longer rows of
+ * marks, which no language has, are put in order within each part only. Thread: any. */
 #include "shared/text/tokenizer/normalizer.h"
 
 #include <stdlib.h>
@@ -14,7 +13,8 @@
 
 enum { MARKS_MAX = 256 };
 
-enum status normalizer_add(struct normalizer *z, enum normalizer_kind kind, struct str from, struct str to)
+enum status normalizer_add(struct normalizer *z, enum normalizer_kind kind, struct str from,
+                           struct str to)
 {
     if (z->n == NORMALIZER_STEPS_MAX) return ERR_FULL;
     if (to.n > NORMALIZER_INSERT_MAX) return ERR_TOO_LONG;
@@ -66,9 +66,11 @@ static void unicode_form(struct buf *out, struct str s, enum normalizer_kind kin
     while (s.n > 0) {
         struct str part = is_ascii(s) ? s : str_sub(s, 0, part_len(s));
         utf8proc_uint8_t *made = NULL;
-        utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)part.p, (utf8proc_ssize_t)part.n, &made,
+        utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)part.p,
+                                          (utf8proc_ssize_t)part.n, &made,
                                           (utf8proc_option_t)options[kind]);
-        /* The text is valid, so only memory can be missing: then it stays as it is, which is valid too. */
+        /* The text is valid, so only memory can be missing: then it stays as it is, which is valid
+         * too. */
         if (n >= 0) buf_add(out, made, (size_t)n);
         else buf_add_str(out, part);
         free(made);

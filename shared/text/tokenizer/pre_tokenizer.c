@@ -1,9 +1,9 @@
 /* pre_tokenizer.c - see pre_tokenizer.h.
  *
- * A stage reads the spans of the pieces and writes those of the next stage; only stages that insert characters copy text.
- * Patterns are compiled to machine code where the host allows it. The text is known to be valid UTF-8, so PCRE2 does not
- * check it again for every match, which would make splitting quadratic.
- * Thread: as in pre_tokenizer.h. */
+ * A stage reads the spans of the pieces and writes those of the next stage; only stages that insert
+ * characters copy text. Patterns are compiled to machine code where the host allows it. The text is
+ * known to be valid UTF-8, so PCRE2 does not check it again for every match, which would make
+ * splitting quadratic. Thread: as in pre_tokenizer.h. */
 #include "shared/text/tokenizer/pre_tokenizer.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -14,7 +14,8 @@
 #include "shared/base/mem.h"
 #include "shared/text/tokenizer/regex_translate.h"
 
-/* Steps one match may take beyond those that a plain scan of the text needs; hostile patterns reach it. */
+/* Steps one match may take beyond those that a plain scan of the text needs; hostile patterns reach
+ * it. */
 enum { MATCH_STEPS_BASE = 1000 * 1000, MATCH_STEPS_PER_BYTE = 16 };
 /* A pattern with what regex_translate.h adds to it. */
 enum { TRANSLATED_MAX = 64 * PRE_TOKENIZER_PATTERN_MAX };
@@ -22,24 +23,27 @@ enum { TRANSLATED_MAX = 64 * PRE_TOKENIZER_PATTERN_MAX };
 enum stage_kind { STAGE_SPLIT, STAGE_PREFIX_SPACE, STAGE_METASPACE };
 
 struct pre_tokenizer_stage {
-    enum stage_kind      kind;
-    pcre2_code          *code; /* STAGE_SPLIT */
+    enum stage_kind kind;
+    pcre2_code *code; /* STAGE_SPLIT */
     enum pre_tokenizer_behavior behavior;
-    bool                 invert;
-    struct buf           replacement; /* STAGE_METASPACE */
-    enum pre_tokenizer_prepend  prepend;
+    bool invert;
+    struct buf replacement; /* STAGE_METASPACE */
+    enum pre_tokenizer_prepend prepend;
 };
 
 /* ---- building ---- */
 
-static enum status add_stage(struct pre_tokenizer *p, enum stage_kind kind, struct pre_tokenizer_stage **out, struct err *err)
+static enum status add_stage(struct pre_tokenizer *p, enum stage_kind kind,
+                             struct pre_tokenizer_stage **out, struct err *err)
 {
     if (p->n == PRE_TOKENIZER_STAGES_MAX)
-        return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than %d stages", PRE_TOKENIZER_STAGES_MAX);
+        return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than %d stages",
+                       PRE_TOKENIZER_STAGES_MAX);
     /* One is what models have; several could make a text grow without bound. */
     for (size_t i = 0; i < p->n; i++)
         if (kind != STAGE_SPLIT && p->stages[i]->kind != STAGE_SPLIT)
-            return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser has more than one stage that inserts characters");
+            return err_set(err, ERR_UNSUPPORTED,
+                           "the pre-tokeniser has more than one stage that inserts characters");
     struct pre_tokenizer_stage *s = MEM_NEW(struct pre_tokenizer_stage);
     s->kind = kind;
     p->stages[p->n++] = s;
@@ -64,11 +68,12 @@ static enum status compile(struct str pattern, uint32_t options, pcre2_code **ou
     }
     PCRE2_UCHAR why[128] = "";
     pcre2_get_error_message(code, why, sizeof why);
-    return err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern cannot be used: %s (at byte %zu)", (char *)why, at);
+    return err_set(err, ERR_UNSUPPORTED,
+                   "the pre-tokeniser's pattern cannot be used: %s (at byte %zu)", (char *)why, at);
 }
 
-static enum status add_pattern(struct pre_tokenizer *p, struct str pattern, uint32_t options, enum pre_tokenizer_behavior behavior, bool invert,
-                               struct err *err)
+static enum status add_pattern(struct pre_tokenizer *p, struct str pattern, uint32_t options,
+                               enum pre_tokenizer_behavior behavior, bool invert, struct err *err)
 {
     pcre2_code *code = NULL;
     struct pre_tokenizer_stage *s = NULL;
@@ -84,19 +89,28 @@ static enum status add_pattern(struct pre_tokenizer *p, struct str pattern, uint
     return OK;
 }
 
-enum status pre_tokenizer_add_split(struct pre_tokenizer *p, struct str regex, enum pre_tokenizer_behavior behavior, bool invert, struct err *err)
+enum status pre_tokenizer_add_split(struct pre_tokenizer *p, struct str regex,
+                                    enum pre_tokenizer_behavior behavior, bool invert,
+                                    struct err *err)
 {
     struct buf pattern = { 0 };
-    enum status st = regex.n > PRE_TOKENIZER_PATTERN_MAX ? err_set(err, ERR_UNSUPPORTED, "the pre-tokeniser's pattern has over %d bytes", PRE_TOKENIZER_PATTERN_MAX)
-                                                  : regex_translate(regex, &pattern, err);
+    enum status st = regex.n > PRE_TOKENIZER_PATTERN_MAX
+                         ? err_set(err, ERR_UNSUPPORTED,
+                                   "the pre-tokeniser's pattern has over %d bytes",
+                                   PRE_TOKENIZER_PATTERN_MAX)
+                         : regex_translate(regex, &pattern, err);
     /* MULTILINE: in the patterns' own dialect ^ and $ are about lines. */
     if (st == OK)
-        st = add_pattern(p, buf_str(&pattern), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, behavior, invert, err);
+        st = add_pattern(p, buf_str(&pattern),
+                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                         behavior, invert, err);
     buf_release(&pattern);
     return st;
 }
 
-enum status pre_tokenizer_add_split_literal(struct pre_tokenizer *p, struct str text, enum pre_tokenizer_behavior behavior, bool invert, struct err *err)
+enum status pre_tokenizer_add_split_literal(struct pre_tokenizer *p, struct str text,
+                                            enum pre_tokenizer_behavior behavior, bool invert,
+                                            struct err *err)
 {
     if (text.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokeniser splits at an empty string");
     return add_pattern(p, text, PCRE2_UTF | PCRE2_LITERAL, behavior, invert, err);
@@ -108,14 +122,19 @@ enum status pre_tokenizer_add_prefix_space(struct pre_tokenizer *p, struct err *
     return add_stage(p, STAGE_PREFIX_SPACE, &s, err);
 }
 
-enum status pre_tokenizer_add_metaspace(struct pre_tokenizer *p, struct str replacement, enum pre_tokenizer_prepend prepend, bool split, struct err *err)
+enum status pre_tokenizer_add_metaspace(struct pre_tokenizer *p, struct str replacement,
+                                        enum pre_tokenizer_prepend prepend, bool split,
+                                        struct err *err)
 {
     struct pre_tokenizer_stage *s = NULL;
-    if (replacement.n == 0) return err_set(err, ERR_FORMAT, "the pre-tokeniser replaces spaces by an empty string");
+    if (replacement.n == 0)
+        return err_set(err, ERR_FORMAT, "the pre-tokeniser replaces spaces by an empty string");
     TRY(add_stage(p, STAGE_METASPACE, &s, err));
     s->prepend = prepend;
     buf_add_str(&s->replacement, replacement);
-    return split ? pre_tokenizer_add_split_literal(p, replacement, PRE_TOKENIZER_MERGED_WITH_NEXT, false, err) : OK;
+    return split ? pre_tokenizer_add_split_literal(p, replacement, PRE_TOKENIZER_MERGED_WITH_NEXT,
+                                                   false, err)
+                 : OK;
 }
 
 void pre_tokenizer_release(struct pre_tokenizer *p)
@@ -142,9 +161,9 @@ static void add_span(struct pre_tokenizer_pieces *w, size_t at, size_t n)
 /* Cutting one piece. */
 struct cut {
     const struct pre_tokenizer_stage *stage;
-    struct pre_tokenizer_pieces      *pieces;
-    size_t                     n_before;  /* spans made from other pieces */
-    bool                       was_match; /* the part before this one */
+    struct pre_tokenizer_pieces *pieces;
+    size_t n_before; /* spans made from other pieces */
+    bool was_match;  /* the part before this one */
 };
 
 static void add_part(struct cut *c, size_t at, size_t n, bool matched)
@@ -163,9 +182,10 @@ static void add_part(struct cut *c, size_t at, size_t n, bool matched)
     else if (c->stage->behavior != PRE_TOKENIZER_REMOVED || !is_match) add_span(c->pieces, at, n);
 }
 
-/* The next match that is not empty, from *start on; PCRE2_ERROR_NOMATCH or another error when there is none. */
-static int next_match(const pcre2_code *code, struct str s, size_t *start, size_t *stop, pcre2_match_data *data,
-                      pcre2_match_context *context)
+/* The next match that is not empty, from *start on; PCRE2_ERROR_NOMATCH or another error when there
+ * is none. */
+static int next_match(const pcre2_code *code, struct str s, size_t *start, size_t *stop,
+                      pcre2_match_data *data, pcre2_match_context *context)
 {
     const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
     int rc = pcre2_match(code, (PCRE2_SPTR)s.p, s.n, *start, options, data, context);
@@ -179,8 +199,8 @@ static int next_match(const pcre2_code *code, struct str s, size_t *start, size_
     return 0;
 }
 
-static enum status split_span(struct cut *c, struct pre_tokenizer_span span, pcre2_match_data *data, pcre2_match_context *context,
-                              struct err *err)
+static enum status split_span(struct cut *c, struct pre_tokenizer_span span, pcre2_match_data *data,
+                              pcre2_match_context *context, struct err *err)
 {
     struct str s = { c->pieces->text.data + span.at, span.n };
     size_t done = 0, stop = 0;
@@ -198,13 +218,15 @@ static enum status split_span(struct cut *c, struct pre_tokenizer_span span, pcr
     if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
         PCRE2_UCHAR why[128] = "";
         pcre2_get_error_message(rc, why, sizeof why);
-        return err_set(err, ERR_INVALID, "this text cannot be split by the model's pre-tokeniser: %s", (char *)why);
+        return err_set(err, ERR_INVALID,
+                       "this text cannot be split by the model's pre-tokeniser: %s", (char *)why);
     }
     if (done < s.n) add_part(c, span.at + done, s.n - done, false);
     return OK;
 }
 
-static enum status split_all(const struct pre_tokenizer_stage *s, struct pre_tokenizer_pieces *w, struct err *err)
+static enum status split_all(const struct pre_tokenizer_stage *s, struct pre_tokenizer_pieces *w,
+                             struct err *err)
 {
     struct cut cut = { .stage = s, .pieces = w };
     enum status st = ERR_NOMEM;
@@ -215,14 +237,16 @@ static enum status split_all(const struct pre_tokenizer_stage *s, struct pre_tok
         pcre2_set_match_limit(context, steps > UINT32_MAX ? UINT32_MAX : (uint32_t)steps);
         st = OK;
     }
-    for (size_t i = 0; i < w->n && st == OK; i++) st = split_span(&cut, w->spans[i], data, context, err);
+    for (size_t i = 0; i < w->n && st == OK; i++)
+        st = split_span(&cut, w->spans[i], data, context, err);
     if (!data || !context) err_set(err, st, "not enough memory to split a text");
     pcre2_match_data_free(data);
     pcre2_match_context_free(context);
     return st;
 }
 
-static void copy_text(const struct pre_tokenizer_stage *s, bool is_start, struct str piece, struct buf *out)
+static void copy_text(const struct pre_tokenizer_stage *s, bool is_start, struct str piece,
+                      struct buf *out)
 {
     if (s->kind == STAGE_PREFIX_SPACE) {
         if (!str_starts(piece, " ")) buf_add_char(out, ' ');
@@ -230,7 +254,9 @@ static void copy_text(const struct pre_tokenizer_stage *s, bool is_start, struct
         return;
     }
     bool has_replacement = str_starts(piece, " ") || str_starts(piece, s->replacement.data);
-    if (!has_replacement && (s->prepend == PRE_TOKENIZER_ALWAYS || (s->prepend == PRE_TOKENIZER_FIRST && is_start))) buf_add_str(out, buf_str(&s->replacement));
+    if (!has_replacement &&
+        (s->prepend == PRE_TOKENIZER_ALWAYS || (s->prepend == PRE_TOKENIZER_FIRST && is_start)))
+        buf_add_str(out, buf_str(&s->replacement));
     struct str rest = piece, part;
     for (bool first = true; str_split(&rest, ' ', &part); first = false) {
         if (!first) buf_add_str(out, buf_str(&s->replacement));
@@ -239,7 +265,8 @@ static void copy_text(const struct pre_tokenizer_stage *s, bool is_start, struct
 }
 
 /* Stages that insert characters write a new text. */
-static void rewrite_all(const struct pre_tokenizer_stage *s, bool is_start, struct pre_tokenizer_pieces *w)
+static void rewrite_all(const struct pre_tokenizer_stage *s, bool is_start,
+                        struct pre_tokenizer_pieces *w)
 {
     buf_clear(&w->scratch);
     for (size_t i = 0; i < w->n; i++) {
@@ -266,7 +293,8 @@ static void swap_spans(struct pre_tokenizer_pieces *w)
     w->n_next = 0;
 }
 
-enum status pre_tokenizer_run(const struct pre_tokenizer *p, bool is_start, struct pre_tokenizer_pieces *pieces, struct err *err)
+enum status pre_tokenizer_run(const struct pre_tokenizer *p, bool is_start,
+                              struct pre_tokenizer_pieces *pieces, struct err *err)
 {
     pieces->n = pieces->n_next = 0;
     if (pieces->text.len == 0) return OK;

@@ -1,8 +1,9 @@
 /* spm.c - see spm.h.
  *
- * The table of replacements is a double array (Aoe 1989) in the layout of the Darts library: 32-bit units, each with the label of
- * the edge that leads to it and an offset to its children; a leaf holds where its replacement begins in the texts that follow.
- * The file is untrusted: every index is checked. Thread: as in spm.h. */
+ * The table of replacements is a double array (Aoe 1989) in the layout of the Darts library: 32-bit
+ * units, each with the label of the edge that leads to it and an offset to its children; a leaf
+ * holds where its replacement begins in the texts that follow. The file is untrusted: every index
+ * is checked. Thread: as in spm.h. */
 #include "shared/text/tokenizer/spm.h"
 
 #include <string.h>
@@ -46,7 +47,10 @@ int32_t spm_symbol(struct spm *s, int32_t cp)
 /* ---- characters side by side ---- */
 
 /* Not 0, which marks a free slot. */
-static uint64_t pair_key(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right | (uint64_t)1 << 63; }
+static uint64_t pair_key(int32_t left, int32_t right)
+{
+    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right | (uint64_t)1 << 63;
+}
 
 static uint64_t *pair_slot(const struct spm *s, uint64_t key)
 {
@@ -74,7 +78,10 @@ void spm_put_pair(struct spm *s, int32_t left, int32_t right)
     *slot = key;
 }
 
-bool spm_has_pair(const struct spm *s, int32_t left, int32_t right) { return s->n_pairs > 0 && *pair_slot(s, pair_key(left, right)) != 0; }
+bool spm_has_pair(const struct spm *s, int32_t left, int32_t right)
+{
+    return s->n_pairs > 0 && *pair_slot(s, pair_key(left, right)) != 0;
+}
 
 /* ---- the table of replacements ---- */
 
@@ -85,26 +92,36 @@ static uint32_t unit_at(const struct spm *s, size_t i)
 }
 
 static size_t unit_offset(uint32_t unit) { return (size_t)(unit >> 10) << ((unit & 1u << 9) >> 6); }
-static bool   unit_has_leaf(uint32_t unit) { return unit >> 8 & 1; }
-static bool   unit_is(uint32_t unit, unsigned char label) { return (unit & (1u << 31 | 0xFF)) == label; }
+static bool unit_has_leaf(uint32_t unit) { return unit >> 8 & 1; }
+static bool unit_is(uint32_t unit, unsigned char label)
+{
+    return (unit & (1u << 31 | 0xFF)) == label;
+}
 
-static struct str map_texts(const struct spm *s) { return str_sub(buf_str(&s->charsmap), s->n_units * 4, SIZE_MAX); }
+static struct str map_texts(const struct spm *s)
+{
+    return str_sub(buf_str(&s->charsmap), s->n_units * 4, SIZE_MAX);
+}
 
 enum status spm_set_charsmap(struct spm *s, struct str table, struct err *err)
 {
     unsigned char head[4];
     if (table.n == 0) return OK;
     bool has_head = str_take(&table, head, sizeof head);
-    size_t n = has_head ? (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 | (size_t)head[3] << 24 : 0;
+    size_t n = has_head ? (size_t)head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 |
+                              (size_t)head[3] << 24
+                        : 0;
     /* The texts end with a 0 byte, so that each of them does. */
     if (n < 4 || n % 4 != 0 || n >= table.n || table.p[table.n - 1] != 0)
-        return err_set(err, ERR_FORMAT, "the table of the normaliser (precompiled_charsmap) is damaged");
+        return err_set(err, ERR_FORMAT,
+                       "the table of the normaliser (precompiled_charsmap) is damaged");
     buf_add_str(&s->charsmap, table);
     s->n_units = n / 4;
     return OK;
 }
 
-/* The longest entry at the front of `text`: its length, 0 when there is none, and what replaces it. */
+/* The longest entry at the front of `text`: its length, 0 when there is none, and what replaces
+ * it. */
 static size_t find_replacement(const struct spm *s, struct str text, struct str *to)
 {
     size_t found = 0;

@@ -1,9 +1,10 @@
 /* spm_encode.c - encoding in SentencePiece's way (spm.h).
  *
- * A run of characters between user-defined pieces becomes symbols: the id of the character's piece, a number from n_pieces on for
- * a character that pieces hold but that is none, or -2 - code point for one that no piece holds. What is left after merging is
- * given out; unused pieces are taken apart into what they were made of, unknown characters become bytes or <unk>.
- * Thread: the caller's. */
+ * A run of characters between user-defined pieces becomes symbols: the id of the character's piece,
+ * a number from n_pieces on for a character that pieces hold but that is none, or -2 - code point
+ * for one that no piece holds. What is left after merging is given out; unused pieces are taken
+ * apart into what they were made of, unknown characters become bytes or <unk>. Thread: the
+ * caller's. */
 #include "shared/text/tokenizer/encoder.h"
 
 #include "shared/text/utf8.h"
@@ -16,7 +17,8 @@ static enum status put_unknown_char(struct encoder *e, int32_t cp)
     struct str s = { c, utf8_put(cp, c) };
     bool has_bytes = encoder_has_bytes(t, s), again = e->after_unk;
     e->after_unk = !has_bytes;
-    for (size_t i = 0; has_bytes && i < s.n; i++) TRY(encoder_push(e, &t->byte_ids[(unsigned char)c[i]], 1));
+    for (size_t i = 0; has_bytes && i < s.n; i++)
+        TRY(encoder_push(e, &t->byte_ids[(unsigned char)c[i]], 1));
     return has_bytes || again || t->unk < 0 ? OK : encoder_push(e, &t->unk, 1);
 }
 
@@ -34,7 +36,8 @@ static int32_t code_point(const struct spm *s, int32_t symbol)
     return symbol < 0 ? -2 - symbol : s->extra_chars[(size_t)symbol - s->n_pieces];
 }
 
-/* An unused piece of several characters was made by a merge, so the pair is known; each part is shorter than the whole. */
+/* An unused piece of several characters was made by a merge, so the pair is known; each part is
+ * shorter than the whole. */
 static enum status put_symbol(struct encoder *e, int32_t id)
 {
     const struct spm *s = &e->t->spm;
@@ -65,7 +68,8 @@ static enum status put_run(struct encoder *e, size_t n_symbols)
     return OK;
 }
 
-/* Text in normal form. A run ends before a user-defined piece, and between characters that no piece holds side by side. */
+/* Text in normal form. A run ends before a user-defined piece, and between characters that no piece
+ * holds side by side. */
 static enum status encode_normal(struct encoder *e, struct str text)
 {
     const struct spm *s = &e->t->spm;
@@ -75,7 +79,9 @@ static enum status encode_normal(struct encoder *e, struct str text)
         len = added_tokens_match(&s->user_defined, text, at, &id);
         bool defined = len > 0;
         if (!defined) len = utf8_next(text, at, &cp);
-        if (!defined && cp < 0) cp = UTF8_REPLACEMENT; /* a file's own pieces and replacements may end inside a character */
+        if (!defined && cp < 0)
+            cp = UTF8_REPLACEMENT; /* a file's own pieces and replacements may
+                                    * end inside a character */
         if (n > 0 && (defined || (s->can_split && !spm_has_pair(s, before, cp)))) {
             TRY(put_run(e, n));
             n = 0;

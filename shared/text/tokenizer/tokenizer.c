@@ -1,8 +1,8 @@
 /* tokenizer.c - encoding and decoding with a finished tokenizer (tokenizer.h).
  *
- * Text is cut twice at added tokens: first as it came, then, between those, in normal form. What is left goes through the
- * pre-tokeniser, and each of its pieces becomes bytes or characters that merge (bpe.h).
- * Thread: any; all scratch memory belongs to the call. */
+ * Text is cut twice at added tokens: first as it came, then, between those, in normal form. What is
+ * left goes through the pre-tokeniser, and each of its pieces becomes bytes or characters that
+ * merge (bpe.h). Thread: any; all scratch memory belongs to the call. */
 #include "shared/text/tokenizer/tokenizer.h"
 
 #include <string.h>
@@ -23,7 +23,8 @@ static size_t byte_symbols(const struct tokenizer *t, struct str piece, int32_t 
     return n;
 }
 
-/* One symbol per character; a character that is no token becomes its bytes, or unknown. Never more symbols than bytes. */
+/* One symbol per character; a character that is no token becomes its bytes, or unknown. Never more
+ * symbols than bytes. */
 static size_t char_symbols(const struct tokenizer *t, struct str piece, int32_t *out)
 {
     size_t n = 0, len;
@@ -53,19 +54,22 @@ static int32_t whole_piece(struct encoder *e, struct str piece)
     if (!e->t->byte_level) return tokenizer_id(e->t, piece);
     char c[UTF8_CHAR_MAX];
     buf_clear(&e->scratch);
-    for (size_t i = 0; i < piece.n; i++) buf_add(&e->scratch, c, utf8_put(byte_level_encode((unsigned char)piece.p[i]), c));
+    for (size_t i = 0; i < piece.n; i++)
+        buf_add(&e->scratch, c, utf8_put(byte_level_encode((unsigned char)piece.p[i]), c));
     return tokenizer_id(e->t, buf_str(&e->scratch));
 }
 
 static enum status encode_piece(struct encoder *e, struct str piece)
 {
     const struct tokenizer *t = e->t;
-    if (piece.n > INT32_MAX) return err_set(e->err, ERR_TOO_LONG, "the text is too long to be encoded");
+    if (piece.n > INT32_MAX)
+        return err_set(e->err, ERR_TOO_LONG, "the text is too long to be encoded");
     int32_t whole = t->ignore_merges ? whole_piece(e, piece) : -1;
     if (whole >= 0 && t->tokens[whole].in_model) return encoder_push(e, &whole, 1);
     TRY(encoder_expect(e, piece.n));
     encoder_reserve(e, piece.n);
-    size_t n = t->byte_level ? byte_symbols(t, piece, e->symbols) : char_symbols(t, piece, e->symbols);
+    size_t n = t->byte_level ? byte_symbols(t, piece, e->symbols)
+                             : char_symbols(t, piece, e->symbols);
     return encoder_push(e, e->symbols, bpe_merge(&t->bpe, e->symbols, n, &e->work));
 }
 
@@ -77,12 +81,16 @@ static enum status encode_plain(struct encoder *e, struct str text, bool is_star
     buf_add_str(&e->pieces.text, text);
     TRY(pre_tokenizer_run(&e->t->pre_tokenizer, is_start, &e->pieces, e->err));
     for (size_t i = 0; i < e->pieces.n; i++)
-        TRY(encode_piece(e, (struct str){ e->pieces.text.data + e->pieces.spans[i].at, e->pieces.spans[i].n }));
+        TRY(encode_piece(
+            e, (struct str){ e->pieces.text.data + e->pieces.spans[i].at, e->pieces.spans[i].n }));
     return OK;
 }
 
 /* Nothing where the two tokens share white space. */
-static struct str between(struct str text, size_t stop, size_t start) { return str_sub(text, stop, start > stop ? start - stop : 0); }
+static struct str between(struct str text, size_t stop, size_t start)
+{
+    return str_sub(text, stop, start > stop ? start - stop : 0);
+}
 
 /* Text between two added tokens of the first kind: normalise, then look for those of the second. */
 static enum status encode_section(struct encoder *e, struct str text, bool is_start)
@@ -115,11 +123,12 @@ static enum status encode_text(struct encoder *e, struct str text, bool add_spec
     return add_special ? encoder_push(e, e->t->suffix.ids, e->t->suffix.n) : OK;
 }
 
-enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool add_special, size_t limit, int32_t **ids, size_t *n,
-                             struct err *err)
+enum status tokenizer_encode(const struct tokenizer *t, struct str text, bool add_special,
+                             size_t limit, int32_t **ids, size_t *n, struct err *err)
 {
     if (text.n > TOKENIZER_TEXT_MAX)
-        return err_set(err, ERR_TOO_LONG, "a text of %zu bytes is over the limit of %d", text.n, TOKENIZER_TEXT_MAX);
+        return err_set(err, ERR_TOO_LONG, "a text of %zu bytes is over the limit of %d", text.n,
+                       TOKENIZER_TEXT_MAX);
     struct encoder e = { .t = t, .ids = *ids, .n = *n, .cap = *n, .err = err };
     e.n_max = limit > SIZE_MAX - *n ? SIZE_MAX : *n + limit;
     struct buf valid = { 0 };
@@ -147,13 +156,15 @@ static const struct vocab_token *token_at(const struct tokenizer *t, int32_t id)
     return id >= 0 && (size_t)id < t->n_tokens ? &t->tokens[id] : NULL;
 }
 
-void tokenizer_token_bytes(const struct tokenizer *t, int32_t id, bool skip_special, struct buf *out)
+void tokenizer_token_bytes(const struct tokenizer *t, int32_t id, bool skip_special,
+                           struct buf *out)
 {
     const struct vocab_token *k = token_at(t, id);
     if (k && !(skip_special && k->kind == TOKEN_CONTROL)) buf_add_str(out, k->bytes);
 }
 
-void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special, struct buf *out)
+void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
+                      struct buf *out)
 {
     struct buf bytes = { 0 };
     size_t n_left = t->strip_start; /* spaces that may still be taken off */
@@ -176,7 +187,7 @@ struct str tokenizer_piece(const struct tokenizer *t, int32_t id)
     return k ? k->piece : STR("");
 }
 
-size_t  tokenizer_n_vocab(const struct tokenizer *t) { return t->n_tokens; }
+size_t tokenizer_n_vocab(const struct tokenizer *t) { return t->n_tokens; }
 int32_t tokenizer_bos(const struct tokenizer *t) { return t->bos; }
 int32_t tokenizer_eos(const struct tokenizer *t) { return t->eos; }
 
@@ -186,4 +197,7 @@ bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
     return k && k->kind == TOKEN_CONTROL;
 }
 
-int32_t tokenizer_find(const struct tokenizer *t, struct str piece) { return tokenizer_id(t, piece); }
+int32_t tokenizer_find(const struct tokenizer *t, struct str piece)
+{
+    return tokenizer_id(t, piece);
+}

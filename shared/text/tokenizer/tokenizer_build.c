@@ -1,7 +1,7 @@
 /* tokenizer_build.c - puts a tokenizer together from tokens and merges.
  *
- * In a byte-level vocabulary every byte is spelled as one printable character: bytes that are printable in Latin-1 stand for
- * themselves, the other 68 for U+0100 and following, in order.
+ * In a byte-level vocabulary every byte is spelled as one printable character: bytes that are
+ * printable in Latin-1 stand for themselves, the other 68 for U+0100 and following, in order.
  * Thread: the builder's. */
 #include <stdlib.h>
 #include <string.h>
@@ -10,12 +10,15 @@
 #include "shared/text/tokenizer/tokenizer_internal.h"
 #include "shared/text/utf8.h"
 
-static bool is_printable(int byte) { return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174; }
+static bool is_printable(int byte)
+{
+    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+}
 
 int32_t byte_level_encode(unsigned char byte)
 {
     if (is_printable(byte)) return byte;
-    if (byte <= 32) return 0x100 + byte;            /* 0 .. 32 */
+    if (byte <= 32) return 0x100 + byte;                       /* 0 .. 32 */
     return byte <= 160 ? 0x100 + 33 + byte - 127 : 0x100 + 67; /* 127 .. 160, and 173 */
 }
 
@@ -56,7 +59,10 @@ void tokenizer_free(struct tokenizer *t)
     mem_free(t);
 }
 
-static struct str keep(struct tokenizer *t, struct str s) { return (struct str){ arena_strndup(&t->arena, s.p, s.n), s.n }; }
+static struct str keep(struct tokenizer *t, struct str s)
+{
+    return (struct str){ arena_strndup(&t->arena, s.p, s.n), s.n };
+}
 
 static void grow_tokens(struct tokenizer *t, size_t n)
 {
@@ -66,7 +72,9 @@ static void grow_tokens(struct tokenizer *t, size_t n)
         t->tokens = mem_realloc(t->tokens, cap, sizeof *t->tokens);
         t->cap_tokens = cap;
     }
-    for (; t->n_tokens < n; t->n_tokens++) t->tokens[t->n_tokens] = (struct vocab_token){ .piece = STR(""), .bytes = STR(""), .kind = TOKEN_UNUSED };
+    for (; t->n_tokens < n; t->n_tokens++)
+        t->tokens[t->n_tokens] =
+            (struct vocab_token){ .piece = STR(""), .bytes = STR(""), .kind = TOKEN_UNUSED };
 }
 
 void tokenizer_put_token(struct tokenizer *t, int32_t id, struct str piece, enum token_kind kind)
@@ -75,15 +83,19 @@ void tokenizer_put_token(struct tokenizer *t, int32_t id, struct str piece, enum
     grow_tokens(t, (size_t)id + 1);
     struct vocab_token *k = &t->tokens[id];
     if (piece.n > t->piece_max) t->piece_max = piece.n;
-    *k = (struct vocab_token){ .piece = keep(t, piece), .bytes = STR(""), .kind = kind, .used = true, .in_model = true };
+    *k = (struct vocab_token){
+        .piece = keep(t, piece), .bytes = STR(""), .kind = kind, .used = true, .in_model = true
+    };
     map_put(&t->by_piece, piece, (void *)(uintptr_t)(id + 1));
 }
 
-enum status tokenizer_put_added(struct tokenizer *t, int32_t id, struct str content, bool special, bool normalized, int flags,
-                                struct err *err)
+enum status tokenizer_put_added(struct tokenizer *t, int32_t id, struct str content, bool special,
+                                bool normalized, int flags, struct err *err)
 {
-    if (content.n == 0 || !utf8_is_valid(content)) return err_set(err, ERR_FORMAT, "added token %d is empty or not UTF-8", (int)id);
-    bool in_model = (size_t)id < t->n_tokens && t->tokens[id].in_model && str_eq(t->tokens[id].piece, content);
+    if (content.n == 0 || !utf8_is_valid(content))
+        return err_set(err, ERR_FORMAT, "added token %d is empty or not UTF-8", (int)id);
+    bool in_model = (size_t)id < t->n_tokens && t->tokens[id].in_model &&
+                    str_eq(t->tokens[id].piece, content);
     tokenizer_put_token(t, id, content, special ? TOKEN_CONTROL : TOKEN_USER);
     t->tokens[id].in_model = in_model;
     t->tokens[id].is_added = true;
@@ -92,26 +104,31 @@ enum status tokenizer_put_added(struct tokenizer *t, int32_t id, struct str cont
     return OK;
 }
 
-enum status tokenizer_split_merge(struct str line, struct str *left, struct str *right, struct err *err)
+enum status tokenizer_split_merge(struct str line, struct str *left, struct str *right,
+                                  struct err *err)
 {
     size_t at = str_find_char(line, ' ');
     if (at == SIZE_MAX || at == 0 || at + 1 == line.n)
-        return err_set(err, ERR_FORMAT, "the merge \"%.*s\" is not of the form \"left right\"", STR_ARG(str_sub(line, 0, 64)));
+        return err_set(err, ERR_FORMAT, "the merge \"%.*s\" is not of the form \"left right\"",
+                       STR_ARG(str_sub(line, 0, 64)));
     *left = str_sub(line, 0, at);
     *right = str_sub(line, at + 1, line.n);
     return OK;
 }
 
-enum status tokenizer_put_merge(struct tokenizer *t, struct str left, struct str right, uint32_t rank, struct buf *scratch,
-                                struct err *err)
+enum status tokenizer_put_merge(struct tokenizer *t, struct str left, struct str right,
+                                uint32_t rank, struct buf *scratch, struct err *err)
 {
     buf_clear(scratch);
     buf_add_str(scratch, left);
     buf_add_str(scratch, right);
-    int32_t l = tokenizer_find(t, left), r = tokenizer_find(t, right), whole = tokenizer_find(t, buf_str(scratch));
+    int32_t l = tokenizer_find(t, left), r = tokenizer_find(t, right),
+            whole = tokenizer_find(t, buf_str(scratch));
     if (l < 0 || r < 0 || whole < 0)
-        return err_set(err, ERR_FORMAT, "merge %u (\"%.*s\" and \"%.*s\") names a token that is not in the vocabulary", rank,
-                       STR_ARG(str_sub(left, 0, 64)), STR_ARG(str_sub(right, 0, 64)));
+        return err_set(
+            err, ERR_FORMAT,
+            "merge %u (\"%.*s\" and \"%.*s\") names a token that is not in the vocabulary", rank,
+            STR_ARG(str_sub(left, 0, 64)), STR_ARG(str_sub(right, 0, 64)));
     bpe_put(&t->bpe, l, r, rank, whole);
     return OK;
 }
@@ -122,12 +139,15 @@ enum status tokenizer_put_merge(struct tokenizer *t, struct str left, struct str
 static int byte_of_piece(struct str piece)
 {
     static const char digits[] = "0123456789ABCDEF";
-    if (piece.n != 6 || memcmp(piece.p, "<0x", 3) != 0 || piece.p[5] != '>' || !piece.p[3] || !piece.p[4]) return -1;
+    if (piece.n != 6 || memcmp(piece.p, "<0x", 3) != 0 || piece.p[5] != '>' || !piece.p[3] ||
+        !piece.p[4])
+        return -1;
     const char *high = strchr(digits, piece.p[3]), *low = strchr(digits, piece.p[4]);
     return high && low ? (int)((high - digits) * 16 + (low - digits)) : -1;
 }
 
-/* The bytes a piece of a byte-level vocabulary spells; false when one of its characters is no byte's. */
+/* The bytes a piece of a byte-level vocabulary spells; false when one of its characters is no
+ * byte's. */
 static bool spell_bytes(struct str piece, struct buf *out)
 {
     int32_t cp;
@@ -141,7 +161,8 @@ static bool spell_bytes(struct str piece, struct buf *out)
     return true;
 }
 
-static enum status token_text(struct tokenizer *t, struct vocab_token *k, struct buf *text, struct buf *scratch)
+static enum status token_text(struct tokenizer *t, struct vocab_token *k, struct buf *text,
+                              struct buf *scratch)
 {
     int byte = t->decode_bytes ? byte_of_piece(k->piece) : -1;
     k->bytes = k->piece;
@@ -159,7 +180,8 @@ static enum status token_text(struct tokenizer *t, struct vocab_token *k, struct
     if (t->decoder.n == 0) return OK;
     buf_clear(text);
     buf_add_str(text, k->piece);
-    if (k->is_added && k->normalized) TRY(normalizer_run(&t->normalizer, text, scratch)); /* as which it was found */
+    /* as which it was found */
+    if (k->is_added && k->normalized) TRY(normalizer_run(&t->normalizer, text, scratch));
     TRY(normalizer_run(&t->decoder, text, scratch));
     k->bytes = keep(t, buf_str(text));
     return OK;
@@ -172,7 +194,11 @@ static void find_byte_tokens(struct tokenizer *t)
     for (int i = 0; i < 256; i++) {
         size_t n = 6;
         if (t->byte_level) n = utf8_put(byte_level_encode((unsigned char)i), piece);
-        else memcpy(piece, (char[]){ '<', '0', 'x', "0123456789ABCDEF"[i >> 4], "0123456789ABCDEF"[i & 15], '>' }, 6);
+        else
+            memcpy(piece,
+                   (char[]){ '<', '0', 'x', "0123456789ABCDEF"[i >> 4], "0123456789ABCDEF"[i & 15],
+                             '>' },
+                   6);
         t->byte_ids[i] = tokenizer_find(t, (struct str){ piece, n });
         t->drops_nothing = t->drops_nothing && t->byte_ids[i] >= 0;
     }
@@ -183,10 +209,12 @@ static void index_char(struct tokenizer *t, int32_t id)
 {
     struct str piece = t->tokens[id].piece;
     int32_t cp = -1;
-    if (t->tokens[id].in_model && piece.n > 0 && utf8_next(piece, 0, &cp) == piece.n && cp >= 0) codepoint_map_put(&t->chars, cp, id);
+    if (t->tokens[id].in_model && piece.n > 0 && utf8_next(piece, 0, &cp) == piece.n && cp >= 0)
+        codepoint_map_put(&t->chars, cp, id);
 }
 
-static enum status index_added(struct tokenizer *t, int32_t id, struct buf *text, struct buf *scratch)
+static enum status index_added(struct tokenizer *t, int32_t id, struct buf *text,
+                               struct buf *scratch)
 {
     const struct vocab_token *k = &t->tokens[id];
     if (!k->normalized) {

@@ -1,7 +1,8 @@
-/* tokenizer_config.c - what the files beside a vocabulary say: tokenizer_config.json, added_tokens.json, special_tokens_map.json.
+/* tokenizer_config.c - what the files beside a vocabulary say: tokenizer_config.json,
+ * added_tokens.json, special_tokens_map.json.
  *
- * They name the begin and end token, whether these are put around a text (which overrules what the vocabulary's own file says when
- * it is said), and further added tokens. Thread: the builder's. */
+ * They name the begin and end token, whether these are put around a text (which overrules what the
+ * vocabulary's own file says when it is said), and further added tokens. Thread: the builder's. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +10,8 @@
 
 /* ---- added tokens ---- */
 
-enum status tokenizer_config_put_added(struct tokenizer *t, const cJSON *j, int64_t id, struct err *err)
+enum status tokenizer_config_put_added(struct tokenizer *t, const cJSON *j, int64_t id,
+                                       struct err *err)
 {
     const char *content = "";
     bool special = false, single_word = false, lstrip = false, rstrip = false;
@@ -20,18 +22,22 @@ enum status tokenizer_config_put_added(struct tokenizer *t, const cJSON *j, int6
     TRY(json_get_bool(j, "single_word", &single_word, err));
     TRY(json_get_bool(j, "lstrip", &lstrip, err));
     TRY(json_get_bool(j, "rstrip", &rstrip, err));
-    int flags = (single_word ? ADDED_TOKEN_SINGLE_WORD : 0) | (lstrip ? ADDED_TOKEN_LSTRIP : 0) | (rstrip ? ADDED_TOKEN_RSTRIP : 0);
+    int flags = (single_word ? ADDED_TOKEN_SINGLE_WORD : 0) | (lstrip ? ADDED_TOKEN_LSTRIP : 0) |
+                (rstrip ? ADDED_TOKEN_RSTRIP : 0);
     return tokenizer_put_added(t, (int32_t)id, str_of(content), special, normalized, flags, err);
 }
 
 /* Ids are member names. */
-enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule, struct err *err)
+enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *config, bool overrule,
+                                          struct err *err)
 {
     const cJSON *each;
-    cJSON_ArrayForEach(each, json_member(config, "added_tokens_decoder")) {
+    cJSON_ArrayForEach (each, json_member(config, "added_tokens_decoder")) {
         int64_t id = -1;
-        if (!each->string || str_to_i64(str_of(each->string), &id) != OK || id < 0 || id >= TOKENIZER_IDS_MAX)
-            return err_field(err, ERR_FORMAT, "added_tokens_decoder", "tokenizer_config.json: added_tokens_decoder names no token id");
+        if (!each->string || str_to_i64(str_of(each->string), &id) != OK || id < 0 ||
+            id >= TOKENIZER_IDS_MAX)
+            return err_field(err, ERR_FORMAT, "added_tokens_decoder",
+                             "tokenizer_config.json: added_tokens_decoder names no token id");
         if (!overrule && (size_t)id < t->n_tokens && t->tokens[id].is_added) continue;
         TRY(tokenizer_config_put_added(t, each, id, err));
     }
@@ -41,11 +47,14 @@ enum status tokenizer_config_added_tokens(struct tokenizer *t, const cJSON *conf
 /* The next id behind all there are. */
 static enum status put_new(struct tokenizer *t, struct str content, bool special, struct err *err)
 {
-    if (t->n_tokens >= TOKENIZER_IDS_MAX) return err_set(err, ERR_FORMAT, "the vocabulary has more than %d tokens", TOKENIZER_IDS_MAX);
+    if (t->n_tokens >= TOKENIZER_IDS_MAX)
+        return err_set(err, ERR_FORMAT, "the vocabulary has more than %d tokens",
+                       TOKENIZER_IDS_MAX);
     return tokenizer_put_added(t, (int32_t)t->n_tokens, content, special, false, 0, err);
 }
 
-/* A token that is named as special: found in texts, and left out of answers. Flags that other files gave it stay. */
+/* A token that is named as special: found in texts, and left out of answers. Flags that other files
+ * gave it stay. */
 static enum status put_special(struct tokenizer *t, const cJSON *j, struct err *err)
 {
     const char *content = cJSON_IsString(j) ? j->valuestring : NULL;
@@ -53,28 +62,35 @@ static enum status put_special(struct tokenizer *t, const cJSON *j, struct err *
     if (!content || !content[0]) return OK;
     int32_t id = tokenizer_find(t, str_of(content));
     if (id >= 0 && t->tokens[id].is_added) return OK;
-    return id < 0 ? put_new(t, str_of(content), true, err) : tokenizer_put_added(t, id, str_of(content), true, false, 0, err);
+    return id < 0 ? put_new(t, str_of(content), true, err)
+                  : tokenizer_put_added(t, id, str_of(content), true, false, 0, err);
 }
 
 /* In the order in which new ids are given out. */
 static enum status put_specials(struct tokenizer *t, const cJSON *names, struct err *err)
 {
-    static const char *const members[] = { "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token" };
+    static const char *const members[] = { "bos_token", "eos_token", "unk_token", "sep_token",
+                                           "pad_token", "cls_token", "mask_token" };
     const cJSON *each;
-    for (size_t i = 0; i < COUNT_OF(members); i++) TRY(put_special(t, json_member(names, members[i]), err));
+    for (size_t i = 0; i < COUNT_OF(members); i++)
+        TRY(put_special(t, json_member(names, members[i]), err));
     const cJSON *more = json_member(names, "additional_special_tokens");
     if (!cJSON_IsArray(more)) return OK;
-    cJSON_ArrayForEach(each, more) TRY(put_special(t, each, err));
+    cJSON_ArrayForEach (each, more) TRY(put_special(t, each, err));
     return OK;
 }
 
-enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *config, const cJSON *added, const cJSON *specials, struct err *err)
+enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *config,
+                                            const cJSON *added, const cJSON *specials,
+                                            struct err *err)
 {
     const cJSON *each;
-    cJSON_ArrayForEach(each, added) {
+    cJSON_ArrayForEach (each, added) {
         double id = cJSON_IsNumber(each) && each->string ? each->valuedouble : -1;
         if (!(id >= 0 && id < TOKENIZER_IDS_MAX) || id != (double)(int32_t)id)
-            return err_field(err, ERR_FORMAT, "added_tokens", "added_tokens.json: the id of a token is not a whole number below %d", TOKENIZER_IDS_MAX);
+            return err_field(err, ERR_FORMAT, "added_tokens",
+                             "added_tokens.json: the id of a token is not a whole number below %d",
+                             TOKENIZER_IDS_MAX);
         if ((size_t)id < t->n_tokens && t->tokens[(size_t)id].is_added) continue;
         TRY(tokenizer_put_added(t, (int32_t)id, str_of(each->string), false, false, 0, err));
     }
@@ -86,13 +102,16 @@ enum status tokenizer_config_special_tokens(struct tokenizer *t, const cJSON *co
 
 enum status tokenizer_affix_add(struct tokenizer_affix *a, int32_t id, struct err *err)
 {
-    if (a->n == TOKENIZER_AFFIX_MAX) return err_set(err, ERR_FORMAT, "tokenizer.json: post_processor: too many tokens around a text");
+    if (a->n == TOKENIZER_AFFIX_MAX)
+        return err_set(err, ERR_FORMAT,
+                       "tokenizer.json: post_processor: too many tokens around a text");
     a->ids[a->n++] = id;
     return OK;
 }
 
 /* A token is given as its text or as an object with "content". */
-static enum status read_token_id(const struct tokenizer *t, const cJSON *config, const char *name, int32_t *id, struct err *err)
+static enum status read_token_id(const struct tokenizer *t, const cJSON *config, const char *name,
+                                 int32_t *id, struct err *err)
 {
     const cJSON *v = json_member(config, name);
     const char *content = NULL;
@@ -104,12 +123,15 @@ static enum status read_token_id(const struct tokenizer *t, const cJSON *config,
 }
 
 /* add_bos_token and add_eos_token overrule the post-processor, but only when they are there. */
-static enum status apply_add_flag(const cJSON *config, const char *name, int32_t id, bool in_front, struct tokenizer_affix *a, struct err *err)
+static enum status apply_add_flag(const cJSON *config, const char *name, int32_t id, bool in_front,
+                                  struct tokenizer_affix *a, struct err *err)
 {
     bool add = false;
     if (!json_member(config, name)) return OK;
     TRY(json_get_bool(config, name, &add, err));
-    if (add && id < 0) return err_field(err, ERR_FORMAT, name, "tokenizer_config.json: %s is true, but there is no such token", name);
+    if (add && id < 0)
+        return err_field(err, ERR_FORMAT, name,
+                         "tokenizer_config.json: %s is true, but there is no such token", name);
     bool is_there = a->n > 0 && a->ids[in_front ? 0 : a->n - 1] == id;
     if (add == is_there) return OK;
     if (!add) {

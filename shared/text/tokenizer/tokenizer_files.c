@@ -1,7 +1,8 @@
-/* tokenizer_files.c - a tokenizer from the files of a model folder, whatever form its vocabulary has.
+/* tokenizer_files.c - a tokenizer from the files of a model folder, whatever form its vocabulary
+ * has.
  *
- * tokenizer.json says everything and goes first. The other forms are told apart by what they begin with, since tokenizer.model may
- * be SentencePiece's or tiktoken's. Thread: the builder's. */
+ * tokenizer.json says everything and goes first. The other forms are told apart by what they begin
+ * with, since tokenizer.model may be SentencePiece's or tiktoken's. Thread: the builder's. */
 #include <string.h>
 
 #include "shared/text/tokenizer/tokenizer_internal.h"
@@ -25,11 +26,15 @@ static enum status spm_defaults(struct tokenizer *t, const cJSON *config, struct
     TRY(json_get_bool(config, "legacy", &legacy, err));
     t->spm.prefix_first_only = !legacy;
     bool adds_bos = strncmp(class, "Ernie", 5) != 0;
-    if (t->spm.dummy_prefix) TRY(json_get_bool(config, "add_prefix_space", &t->spm.dummy_prefix, err));
-    return adds_bos && t->bos >= 0 && !json_member(config, "add_bos_token") ? tokenizer_affix_add(&t->prefix, t->bos, err) : OK;
+    if (t->spm.dummy_prefix)
+        TRY(json_get_bool(config, "add_prefix_space", &t->spm.dummy_prefix, err));
+    return adds_bos && t->bos >= 0 && !json_member(config, "add_bos_token")
+               ? tokenizer_affix_add(&t->prefix, t->bos, err)
+               : OK;
 }
 
-static enum status fill_spm_file(struct tokenizer *t, struct str file, const struct documents *d, struct err *err)
+static enum status fill_spm_file(struct tokenizer *t, struct str file, const struct documents *d,
+                                 struct err *err)
 {
     TRY(tokenizer_fill_sentencepiece(t, file, err));
     TRY(tokenizer_config_added_tokens(t, d->config, true, err));
@@ -49,7 +54,8 @@ static enum status fill(struct tokenizer *t, const struct tokenizer_files *f, st
     if (st == OK) {
         struct str front = str_trim(str_sub(f->model, 0, 64));
         if (str_starts(front, "{")) st = tokenizer_fill_tekken(t, f->model, err);
-        else if (tokenizer_is_tiktoken(f->model)) st = tokenizer_fill_tiktoken(t, f->model, d.config, err);
+        else if (tokenizer_is_tiktoken(f->model))
+            st = tokenizer_fill_tiktoken(t, f->model, d.config, err);
         else st = fill_spm_file(t, f->model, &d, err);
         if (st == OK) st = tokenizer_config_bos_eos(t, d.config, err);
         if (st == OK) st = tokenizer_finish(t, err);
@@ -61,10 +67,14 @@ static enum status fill(struct tokenizer *t, const struct tokenizer_files *f, st
     return st;
 }
 
-enum status tokenizer_from_files(const struct tokenizer_files *files, struct tokenizer **out, struct err *err)
+enum status tokenizer_from_files(const struct tokenizer_files *files, struct tokenizer **out,
+                                 struct err *err)
 {
     if (files->json.n > 0) return tokenizer_from_json(files->json, files->config, out, err);
-    if (files->model.n == 0) return err_set(err, ERR_NOT_FOUND, "the model has no tokenizer: tokenizer.json, tokenizer.model, tekken.json or a file of tiktoken is wanted beside its weights");
+    if (files->model.n == 0)
+        return err_set(err, ERR_NOT_FOUND,
+                       "the model has no tokenizer: tokenizer.json, tokenizer.model, tekken.json "
+                       "or a file of tiktoken is wanted beside its weights");
     struct tokenizer *t = tokenizer_new();
     enum status st = fill(t, files, err);
     if (st == OK) *out = t;

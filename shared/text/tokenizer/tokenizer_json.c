@@ -1,8 +1,9 @@
 /* tokenizer_json.c - reads tokenizer.json and tokenizer_config.json into a tokenizer.
  *
- * tokenizer.json is a pipeline of components with a "type" each; those implemented are listed where they are dispatched, all
- * others are refused by name, since leaving one out would silently give other tokens. What tokenizer_config.json adds is in
- * tokenizer_config.c. Sequences of components are followed with a limit on their depth. Thread: the builder's. */
+ * tokenizer.json is a pipeline of components with a "type" each; those implemented are listed where
+ * they are dispatched, all others are refused by name, since leaving one out would silently give
+ * other tokens. What tokenizer_config.json adds is in tokenizer_config.c. Sequences of components
+ * are followed with a limit on their depth. Thread: the builder's. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,8 @@ enum { SEQUENCE_DEPTH_MAX = 4 };
 
 static enum status unsupported(struct err *err, const char *part, const char *type)
 {
-    return err_field(err, ERR_UNSUPPORTED, part, "tokenizer.json: %s of type \"%.100s\" is not supported", part, type);
+    return err_field(err, ERR_UNSUPPORTED, part,
+                     "tokenizer.json: %s of type \"%.100s\" is not supported", part, type);
 }
 
 static enum status malformed(struct err *err, const char *part, const char *what)
@@ -30,7 +32,8 @@ static enum status type_of(const cJSON *j, const char *part, const char **type, 
 }
 
 /* A pattern is {"String": s} or {"Regex": s}. */
-static enum status pattern_of(const cJSON *j, const char *part, struct str *out, bool *is_regex, struct err *err)
+static enum status pattern_of(const cJSON *j, const char *part, struct str *out, bool *is_regex,
+                              struct err *err)
 {
     const cJSON *p = json_member(j, "pattern");
     const char *literal = NULL, *regex = NULL;
@@ -42,14 +45,17 @@ static enum status pattern_of(const cJSON *j, const char *part, struct str *out,
     return OK;
 }
 
-static enum status add_step(struct normalizer *z, const char *part, enum normalizer_kind kind, struct str from, struct str to,
-                            struct err *err)
+static enum status add_step(struct normalizer *z, const char *part, enum normalizer_kind kind,
+                            struct str from, struct str to, struct err *err)
 {
-    return normalizer_add(z, kind, from, to) == OK ? OK : malformed(err, part, "too many steps, or too long a replacement");
+    return normalizer_add(z, kind, from, to) == OK
+               ? OK
+               : malformed(err, part, "too many steps, or too long a replacement");
 }
 
 /* Replace, of a normaliser or of a decoder. */
-static enum status read_replace(const cJSON *j, const char *part, struct normalizer *z, struct err *err)
+static enum status read_replace(const cJSON *j, const char *part, struct normalizer *z,
+                                struct err *err)
 {
     struct str from;
     bool is_regex;
@@ -67,14 +73,18 @@ static enum status read_normalizer(struct tokenizer *t, const cJSON *j, int dept
 {
     static const char part[] = "normalizer";
     static const struct {
-        const char         *name;
+        const char *name;
         enum normalizer_kind kind;
-    } forms[] = { { "NFC", NORMALIZER_NFC }, { "NFD", NORMALIZER_NFD }, { "NFKC", NORMALIZER_NFKC }, { "NFKD", NORMALIZER_NFKD } };
+    } forms[] = { { "NFC", NORMALIZER_NFC },
+                  { "NFD", NORMALIZER_NFD },
+                  { "NFKC", NORMALIZER_NFKC },
+                  { "NFKD", NORMALIZER_NFKD } };
     const char *type, *prepend = "";
     if (!j || cJSON_IsNull(j)) return OK;
     TRY(type_of(j, part, &type, err));
     for (size_t i = 0; i < COUNT_OF(forms); i++)
-        if (strcmp(type, forms[i].name) == 0) return add_step(&t->normalizer, part, forms[i].kind, STR(""), STR(""), err);
+        if (strcmp(type, forms[i].name) == 0)
+            return add_step(&t->normalizer, part, forms[i].kind, STR(""), STR(""), err);
     if (strcmp(type, "Replace") == 0) return read_replace(j, part, &t->normalizer, err);
     if (strcmp(type, "Prepend") == 0) {
         TRY(json_get_str(j, "prepend", &prepend, err));
@@ -83,7 +93,8 @@ static enum status read_normalizer(struct tokenizer *t, const cJSON *j, int dept
     if (strcmp(type, "Sequence") != 0) return unsupported(err, part, type);
     if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, part, "sequences are nested too deeply");
     const cJSON *each;
-    cJSON_ArrayForEach(each, json_member(j, "normalizers")) TRY(read_normalizer(t, each, depth + 1, err));
+    cJSON_ArrayForEach (each, json_member(j, "normalizers"))
+        TRY(read_normalizer(t, each, depth + 1, err));
     return OK;
 }
 
@@ -94,8 +105,11 @@ static const char pre_tokenizer_part[] = "pre_tokenizer";
 static enum status read_split(struct tokenizer *t, const cJSON *j, struct err *err)
 {
     static const char *const names[] = {
-        [PRE_TOKENIZER_ISOLATED] = "Isolated", [PRE_TOKENIZER_REMOVED] = "Removed", [PRE_TOKENIZER_MERGED_WITH_PREVIOUS] = "MergedWithPrevious",
-        [PRE_TOKENIZER_MERGED_WITH_NEXT] = "MergedWithNext", [PRE_TOKENIZER_CONTIGUOUS] = "Contiguous",
+        [PRE_TOKENIZER_ISOLATED] = "Isolated",
+        [PRE_TOKENIZER_REMOVED] = "Removed",
+        [PRE_TOKENIZER_MERGED_WITH_PREVIOUS] = "MergedWithPrevious",
+        [PRE_TOKENIZER_MERGED_WITH_NEXT] = "MergedWithNext",
+        [PRE_TOKENIZER_CONTIGUOUS] = "Contiguous",
     };
     struct str pattern;
     bool is_regex, invert = false;
@@ -106,10 +120,12 @@ static enum status read_split(struct tokenizer *t, const cJSON *j, struct err *e
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         if (strcmp(behavior, names[i]) != 0) continue;
         enum pre_tokenizer_behavior b = (enum pre_tokenizer_behavior)i;
-        return is_regex ? pre_tokenizer_add_split(&t->pre_tokenizer, pattern, b, invert, err)
-                        : pre_tokenizer_add_split_literal(&t->pre_tokenizer, pattern, b, invert, err);
+        return is_regex
+                   ? pre_tokenizer_add_split(&t->pre_tokenizer, pattern, b, invert, err)
+                   : pre_tokenizer_add_split_literal(&t->pre_tokenizer, pattern, b, invert, err);
     }
-    return err_field(err, ERR_UNSUPPORTED, "behavior", "tokenizer.json: Split with behavior \"%.64s\" is not supported", behavior);
+    return err_field(err, ERR_UNSUPPORTED, "behavior",
+                     "tokenizer.json: Split with behavior \"%.64s\" is not supported", behavior);
 }
 
 static enum status read_byte_level(struct tokenizer *t, const cJSON *j, struct err *err)
@@ -119,7 +135,9 @@ static enum status read_byte_level(struct tokenizer *t, const cJSON *j, struct e
     TRY(json_get_bool(j, "use_regex", &use_regex, err));
     t->byte_level = true;
     if (prefix) TRY(pre_tokenizer_add_prefix_space(&t->pre_tokenizer, err));
-    return use_regex ? pre_tokenizer_add_split(&t->pre_tokenizer, STR(PRE_TOKENIZER_GPT2), PRE_TOKENIZER_ISOLATED, false, err) : OK;
+    return use_regex ? pre_tokenizer_add_split(&t->pre_tokenizer, STR(PRE_TOKENIZER_GPT2),
+                                               PRE_TOKENIZER_ISOLATED, false, err)
+                     : OK;
 }
 
 static enum status read_metaspace(struct tokenizer *t, const cJSON *j, struct err *err)
@@ -131,8 +149,11 @@ static enum status read_metaspace(struct tokenizer *t, const cJSON *j, struct er
     TRY(json_get_bool(j, "add_prefix_space", &add_prefix, err)); /* the older name of the scheme */
     TRY(json_get_bool(j, "split", &split, err));
     if (!scheme) scheme = add_prefix ? "always" : "never";
-    enum pre_tokenizer_prepend prepend = strcmp(scheme, "always") == 0 ? PRE_TOKENIZER_ALWAYS : strcmp(scheme, "first") == 0 ? PRE_TOKENIZER_FIRST : PRE_TOKENIZER_NEVER;
-    if (strlen(replacement) > NORMALIZER_INSERT_MAX) return malformed(err, pre_tokenizer_part, "the replacement for spaces is too long");
+    enum pre_tokenizer_prepend prepend = strcmp(scheme, "always") == 0  ? PRE_TOKENIZER_ALWAYS
+                                         : strcmp(scheme, "first") == 0 ? PRE_TOKENIZER_FIRST
+                                                                        : PRE_TOKENIZER_NEVER;
+    if (strlen(replacement) > NORMALIZER_INSERT_MAX)
+        return malformed(err, pre_tokenizer_part, "the replacement for spaces is too long");
     return pre_tokenizer_add_metaspace(&t->pre_tokenizer, str_of(replacement), prepend, split, err);
 }
 
@@ -140,24 +161,30 @@ static enum status read_digits(struct tokenizer *t, const cJSON *j, struct err *
 {
     bool individual = false;
     TRY(json_get_bool(j, "individual_digits", &individual, err));
-    return pre_tokenizer_add_split(&t->pre_tokenizer, STR("\\p{N}"), individual ? PRE_TOKENIZER_ISOLATED : PRE_TOKENIZER_CONTIGUOUS, false, err);
+    return pre_tokenizer_add_split(&t->pre_tokenizer, STR("\\p{N}"),
+                                   individual ? PRE_TOKENIZER_ISOLATED : PRE_TOKENIZER_CONTIGUOUS,
+                                   false, err);
 }
 
-static enum status read_pre_tokenizer(struct tokenizer *t, const cJSON *j, int depth, struct err *err)
+static enum status read_pre_tokenizer(struct tokenizer *t, const cJSON *j, int depth,
+                                      struct err *err)
 {
     const char *type;
     if (!j || cJSON_IsNull(j)) return OK;
     TRY(type_of(j, pre_tokenizer_part, &type, err));
     /* ByteLevel turns text into its alphabet; what comes behind would see that. */
-    if (t->byte_level) return malformed(err, pre_tokenizer_part, "ByteLevel must be the last of a sequence");
+    if (t->byte_level)
+        return malformed(err, pre_tokenizer_part, "ByteLevel must be the last of a sequence");
     if (strcmp(type, "Split") == 0) return read_split(t, j, err);
     if (strcmp(type, "ByteLevel") == 0) return read_byte_level(t, j, err);
     if (strcmp(type, "Digits") == 0) return read_digits(t, j, err);
     if (strcmp(type, "Metaspace") == 0) return read_metaspace(t, j, err);
     if (strcmp(type, "Sequence") != 0) return unsupported(err, pre_tokenizer_part, type);
-    if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, pre_tokenizer_part, "sequences are nested too deeply");
+    if (depth == SEQUENCE_DEPTH_MAX)
+        return malformed(err, pre_tokenizer_part, "sequences are nested too deeply");
     const cJSON *each;
-    cJSON_ArrayForEach(each, json_member(j, "pretokenizers")) TRY(read_pre_tokenizer(t, each, depth + 1, err));
+    cJSON_ArrayForEach (each, json_member(j, "pretokenizers"))
+        TRY(read_pre_tokenizer(t, each, depth + 1, err));
     return OK;
 }
 
@@ -170,7 +197,8 @@ static enum status read_strip(struct tokenizer *t, const cJSON *j, struct err *e
     TRY(json_get_str(j, "content", &content, err));
     TRY(json_get_i64(j, "start", 0, 64, &start, err));
     TRY(json_get_i64(j, "stop", 0, 64, &stop, err));
-    if (strcmp(content, " ") != 0 || stop != 0) return unsupported(err, "decoder", "Strip of anything but spaces in front");
+    if (strcmp(content, " ") != 0 || stop != 0)
+        return unsupported(err, "decoder", "Strip of anything but spaces in front");
     t->strip_start = (size_t)start;
     return OK;
 }
@@ -181,7 +209,10 @@ static enum status read_decoder(struct tokenizer *t, const cJSON *j, int depth, 
     const char *type, *scheme = "always", *replacement = "\xE2\x96\x81";
     if (!j || cJSON_IsNull(j)) return OK;
     TRY(type_of(j, part, &type, err));
-    if (strcmp(type, "ByteLevel") == 0) return t->byte_level ? OK : unsupported(err, part, "ByteLevel without a ByteLevel pre_tokenizer");
+    if (strcmp(type, "ByteLevel") == 0)
+        return t->byte_level
+                   ? OK
+                   : unsupported(err, part, "ByteLevel without a ByteLevel pre_tokenizer");
     if (strcmp(type, "Fuse") == 0) return OK; /* texts of tokens are always joined */
     if (strcmp(type, "Replace") == 0) return read_replace(j, part, &t->decoder, err);
     if (strcmp(type, "Strip") == 0) return read_strip(t, j, err);
@@ -200,7 +231,8 @@ static enum status read_decoder(struct tokenizer *t, const cJSON *j, int depth, 
     if (strcmp(type, "Sequence") != 0) return unsupported(err, part, type);
     if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, part, "sequences are nested too deeply");
     const cJSON *each;
-    cJSON_ArrayForEach(each, json_member(j, "decoders")) TRY(read_decoder(t, each, depth + 1, err));
+    cJSON_ArrayForEach (each, json_member(j, "decoders"))
+        TRY(read_decoder(t, each, depth + 1, err));
     return OK;
 }
 
@@ -208,13 +240,16 @@ static enum status read_decoder(struct tokenizer *t, const cJSON *j, int depth, 
 
 static enum status read_vocab(struct tokenizer *t, const cJSON *vocab, struct err *err)
 {
-    if (!cJSON_IsObject(vocab)) return malformed(err, "model.vocab", "an object of tokens and ids is expected");
+    if (!cJSON_IsObject(vocab))
+        return malformed(err, "model.vocab", "an object of tokens and ids is expected");
     const cJSON *each;
-    cJSON_ArrayForEach(each, vocab) {
+    cJSON_ArrayForEach (each, vocab) {
         double id = cJSON_IsNumber(each) ? each->valuedouble : -1;
         if (!(id >= 0 && id < TOKENIZER_IDS_MAX) || id != (double)(int32_t)id)
-            return err_field(err, ERR_FORMAT, "model.vocab", "tokenizer.json: the id of token \"%.64s\" is not a whole number below %d",
-                             each->string, TOKENIZER_IDS_MAX);
+            return err_field(
+                err, ERR_FORMAT, "model.vocab",
+                "tokenizer.json: the id of token \"%.64s\" is not a whole number below %d",
+                each->string, TOKENIZER_IDS_MAX);
         tokenizer_put_token(t, (int32_t)id, str_of(each->string), TOKEN_NORMAL);
     }
     return OK;
@@ -225,7 +260,8 @@ static enum status merge_parts(const cJSON *j, struct str *left, struct str *rig
 {
     if (cJSON_IsString(j)) return tokenizer_split_merge(str_of(j->valuestring), left, right, err);
     const cJSON *a = cJSON_IsArray(j) ? j->child : NULL, *b = a ? a->next : NULL;
-    if (!cJSON_IsString(a) || !cJSON_IsString(b) || b->next) return malformed(err, "model.merges", "a merge must be two strings");
+    if (!cJSON_IsString(a) || !cJSON_IsString(b) || b->next)
+        return malformed(err, "model.merges", "a merge must be two strings");
     *left = str_of(a->valuestring);
     *right = str_of(b->valuestring);
     return OK;
@@ -240,7 +276,7 @@ static enum status read_merges(struct tokenizer *t, const cJSON *merges, struct 
     const cJSON *each;
     if (!cJSON_IsArray(merges)) return malformed(err, "model.merges", "an array is expected");
     bpe_init(&t->bpe, (size_t)cJSON_GetArraySize(merges));
-    cJSON_ArrayForEach(each, merges) {
+    cJSON_ArrayForEach (each, merges) {
         st = merge_parts(each, &left, &right, err);
         if (st == OK) st = tokenizer_put_merge(t, left, right, rank++, &scratch, err);
         if (st != OK) break;
@@ -261,7 +297,8 @@ static enum status read_bpe_options(struct tokenizer *t, const cJSON *m, struct 
     TRY(json_get_bool(m, "byte_fallback", &t->byte_fallback, err));
     TRY(json_get_bool(m, "ignore_merges", &t->ignore_merges, err));
     if (prefix[0] || suffix[0] || dropout > 0)
-        return unsupported(err, "model", "BPE with continuing_subword_prefix, end_of_word_suffix or dropout");
+        return unsupported(err, "model",
+                           "BPE with continuing_subword_prefix, end_of_word_suffix or dropout");
     if (unk) t->unk = tokenizer_find(t, str_of(unk));
     return OK;
 }
@@ -270,7 +307,8 @@ static enum status read_model(struct tokenizer *t, const cJSON *m, struct err *e
 {
     const char *type;
     TRY(type_of(m, "model", &type, err));
-    bool is_bpe = strcmp(type, "BPE") == 0 || (!type[0] && json_member(m, "merges")); /* old files name no type */
+    /* old files name no type */
+    bool is_bpe = strcmp(type, "BPE") == 0 || (!type[0] && json_member(m, "merges"));
     if (!is_bpe) return unsupported(err, "model", type);
     TRY(read_vocab(t, json_member(m, "vocab"), err));
     TRY(read_merges(t, json_member(m, "merges"), err));
@@ -282,7 +320,7 @@ static enum status read_model(struct tokenizer *t, const cJSON *m, struct err *e
 static enum status read_added_tokens(struct tokenizer *t, const cJSON *list, struct err *err)
 {
     const cJSON *each;
-    cJSON_ArrayForEach(each, list) {
+    cJSON_ArrayForEach (each, list) {
         int64_t id = -1;
         if (!cJSON_IsObject(each)) return malformed(err, "added_tokens", "an object is expected");
         TRY(json_get_i64(each, "id", 0, TOKENIZER_IDS_MAX - 1, &id, err));
@@ -295,14 +333,17 @@ static enum status read_added_tokens(struct tokenizer *t, const cJSON *list, str
 /* ---- what goes around a text ---- */
 
 /* One SpecialToken of a template stands for the ids listed under its name. */
-static enum status read_template_token(struct tokenizer *t, const cJSON *post, const char *name, struct tokenizer_affix *to, struct err *err)
+static enum status read_template_token(struct tokenizer *t, const cJSON *post, const char *name,
+                                       struct tokenizer_affix *to, struct err *err)
 {
     const cJSON *entry = json_member(json_member(post, "special_tokens"), name);
     const cJSON *each;
-    if (!entry) return malformed(err, "post_processor", "a special token of the template is not explained");
-    cJSON_ArrayForEach(each, json_member(entry, "ids")) {
+    if (!entry)
+        return malformed(err, "post_processor", "a special token of the template is not explained");
+    cJSON_ArrayForEach (each, json_member(entry, "ids")) {
         double id = cJSON_IsNumber(each) ? each->valuedouble : -1;
-        if (!(id >= 0 && id < (double)t->n_tokens)) return malformed(err, "post_processor", "an id is outside the vocabulary");
+        if (!(id >= 0 && id < (double)t->n_tokens))
+            return malformed(err, "post_processor", "an id is outside the vocabulary");
         TRY(tokenizer_affix_add(to, (int32_t)id, err));
     }
     return OK;
@@ -312,7 +353,7 @@ static enum status read_template(struct tokenizer *t, const cJSON *post, struct 
 {
     bool behind = false;
     const cJSON *each;
-    cJSON_ArrayForEach(each, json_member(post, "single")) {
+    cJSON_ArrayForEach (each, json_member(post, "single")) {
         const char *name = NULL;
         if (json_member(each, "Sequence")) {
             behind = true;
@@ -336,15 +377,17 @@ static enum status read_post(struct tokenizer *t, const cJSON *j, int depth, str
     if (strcmp(type, "Sequence") != 0) return unsupported(err, part, type);
     if (depth == SEQUENCE_DEPTH_MAX) return malformed(err, part, "sequences are nested too deeply");
     const cJSON *each;
-    cJSON_ArrayForEach(each, json_member(j, "processors")) TRY(read_post(t, each, depth + 1, err));
+    cJSON_ArrayForEach (each, json_member(j, "processors")) TRY(read_post(t, each, depth + 1, err));
     return OK;
 }
 
 /* ---- both files ---- */
 
-static enum status fill_from_json(struct tokenizer *t, const cJSON *j, const cJSON *config, struct err *err)
+static enum status fill_from_json(struct tokenizer *t, const cJSON *j, const cJSON *config,
+                                  struct err *err)
 {
-    if (!cJSON_IsObject(j)) return err_set(err, ERR_FORMAT, "tokenizer.json: an object is expected");
+    if (!cJSON_IsObject(j))
+        return err_set(err, ERR_FORMAT, "tokenizer.json: an object is expected");
     TRY(read_model(t, json_member(j, "model"), err));
     TRY(read_added_tokens(t, json_member(j, "added_tokens"), err));
     TRY(tokenizer_config_added_tokens(t, config, false, err));
@@ -356,7 +399,8 @@ static enum status fill_from_json(struct tokenizer *t, const cJSON *j, const cJS
     return tokenizer_finish(t, err);
 }
 
-enum status tokenizer_from_json(struct str tokenizer_json, struct str config_json, struct tokenizer **out, struct err *err)
+enum status tokenizer_from_json(struct str tokenizer_json, struct str config_json,
+                                struct tokenizer **out, struct err *err)
 {
     cJSON *j = NULL, *config = NULL;
     struct tokenizer *t = tokenizer_new();

@@ -1,8 +1,10 @@
-/* tokenizer_sentencepiece.c - reads tokenizer.model, a protobuf message (ModelProto of the SentencePiece project).
+/* tokenizer_sentencepiece.c - reads tokenizer.model, a protobuf message (ModelProto of the
+ * SentencePiece project).
  *
- * Only the fields that change the result are looked at, and of the kinds of models only BPE; everything else that would change it
- * is refused by name. The reader knows the wire format as far as this message needs it: every length is checked against what
- * is left, and nothing is nested deeper than the message itself. Thread: the builder's. */
+ * Only the fields that change the result are looked at, and of the kinds of models only BPE;
+ * everything else that would change it is refused by name. The reader knows the wire format as far
+ * as this message needs it: every length is checked against what is left, and nothing is nested
+ * deeper than the message itself. Thread: the builder's. */
 #include <string.h>
 
 #include "shared/text/tokenizer/tokenizer_internal.h"
@@ -10,15 +12,26 @@
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 enum { MODEL_PIECE = 1, MODEL_TRAINER = 2, MODEL_NORMALIZER = 3, MODEL_DENORMALIZER = 5 };
 enum { PIECE_TEXT = 1, PIECE_SCORE = 2, PIECE_KIND = 3 };
-enum { TRAINER_KIND = 3, TRAINER_AS_SUFFIX = 24, TRAINER_BYTES = 35, TRAINER_BOS = 41, TRAINER_EOS = 42 };
-enum { NORMALIZER_SPEC_TABLE = 2, NORMALIZER_SPEC_PREFIX = 3, NORMALIZER_SPEC_EXTRA = 4, NORMALIZER_SPEC_ESCAPE = 5 };
+enum {
+    TRAINER_KIND = 3,
+    TRAINER_AS_SUFFIX = 24,
+    TRAINER_BYTES = 35,
+    TRAINER_BOS = 41,
+    TRAINER_EOS = 42
+};
+enum {
+    NORMALIZER_SPEC_TABLE = 2,
+    NORMALIZER_SPEC_PREFIX = 3,
+    NORMALIZER_SPEC_EXTRA = 4,
+    NORMALIZER_SPEC_ESCAPE = 5
+};
 enum { KIND_BPE = 2 };
 
 /* ---- the wire ---- */
 
 struct proto_field {
-    uint32_t   number;
-    uint64_t   value; /* varints and fixed numbers */
+    uint32_t number;
+    uint64_t value;   /* varints and fixed numbers */
     struct str bytes; /* WIRE_BYTES */
 };
 
@@ -62,18 +75,19 @@ static enum status take_field(struct str *in, struct proto_field *f, struct err 
         break;
     default: good = false;
     }
-    return good ? OK : err_set(err, ERR_FORMAT, "the file is no SentencePiece model, or is damaged");
+    return good ? OK
+                : err_set(err, ERR_FORMAT, "the file is no SentencePiece model, or is damaged");
 }
 
 /* ---- the message ---- */
 
 struct spm_model_file {
     struct spm_piece *pieces;
-    size_t            n, cap;
-    struct str        table;
-    uint64_t          kind;
-    int32_t           bos, eos;
-    bool              dummy_prefix, remove_extra, escape, as_suffix, byte_fallback;
+    size_t n, cap;
+    struct str table;
+    uint64_t kind;
+    int32_t bos, eos;
+    bool dummy_prefix, remove_extra, escape, as_suffix, byte_fallback;
 };
 
 static enum status read_piece(struct spm_model_file *m, struct str in, struct err *err)
@@ -92,10 +106,13 @@ static enum status read_piece(struct spm_model_file *m, struct str in, struct er
         m->pieces = mem_realloc(m->pieces, m->cap, sizeof *m->pieces);
     }
     m->pieces[m->n++] = p;
-    return m->n <= TOKENIZER_IDS_MAX ? OK : err_set(err, ERR_FORMAT, "the model has more than %d pieces", TOKENIZER_IDS_MAX);
+    return m->n <= TOKENIZER_IDS_MAX
+               ? OK
+               : err_set(err, ERR_FORMAT, "the model has more than %d pieces", TOKENIZER_IDS_MAX);
 }
 
-static int32_t id_of(uint64_t value) { return value < TOKENIZER_IDS_MAX ? (int32_t)value : -1; } /* -1: none, as a long varint */
+/* -1: none, as a long varint */
+static int32_t id_of(uint64_t value) { return value < TOKENIZER_IDS_MAX ? (int32_t)value : -1; }
 
 static enum status read_trainer(struct spm_model_file *m, struct str in, struct err *err)
 {
@@ -135,7 +152,9 @@ static enum status check_denormalizer(struct str in, struct err *err)
     struct proto_field f;
     while (in.n > 0) {
         TRY(take_field(&in, &f, err));
-        if (f.number == NORMALIZER_SPEC_TABLE && f.bytes.n > 0) return err_set(err, ERR_UNSUPPORTED, "a SentencePiece model with a denormaliser is not supported");
+        if (f.number == NORMALIZER_SPEC_TABLE && f.bytes.n > 0)
+            return err_set(err, ERR_UNSUPPORTED,
+                           "a SentencePiece model with a denormaliser is not supported");
     }
     return OK;
 }
@@ -155,7 +174,8 @@ static enum status read_model(struct spm_model_file *m, struct str in, struct er
     }
     static const char *const kinds[] = { "", "unigram", "bpe", "word", "char" };
     if (m->n > 0 && m->kind != KIND_BPE)
-        return err_set(err, ERR_UNSUPPORTED, "a SentencePiece model of type %s is not supported (only bpe is)",
+        return err_set(err, ERR_UNSUPPORTED,
+                       "a SentencePiece model of type %s is not supported (only bpe is)",
                        m->kind < COUNT_OF(kinds) ? kinds[m->kind] : "unknown");
     return OK;
 }
@@ -163,7 +183,9 @@ static enum status read_model(struct spm_model_file *m, struct str in, struct er
 enum status tokenizer_fill_sentencepiece(struct tokenizer *t, struct str file, struct err *err)
 {
     /* The defaults are those of the message's definition. */
-    struct spm_model_file m = { .kind = 1, .bos = 1, .eos = 2, .dummy_prefix = true, .remove_extra = true, .escape = true };
+    struct spm_model_file m = {
+        .kind = 1, .bos = 1, .eos = 2, .dummy_prefix = true, .remove_extra = true, .escape = true
+    };
     enum status st = read_model(&m, file, err);
     if (st == OK) st = spm_set_charsmap(&t->spm, m.table, err);
     if (st == OK) {

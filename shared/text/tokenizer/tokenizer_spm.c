@@ -1,9 +1,10 @@
 /* tokenizer_spm.c - a tokenizer from the pieces of a SentencePiece BPE model.
  *
- * The model knows scores, no merges: of all neighbours whose joint text is a piece those with the highest score merge. As a table
- * for bpe.h: every way to make a piece of two symbols, ranked by the piece's score, where a symbol is a piece or a single
- * character that pieces hold. Only normal and unused pieces merge; user-defined ones are cut out before (spm.h), and control
- * pieces are found in texts as added tokens are. Thread: the builder's. */
+ * The model knows scores, no merges: of all neighbours whose joint text is a piece those with the
+ * highest score merge. As a table for bpe.h: every way to make a piece of two symbols, ranked by
+ * the piece's score, where a symbol is a piece or a single character that pieces hold. Only normal
+ * and unused pieces merge; user-defined ones are cut out before (spm.h), and control pieces are
+ * found in texts as added tokens are. Thread: the builder's. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,20 +17,26 @@ struct spm_pair {
 };
 
 struct spm_build {
-    struct tokenizer       *t;
+    struct tokenizer *t;
     const struct spm_piece *pieces;
-    size_t                  n;
-    uint32_t               *ranks;     /* [n] by score, equal for equal scores */
-    struct map              merging;   /* id + 1 of the pieces that take part in merging */
-    struct spm_pair        *pairs;
-    size_t                  n_pairs, cap_pairs;
-    bool                    ambiguous; /* an unused piece can be made in several ways */
-    struct err             *err;
+    size_t n;
+    uint32_t *ranks;    /* [n] by score, equal for equal scores */
+    struct map merging; /* id + 1 of the pieces that take part in merging */
+    struct spm_pair *pairs;
+    size_t n_pairs, cap_pairs;
+    bool ambiguous; /* an unused piece can be made in several ways */
+    struct err *err;
 };
 
-static bool merges(const struct spm_piece *p) { return p->kind == SPM_NORMAL || p->kind == SPM_UNUSED; }
+static bool merges(const struct spm_piece *p)
+{
+    return p->kind == SPM_NORMAL || p->kind == SPM_UNUSED;
+}
 
-static bool is_one_char(struct str s, int32_t *cp) { return s.n > 0 && utf8_next(s, 0, cp) == s.n && *cp >= 0; }
+static bool is_one_char(struct str s, int32_t *cp)
+{
+    return s.n > 0 && utf8_next(s, 0, cp) == s.n && *cp >= 0;
+}
 
 /* ---- tokens ---- */
 
@@ -37,21 +44,29 @@ static enum status put_piece(struct spm_build *b, int32_t id)
 {
     const struct spm_piece *p = &b->pieces[id];
     struct tokenizer *t = b->t;
-    if (p->text.n == 0 || p->text.n > TOKENIZER_PIECE_MAX || !utf8_is_valid(p->text) || isnan(p->score))
-        return err_set(b->err, ERR_FORMAT, "piece %d is empty, too long, not UTF-8, or has no score", (int)id);
+    if (p->text.n == 0 || p->text.n > TOKENIZER_PIECE_MAX || !utf8_is_valid(p->text) ||
+        isnan(p->score))
+        return err_set(b->err, ERR_FORMAT,
+                       "piece %d is empty, too long, not UTF-8, or has no score", (int)id);
     switch (p->kind) {
-    case SPM_UNKNOWN: t->unk = id; return tokenizer_put_added(t, id, p->text, true, false, 0, b->err);
+    case SPM_UNKNOWN:
+        t->unk = id;
+        return tokenizer_put_added(t, id, p->text, true, false, 0, b->err);
     case SPM_CONTROL: return tokenizer_put_added(t, id, p->text, true, false, 0, b->err);
     case SPM_BYTE: tokenizer_put_token(t, id, p->text, TOKEN_BYTE); return OK;
     case SPM_USER_DEFINED:
         tokenizer_put_token(t, id, p->text, TOKEN_USER);
         added_tokens_put(&t->spm.user_defined, p->text, id, 0);
         return OK;
-    case SPM_NORMAL: case SPM_UNUSED:
-        if (map_put(&b->merging, p->text, (void *)(uintptr_t)(id + 1))) return err_set(b->err, ERR_FORMAT, "piece %d is there a second time", (int)id);
+    case SPM_NORMAL:
+    case SPM_UNUSED:
+        if (map_put(&b->merging, p->text, (void *)(uintptr_t)(id + 1)))
+            return err_set(b->err, ERR_FORMAT, "piece %d is there a second time", (int)id);
         tokenizer_put_token(t, id, p->text, p->kind == SPM_UNUSED ? TOKEN_UNUSED : TOKEN_NORMAL);
         return OK;
-    default: return err_set(b->err, ERR_FORMAT, "piece %d is of the unknown kind %d", (int)id, (int)p->kind);
+    default:
+        return err_set(b->err, ERR_FORMAT, "piece %d is of the unknown kind %d", (int)id,
+                       (int)p->kind);
     }
 }
 
@@ -60,7 +75,8 @@ static enum status put_pieces(struct spm_build *b)
     for (size_t i = 0; i < b->n; i++) TRY(put_piece(b, (int32_t)i));
     for (size_t i = 0; i < b->n; i++) {
         int32_t cp;
-        if (merges(&b->pieces[i]) && is_one_char(b->pieces[i].text, &cp)) codepoint_map_put(&b->t->spm.symbols, cp, (int32_t)i);
+        if (merges(&b->pieces[i]) && is_one_char(b->pieces[i].text, &cp))
+            codepoint_map_put(&b->t->spm.symbols, cp, (int32_t)i);
     }
     b->t->spm.n_pieces = b->n;
     return OK;
@@ -69,7 +85,7 @@ static enum status put_pieces(struct spm_build *b)
 /* ---- ranks ---- */
 
 struct scored {
-    float   score;
+    float score;
     int32_t id;
 };
 
@@ -99,7 +115,8 @@ static void rank_pieces(struct spm_build *b)
 static int32_t symbol_of(struct spm_build *b, struct str s)
 {
     int32_t cp;
-    return is_one_char(s, &cp) ? codepoint_map_get(&b->t->spm.symbols, cp) : (int32_t)(uintptr_t)map_get(&b->merging, s) - 1;
+    return is_one_char(s, &cp) ? codepoint_map_get(&b->t->spm.symbols, cp)
+                               : (int32_t)(uintptr_t)map_get(&b->merging, s) - 1;
 }
 
 static void add_pair(struct spm_build *b, struct spm_pair pair)
@@ -129,7 +146,8 @@ static void add_pairs_of(struct spm_build *b, int32_t id)
     size_t n_before = b->n_pairs;
     int32_t cp;
     for (size_t cut = utf8_next(piece, 0, &cp); cut < piece.n; cut += utf8_next(piece, cut, &cp)) {
-        int32_t left = symbol_of(b, str_sub(piece, 0, cut)), right = left < 0 ? -1 : symbol_of(b, str_sub(piece, cut, SIZE_MAX));
+        int32_t left = symbol_of(b, str_sub(piece, 0, cut)),
+                right = left < 0 ? -1 : symbol_of(b, str_sub(piece, cut, SIZE_MAX));
         if (right >= 0) add_pair(b, (struct spm_pair){ left, right, id });
     }
     bool unused = b->pieces[id].kind == SPM_UNUSED;
@@ -147,9 +165,11 @@ static void put_pairs(struct spm_build *b)
     bpe_init(&t->bpe, b->n_pairs);
     for (size_t i = 0; i < b->n_pairs; i++) {
         const struct spm_pair *p = &b->pairs[i];
-        bpe_put(&t->bpe, p->left, p->right, b->ranks[p->whole], p->whole | (t->tokens[p->whole].resegment ? BPE_WATCHED : 0));
+        bpe_put(&t->bpe, p->left, p->right, b->ranks[p->whole],
+                p->whole | (t->tokens[p->whole].resegment ? BPE_WATCHED : 0));
     }
-    /* How an unused piece is taken apart depends on the last pair seen in the whole text, if there are several. */
+    /* How an unused piece is taken apart depends on the last pair seen in the whole text, if there
+     * are several. */
     t->spm.can_split = !b->ambiguous;
 }
 
@@ -163,16 +183,20 @@ static enum status set_fallback(struct spm_build *b, bool byte_fallback)
         memcpy(name, (char[]){ '<', '0', 'x', digits[i >> 4], digits[i & 15], '>' }, 6);
         int32_t id = tokenizer_find(b->t, (struct str){ name, 6 });
         if (id < 0 || (size_t)id >= b->n || b->pieces[id].kind != SPM_BYTE)
-            return err_set(b->err, ERR_FORMAT, "the model falls back on bytes, but has no piece for byte 0x%02X", (unsigned)i);
+            return err_set(b->err, ERR_FORMAT,
+                           "the model falls back on bytes, but has no piece for byte 0x%02X",
+                           (unsigned)i);
     }
     b->t->byte_fallback = byte_fallback;
     return OK;
 }
 
-enum status tokenizer_fill_spm(struct tokenizer *t, const struct spm_piece *pieces, size_t n, bool byte_fallback, struct err *err)
+enum status tokenizer_fill_spm(struct tokenizer *t, const struct spm_piece *pieces, size_t n,
+                               bool byte_fallback, struct err *err)
 {
     struct spm_build b = { .t = t, .pieces = pieces, .n = n, .err = err };
-    if (n == 0 || n > TOKENIZER_IDS_MAX) return err_set(err, ERR_FORMAT, "a vocabulary of %zu pieces is not possible", n);
+    if (n == 0 || n > TOKENIZER_IDS_MAX)
+        return err_set(err, ERR_FORMAT, "a vocabulary of %zu pieces is not possible", n);
     b.ranks = MEM_ARRAY(uint32_t, n);
     enum status st = put_pieces(&b);
     if (st == OK) st = set_fallback(&b, byte_fallback);
@@ -182,7 +206,8 @@ enum status tokenizer_fill_spm(struct tokenizer *t, const struct spm_piece *piec
         t->spm.enabled = t->decode_bytes = true;
         t->strip_start = t->spm.dummy_prefix || t->spm.remove_extra;
         t->strip_each = t->spm.remove_extra;
-        if (t->spm.escape) st = normalizer_add(&t->decoder, NORMALIZER_REPLACE, STR(SPM_SPACE), STR(" "));
+        if (t->spm.escape)
+            st = normalizer_add(&t->decoder, NORMALIZER_REPLACE, STR(SPM_SPACE), STR(" "));
     }
     map_release(&b.merging);
     mem_free(b.ranks);

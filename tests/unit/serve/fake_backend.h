@@ -1,8 +1,9 @@
 /* fake_backend.h - a backend without a model: the test double of shared/serve/backend.h.
  *
- * Every sequence answers with the tokens of `answer` (then the end token, unless max_tokens or ignore_eos come first; with
- * ignore_eos the answer repeats). One token per turn of the loop. Logprobs are made from position and id, so that tests can know
- * them. It keeps the contract: no sink function inside submit or cancel, one on_end each. Thread: loop. */
+ * Every sequence answers with the tokens of `answer` (then the end token, unless max_tokens or
+ * ignore_eos come first; with ignore_eos the answer repeats). One token per turn of the loop.
+ * Logprobs are made from position and id, so that tests can know them. It keeps the contract: no
+ * sink function inside submit or cancel, one on_end each. Thread: loop. */
 #ifndef BATON_TESTS_UNIT_SERVE_FAKE_BACKEND_H
 #define BATON_TESTS_UNIT_SERVE_FAKE_BACKEND_H
 
@@ -17,31 +18,31 @@
 enum { FAKE_ANSWER_MAX = 256, FAKE_EOS = 3 };
 
 struct fake_seq {
-    struct list        node;
-    uint64_t           id;
+    struct list node;
+    uint64_t id;
     struct gen_request r; /* tokens copied */
-    struct gen_sink    sink;
-    uint32_t           n_out, n_prompt_lp;
-    bool               canceled;
+    struct gen_sink sink;
+    uint32_t n_out, n_prompt_lp;
+    bool canceled;
 };
 
 struct fake_backend {
-    struct loop       *loop;
+    struct loop *loop;
     struct loop_timer *tick;
-    struct list        live;
-    uint64_t           last_id;
-    int32_t            answer[FAKE_ANSWER_MAX];
-    uint32_t           n_answer;
-    uint32_t           n_live, n_submitted, n_canceled, max_live; /* max_live 0: no limit */
-    enum status        refuse;    /* submit fails with this */
-    enum status        fail;      /* sequences end with this ... */
-    uint32_t           fail_after;/* ... after so many tokens */
-    bool               hold;      /* no progress, but cancels are seen */
-    bool               not_ready;
-    struct gen_request last;      /* of the last submit; pointers dead */
-    struct logit_bias  last_bias[8];
-    uint64_t           seeds[16]; /* of the first submits */
-    char               last_name[160];
+    struct list live;
+    uint64_t last_id;
+    int32_t answer[FAKE_ANSWER_MAX];
+    uint32_t n_answer;
+    uint32_t n_live, n_submitted, n_canceled, max_live; /* max_live 0: no limit */
+    enum status refuse;                                 /* submit fails with this */
+    enum status fail;                                   /* sequences end with this ... */
+    uint32_t fail_after;                                /* ... after so many tokens */
+    bool hold;                                          /* no progress, but cancels are seen */
+    bool not_ready;
+    struct gen_request last; /* of the last submit; pointers dead */
+    struct logit_bias last_bias[8];
+    uint64_t seeds[16]; /* of the first submits */
+    char last_name[160];
 };
 
 static inline void fake_logprobs(struct token_logprobs *t, int32_t id, uint32_t position, int32_t n)
@@ -56,9 +57,12 @@ static inline void fake_logprobs(struct token_logprobs *t, int32_t id, uint32_t 
     }
 }
 
-static inline void fake_end(struct fake_backend *f, struct fake_seq *s, enum status st, enum finish_reason finish, int32_t stop)
+static inline void fake_end(struct fake_backend *f, struct fake_seq *s, enum status st,
+                            enum finish_reason finish, int32_t stop)
 {
-    struct gen_end end = { .status = st, .finish = finish, .stop_token = stop, .n_output = s->n_out };
+    struct gen_end end = {
+        .status = st, .finish = finish, .stop_token = stop, .n_output = s->n_out
+    };
     snprintf(end.trace.prefill_node, sizeof end.trace.prefill_node, "p0");
     snprintf(end.trace.decode_node, sizeof end.trace.decode_node, "d0");
     snprintf(end.trace.transport, sizeof end.trace.transport, "mem");
@@ -81,7 +85,8 @@ static inline void fake_end(struct fake_backend *f, struct fake_seq *s, enum sta
 static inline int32_t fake_next(const struct fake_backend *f, const struct fake_seq *s)
 {
     if (s->n_out < f->n_answer) return f->answer[s->n_out];
-    if (s->r.sampling.ignore_eos || s->n_out < s->r.sampling.min_tokens) return f->answer[s->n_out % (f->n_answer ? f->n_answer : 1)];
+    if (s->r.sampling.ignore_eos || s->n_out < s->r.sampling.min_tokens)
+        return f->answer[s->n_out % (f->n_answer ? f->n_answer : 1)];
     return FAKE_EOS;
 }
 
@@ -102,7 +107,8 @@ static inline void fake_step(struct fake_backend *f, struct fake_seq *s)
     }
     if (f->hold) return;
     for (; s->r.prompt_logprobs && s->n_prompt_lp + 1 < s->r.n_tokens; s->n_prompt_lp++) {
-        fake_logprobs(&t, s->r.tokens[s->n_prompt_lp + 1], s->n_prompt_lp + 1, s->r.sampling.n_logprobs);
+        fake_logprobs(&t, s->r.tokens[s->n_prompt_lp + 1], s->n_prompt_lp + 1,
+                      s->r.sampling.n_logprobs);
         s->sink.on_prompt_logprob(s->sink.arg, s->n_prompt_lp + 1, &t);
     }
     if (f->fail != OK && s->n_out == f->fail_after) {
@@ -130,7 +136,8 @@ static inline void fake_tick(void *arg)
     }
 }
 
-static inline enum status fake_submit(void *self, const struct gen_request *r, const struct gen_sink *sink, uint64_t *id, struct err *err)
+static inline enum status fake_submit(void *self, const struct gen_request *r,
+                                      const struct gen_sink *sink, uint64_t *id, struct err *err)
 {
     struct fake_backend *f = self;
     if (f->refuse != OK) return err_set(err, f->refuse, "the fake refuses on purpose");
@@ -143,7 +150,8 @@ static inline enum status fake_submit(void *self, const struct gen_request *r, c
     list_push(&f->live, &s->node);
     f->n_live++;
     f->last = *r;
-    for (uint32_t i = 0; i < r->sampling.n_bias && i < 8; i++) f->last_bias[i] = r->sampling.bias[i];
+    for (uint32_t i = 0; i < r->sampling.n_bias && i < 8; i++)
+        f->last_bias[i] = r->sampling.bias[i];
     if (f->n_submitted < 16) f->seeds[f->n_submitted] = r->sampling.seed;
     snprintf(f->last_name, sizeof f->last_name, "%s", r->name);
     f->n_submitted++;
@@ -154,7 +162,8 @@ static inline enum status fake_submit(void *self, const struct gen_request *r, c
 static inline void fake_cancel(void *self, uint64_t id)
 {
     struct fake_backend *f = self;
-    LIST_FOREACH(s, &f->live, struct fake_seq, node) {
+    LIST_FOREACH(s, &f->live, struct fake_seq, node)
+    {
         if (s->id != id || s->canceled) continue;
         s->canceled = true;
         f->n_canceled++;

@@ -1,5 +1,6 @@
-/* serve_rig.h - a face over the test double, a small tokenizer and a chat template; calls through serve_submit and through sockets.
- * The loop is turned by hand: a test's thread is both client and server. */
+/* serve_rig.h - a face over the test double, a small tokenizer and a chat template; calls through
+ * serve_submit and through sockets. The loop is turned by hand: a test's thread is both client and
+ * server. */
 #ifndef BATON_TESTS_UNIT_SERVE_SERVE_RIG_H
 #define BATON_TESTS_UNIT_SERVE_SERVE_RIG_H
 
@@ -15,28 +16,29 @@
 #include "tests/harness/test.h"
 #include "tests/unit/serve/fake_backend.h"
 
-#define RIG_TEMPLATE \
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}" \
+#define RIG_TEMPLATE                                                                               \
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor " \
+    "%}"                                                                                           \
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 struct rig {
-    struct loop        *loop;
-    struct tokenizer   *tok;
-    struct chat        *chat;
-    struct metrics     *metrics;
+    struct loop *loop;
+    struct tokenizer *tok;
+    struct chat *chat;
+    struct metrics *metrics;
     struct fake_backend fake;
-    struct serve       *serve;
+    struct serve *serve;
     struct http_server *http, *admin;
     struct serve_options o;
 };
 
 /* An answer, over a socket or through serve_submit. */
 struct answer {
-    int        status;
-    struct buf head, body;   /* of a stream: the events' data, one per line */
-    cJSON     *json;         /* of a whole answer, or NULL */
-    bool       done, begun, ended;
-    uint32_t   n_chunks, max_chunks; /* after max_chunks (0: never) the receiver takes no more */
+    int status;
+    struct buf head, body; /* of a stream: the events' data, one per line */
+    cJSON *json;           /* of a whole answer, or NULL */
+    bool done, begun, ended;
+    uint32_t n_chunks, max_chunks; /* after max_chunks (0: never) the receiver takes no more */
 };
 
 static inline char *rig_read_file(const char *path, size_t *n)
@@ -61,8 +63,14 @@ static inline void rig_set_answer(struct rig *r, const char *text)
     mem_free(ids);
 }
 
-static inline void rig_http(void *arg, struct http_exchange *x) { serve_http(((struct rig *)arg)->serve, x); }
-static inline void rig_admin(void *arg, struct http_exchange *x) { serve_http_admin(((struct rig *)arg)->serve, x); }
+static inline void rig_http(void *arg, struct http_exchange *x)
+{
+    serve_http(((struct rig *)arg)->serve, x);
+}
+static inline void rig_admin(void *arg, struct http_exchange *x)
+{
+    serve_http_admin(((struct rig *)arg)->serve, x);
+}
 
 static inline void rig_describe(void *arg, struct buf *out)
 {
@@ -78,13 +86,26 @@ static inline void rig_open(struct rig *r)
     *r = (struct rig){ 0 };
     CHECK_OK(tokenizer_from_json((struct str){ json, n }, STR(""), &r->tok, &err));
     mem_free(json);
-    CHECK_OK(chat_create(&(struct chat_source){ .template = STR(RIG_TEMPLATE), .bos = "<s>", .eos = "</s>" }, &r->chat, &err));
+    CHECK_OK(chat_create(
+        &(struct chat_source){ .template = STR(RIG_TEMPLATE), .bos = "<s>", .eos = "</s>" },
+        &r->chat, &err));
     CHECK_OK(loop_create(&r->loop, &err));
     r->metrics = metrics_create();
     r->o = (struct serve_options){
-        .loop = r->loop, .backend = fake_backend_of(&r->fake, r->loop), .tokenizer = r->tok, .chat = r->chat, .metrics = r->metrics,
-        .names = { "tiny", "org/tiny" }, .n_names = 2, .max_model_len = 256, .n_vocab = (uint32_t)tokenizer_n_vocab(r->tok),
-        .defaults = { NAN, NAN, NAN, NAN, -1 }, .max_n = 8, .max_prompts = 16, .version = "9.9", .describe = rig_describe,
+        .loop = r->loop,
+        .backend = fake_backend_of(&r->fake, r->loop),
+        .tokenizer = r->tok,
+        .chat = r->chat,
+        .metrics = r->metrics,
+        .names = { "tiny", "org/tiny" },
+        .n_names = 2,
+        .max_model_len = 256,
+        .n_vocab = (uint32_t)tokenizer_n_vocab(r->tok),
+        .defaults = { NAN, NAN, NAN, NAN, -1 },
+        .max_n = 8,
+        .max_prompts = 16,
+        .version = "9.9",
+        .describe = rig_describe,
     };
     rig_set_answer(r, "Hello there, world");
 }
@@ -92,7 +113,13 @@ static inline void rig_open(struct rig *r)
 static inline void rig_start(struct rig *r)
 {
     struct err err = { 0 };
-    struct http_server_options h = { .loop = r->loop, .host = "127.0.0.1", .limits = HTTP_LIMITS_DEFAULT, .handler = rig_http, .arg = r };
+    struct http_server_options h = {
+        .loop = r->loop,
+        .host = "127.0.0.1",
+        .limits = HTTP_LIMITS_DEFAULT,
+        .handler = rig_http,
+        .arg = r,
+    };
     CHECK_OK(serve_create(&r->o, &r->serve, &err));
     CHECK_OK(http_server_start(&h, &r->http, &err));
     h.handler = rig_admin;
@@ -136,7 +163,8 @@ static inline void answer_free(struct answer *a)
 static inline void answer_parse(struct answer *a)
 {
     struct err err = { 0 };
-    if (a->body.len && json_parse(buf_str(&a->body), true, &a->json, &err) != OK) test_fail(__FILE__, __LINE__, "%s in %s", err.text, a->body.data);
+    if (a->body.len && json_parse(buf_str(&a->body), true, &a->json, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s in %s", err.text, a->body.data);
 }
 
 static inline void call_reply(void *arg, int status, const char *headers, struct str body)
@@ -198,18 +226,25 @@ static inline struct answer rig_call(struct rig *r, const char *path, const char
 
 static inline int rig_connect(struct http_server *s)
 {
-    struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(http_server_port(s)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct sockaddr_in to = {
+        .sin_family = AF_INET,
+        .sin_port = htons(http_server_port(s)),
+        .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+    };
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK(fd >= 0);
     CHECK_OK(connect(fd, (struct sockaddr *)&to, sizeof to));
     return fd;
 }
 
-static inline void rig_send(int fd, const char *method, const char *path, const char *headers, const char *body)
+static inline void rig_send(int fd, const char *method, const char *path, const char *headers,
+                            const char *body)
 {
     struct buf b = { 0 };
-    buf_printf(&b, "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s", method, path, headers ? headers : "");
-    if (body) buf_printf(&b, "Content-Type: application/json\r\nContent-Length: %zu\r\n", strlen(body));
+    buf_printf(&b, "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s", method, path,
+               headers ? headers : "");
+    if (body)
+        buf_printf(&b, "Content-Type: application/json\r\nContent-Length: %zu\r\n", strlen(body));
     buf_printf(&b, "\r\n%s", body ? body : "");
     CHECK_EQ_INT(send(fd, b.data, b.len, 0), b.len);
     buf_release(&b);
@@ -271,7 +306,8 @@ static inline struct answer rig_recv(struct rig *r, int fd)
     return a;
 }
 
-static inline struct answer rig_request(struct rig *r, const char *method, const char *path, const char *headers, const char *body)
+static inline struct answer rig_request(struct rig *r, const char *method, const char *path,
+                                        const char *headers, const char *body)
 {
     int fd = rig_connect(r->http);
     rig_send(fd, method, path, headers, body);
@@ -293,7 +329,9 @@ static inline const cJSON *json_at(const cJSON *j, const char *path)
         char name[64];
         int64_t i;
         snprintf(name, sizeof name, "%.*s", STR_ARG(part));
-        j = str_to_i64(part, &i) == OK && cJSON_IsArray(j) ? cJSON_GetArrayItem(j, (int)i) : cJSON_GetObjectItemCaseSensitive(j, name);
+        j = str_to_i64(part, &i) == OK && cJSON_IsArray(j)
+                ? cJSON_GetArrayItem(j, (int)i)
+                : cJSON_GetObjectItemCaseSensitive(j, name);
     }
     return j;
 }
@@ -311,7 +349,8 @@ static inline double number_at(const cJSON *j, const char *path)
     return v->valuedouble;
 }
 
-/* Line i of a stream as a document (cJSON_Delete), negative from the end; NULL for [DONE] or out of range. */
+/* Line i of a stream as a document (cJSON_Delete), negative from the end; NULL for [DONE] or out of
+ * range. */
 static inline cJSON *event_at(const struct answer *a, int i)
 {
     struct str rest = buf_str(&a->body), line;
@@ -321,7 +360,9 @@ static inline cJSON *event_at(const struct answer *a, int i)
     for (size_t k = 0; k < a->body.len; k++) n += a->body.data[k] == '\n';
     if (i < 0) i += n;
     for (int k = 0; str_split(&rest, '\n', &line); k++)
-        if (k == i && !str_eq_c(line, "[DONE]") && line.n && json_parse(line, true, &doc, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+        if (k == i && !str_eq_c(line, "[DONE]") && line.n &&
+            json_parse(line, true, &doc, &err) != OK)
+            test_fail(__FILE__, __LINE__, "%s", err.text);
     return doc;
 }
 

@@ -1,9 +1,10 @@
-/* test_openai_params.c - every member of a request: what is refused, with which member named; what reaches the backend. */
+/* test_openai_params.c - every member of a request: what is refused, with which member named; what
+ * reaches the backend. */
 #include "tests/unit/serve/serve_rig.h"
 
 static const char CHAT[] = "/v1/chat/completions", COMPLETIONS[] = "/v1/completions";
 #define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]"
-#define PROMPT "\"prompt\":\"Hi\""
+#define PROMPT   "\"prompt\":\"Hi\""
 
 struct refusal {
     const char *path, *members, *param, *text; /* text: part of the sentence, NULL: any */
@@ -19,8 +20,11 @@ static void check_refusals(const struct refusal *rows, size_t n)
         bool chat = rows[i].path == CHAT;
         snprintf(body, sizeof body, "{%s,%s}", chat ? MESSAGES : PROMPT, rows[i].members);
         struct answer a = rig_call(&r, rows[i].path, body);
-        if (a.status != 400) test_fail(__FILE__, __LINE__, "%s: status %d, %s", rows[i].members, a.status, a.body.data);
-        if (strcmp(string_at(a.json, "error.param"), rows[i].param) != 0 || (rows[i].text && !strstr(string_at(a.json, "error.message"), rows[i].text)))
+        if (a.status != 400)
+            test_fail(__FILE__, __LINE__, "%s: status %d, %s", rows[i].members, a.status,
+                      a.body.data);
+        if (strcmp(string_at(a.json, "error.param"), rows[i].param) != 0 ||
+            (rows[i].text && !strstr(string_at(a.json, "error.message"), rows[i].text)))
             test_fail(__FILE__, __LINE__, "%s: %s", rows[i].members, a.body.data);
         CHECK_EQ_STR(string_at(a.json, "error.type"), "invalid_request_error");
         answer_free(&a);
@@ -77,7 +81,10 @@ TEST(members_of_the_wrong_kind_are_refused)
         { CHAT, "\"stop\":5", "stop", NULL },
         { CHAT, "\"stop\":\"\"", "stop", "empty" },
         { CHAT, "\"stop\":[\"a\",7]", "stop", NULL },
-        { CHAT, "\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"10\",\"11\",\"12\",\"13\",\"14\",\"15\",\"16\",\"17\"]", "stop", "16" },
+        { CHAT,
+          "\"stop\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"10\",\"11\",\"12\","
+          "\"13\",\"14\",\"15\",\"16\",\"17\"]",
+          "stop", "16" },
         { CHAT, "\"stop_token_ids\":[508]", "stop_token_ids", "from 0 to 507" },
         { CHAT, "\"stop_token_ids\":[-1]", "stop_token_ids", "from 0 to 507" },
         { CHAT, "\"stop_token_ids\":3", "stop_token_ids", NULL },
@@ -90,21 +97,28 @@ TEST(members_of_the_wrong_kind_are_refused)
         { CHAT, "\"cache_salt\":\"\"", "cache_salt", NULL },
         { CHAT, "\"model\":5", "model", NULL },
         { CHAT, "\"chat_template_kwargs\":5", "chat_template_kwargs", NULL },
-        { CHAT, "\"continue_final_message\":true", "continue_final_message", "add_generation_prompt" },
+        { CHAT, "\"continue_final_message\":true", "continue_final_message",
+          "add_generation_prompt" },
         { CHAT, "\"echo\":true", "echo", NULL },
         { CHAT, "\"include_reasoning\":1", "include_reasoning", NULL },
         { CHAT, "\"parallel_tool_calls\":1", "parallel_tool_calls", NULL },
         { CHAT, "\"tools\":{}", "tools", "array" },
         { CHAT, "\"tools\":[5]", "tools", "tools[0]" },
         { CHAT, "\"tools\":[{\"type\":\"function\"}]", "tools", "name" },
-        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"\"}}]", "tools", "name" },
-        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get weather\"}}]", "tools", "without blanks" },
-        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f[ARGS]\"}}]", "tools", "without blanks" },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"\"}}]", "tools",
+          "name" },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get weather\"}}]",
+          "tools", "without blanks" },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f[ARGS]\"}}]", "tools",
+          "without blanks" },
         { CHAT, "\"tool_choice\":5", "tool_choice", "required" },
         { CHAT, "\"tool_choice\":\"always\"", "tool_choice", "required" },
         { CHAT, "\"tool_choice\":{\"type\":\"function\"}", "tool_choice", "required" },
         { CHAT, "\"tool_choice\":\"required\"", "tool_choice", "no tools" },
-        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":{\"function\":{\"name\":\"g\"}}", "tool_choice", "no such tool" },
+        { CHAT,
+          "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":{"
+          "\"function\":{\"name\":\"g\"}}",
+          "tool_choice", "no such tool" },
     };
     check_refusals(rows, COUNT_OF(rows));
 }
@@ -112,12 +126,16 @@ TEST(members_of_the_wrong_kind_are_refused)
 TEST(what_would_change_the_answer_and_is_not_there_is_refused_by_name)
 {
     static const struct refusal rows[] = {
-        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", "tools", "no form of tool calls" },
-        { COMPLETIONS, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", "tools", "chat" },
+        { CHAT, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", "tools",
+          "no form of tool calls" },
+        { COMPLETIONS, "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", "tools",
+          "chat" },
         { CHAT, "\"tools\":[{\"type\":\"web_search\"}]", "tools", "functions" },
         { CHAT, "\"functions\":[{}]", "functions", NULL },
-        { CHAT, "\"response_format\":{\"type\":\"json_object\"}", "response_format", "structured output" },
-        { CHAT, "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}", "response_format", "structured output" },
+        { CHAT, "\"response_format\":{\"type\":\"json_object\"}", "response_format",
+          "structured output" },
+        { CHAT, "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}",
+          "response_format", "structured output" },
         { CHAT, "\"response_format\":\"text\"", "response_format", NULL },
         { CHAT, "\"guided_json\":{\"type\":\"object\"}", "guided_json", "structured output" },
         { COMPLETIONS, "\"guided_regex\":\"a+\"", "guided_regex", NULL },
@@ -135,7 +153,7 @@ TEST(what_would_change_the_answer_and_is_not_there_is_refused_by_name)
 
 struct body_row {
     const char *path, *body;
-    int         status;
+    int status;
     const char *param, *code;
 };
 
@@ -150,10 +168,14 @@ TEST(bodies_that_are_no_requests)
         { CHAT, "{\"messages\":[]}", 400, "messages", "invalid_value" },
         { CHAT, "{\"messages\":[5]}", 400, "messages", "invalid_value" },
         { CHAT, "{\"messages\":[{\"content\":\"x\"}]}", 400, "messages", "invalid_value" },
-        { CHAT, "{\"messages\":[{\"role\":\"robot\",\"content\":\"x\"}]}", 400, "messages", "invalid_value" },
-        { CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "messages", "invalid_value" },
-        { CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", 400, "messages", "unsupported_value" },
-        { CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", 400, "messages", "invalid_value" },
+        { CHAT, "{\"messages\":[{\"role\":\"robot\",\"content\":\"x\"}]}", 400, "messages",
+          "invalid_value" },
+        { CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", 400, "messages",
+          "invalid_value" },
+        { CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", 400,
+          "messages", "unsupported_value" },
+        { CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", 400,
+          "messages", "invalid_value" },
         { CHAT, "{\"model\":\"gpt\"," MESSAGES "}", 404, "model", "model_not_found" },
         { COMPLETIONS, "{}", 400, "prompt", "invalid_value" },
         { COMPLETIONS, "{\"prompt\":\"\"}", 400, "prompt", "invalid_value" },
@@ -166,8 +188,10 @@ TEST(bodies_that_are_no_requests)
         { COMPLETIONS, "{\"prompt\":[1,-1]}", 400, "prompt", "invalid_value" },
         { COMPLETIONS, "{\"prompt\":[1.5]}", 400, "prompt", "invalid_value" },
         { COMPLETIONS, "{\"prompt\":[\"a\",\"a\",\"a\"],\"n\":8}", 400, "n", "invalid_value" },
-        { COMPLETIONS, "{\"prompt\":[5],\"max_tokens\":256}", 400, "prompt", "context_length_exceeded" },
-        { COMPLETIONS, "{\"prompt\":[5],\"max_tokens\":4000000000}", 400, "prompt", "context_length_exceeded" },
+        { COMPLETIONS, "{\"prompt\":[5],\"max_tokens\":256}", 400, "prompt",
+          "context_length_exceeded" },
+        { COMPLETIONS, "{\"prompt\":[5],\"max_tokens\":4000000000}", 400, "prompt",
+          "context_length_exceeded" },
     };
     struct rig r;
     rig_open(&r);
@@ -175,7 +199,8 @@ TEST(bodies_that_are_no_requests)
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         struct answer a = rig_call(&r, rows[i].path, rows[i].body);
         const char *param = rows[i].param ? rows[i].param : "(none)";
-        if (a.status != rows[i].status || strcmp(string_at(a.json, "error.param"), param) != 0 || strcmp(string_at(a.json, "error.code"), rows[i].code) != 0)
+        if (a.status != rows[i].status || strcmp(string_at(a.json, "error.param"), param) != 0 ||
+            strcmp(string_at(a.json, "error.code"), rows[i].code) != 0)
             test_fail(__FILE__, __LINE__, "%s: %d %s", rows[i].body, a.status, a.body.data);
         answer_free(&a);
     }
@@ -194,10 +219,12 @@ TEST(context_overflow_says_the_numbers)
     buf_add_c(&body, "]}");
     struct answer a = rig_call(&r, COMPLETIONS, body.data);
     CHECK_EQ_INT(a.status, 400);
-    CHECK(strstr(string_at(a.json, "error.message"), "maximum context length is 256 tokens. However, you requested 256 tokens"));
+    CHECK(strstr(string_at(a.json, "error.message"),
+                 "maximum context length is 256 tokens. However, you requested 256 tokens"));
     answer_free(&a);
     a = rig_call(&r, COMPLETIONS, "{\"prompt\":[5,6],\"max_tokens\":255}");
-    CHECK(strstr(string_at(a.json, "error.message"), "However, you requested 257 tokens (2 in the prompt, 255 in the completion)"));
+    CHECK(strstr(string_at(a.json, "error.message"),
+                 "However, you requested 257 tokens (2 in the prompt, 255 in the completion)"));
     answer_free(&a);
     buf_clear(&body);
     buf_add_c(&body, "{\"prompt\":\"");
@@ -209,7 +236,8 @@ TEST(context_overflow_says_the_numbers)
     answer_free(&a);
     buf_release(&body);
     /* A default of max_tokens is cut to what fits instead. */
-    a = rig_call(&r, COMPLETIONS, "{\"prompt\":[5,6,7],\"truncate_prompt_tokens\":2,\"max_tokens\":3}");
+    a = rig_call(&r, COMPLETIONS,
+                 "{\"prompt\":[5,6,7],\"truncate_prompt_tokens\":2,\"max_tokens\":3}");
     CHECK_EQ_INT(a.status, 200);
     CHECK_EQ_INT(r.fake.last.n_tokens, 2);
     answer_free(&a);
@@ -221,12 +249,16 @@ TEST(values_reach_the_backend)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(&r, CHAT,
-                               "{" MESSAGES ",\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,\"presence_penalty\":1,"
-                               "\"frequency_penalty\":-1,\"repetition_penalty\":1.5,\"seed\":42,\"max_tokens\":9,\"max_completion_tokens\":8,"
-                               "\"min_tokens\":2,\"ignore_eos\":true,\"stop_token_ids\":[4,5],\"logit_bias\":{\"6\":-1.5},"
-                               "\"bad_words_token_ids\":[7],\"cache_salt\":\"s\",\"unknown\":{\"a\":1},\"user\":\"u\",\"tools\":[{}],"
-                               "\"tool_choice\":\"none\",\"response_format\":{\"type\":\"text\"},\"model\":\"org/tiny\"}");
+    struct answer a = rig_call(
+        &r, CHAT,
+        "{" MESSAGES
+        ",\"temperature\":0.5,\"top_p\":0.25,\"top_k\":7,\"min_p\":0.125,\"presence_penalty\":1,"
+        "\"frequency_penalty\":-1,\"repetition_penalty\":1.5,\"seed\":42,\"max_tokens\":9,\"max_"
+        "completion_tokens\":8,"
+        "\"min_tokens\":2,\"ignore_eos\":true,\"stop_token_ids\":[4,5],\"logit_bias\":{\"6\":-1.5},"
+        "\"bad_words_token_ids\":[7],\"cache_salt\":\"s\",\"unknown\":{\"a\":1},\"user\":\"u\","
+        "\"tools\":[{}],"
+        "\"tool_choice\":\"none\",\"response_format\":{\"type\":\"text\"},\"model\":\"org/tiny\"}");
     const struct sampling_params *p = &r.fake.last.sampling;
     CHECK_EQ_INT(a.status, 200);
     CHECK_NEAR(p->temperature, 0.5, 0);
@@ -258,10 +290,14 @@ TEST(defaults_come_from_the_model_or_openai)
 {
     struct rig r;
     rig_open(&r);
-    r.o.defaults = (struct serve_defaults){ .temperature = 0.7, .top_p = 0.9, .min_p = NAN, .repetition_penalty = 1.1, .top_k = 20 };
+    r.o.defaults = (struct serve_defaults){
+        .temperature = 0.7, .top_p = 0.9, .min_p = NAN, .repetition_penalty = 1.1, .top_k = 20
+    };
     rig_start(&r);
     const struct sampling_params *p = &r.fake.last.sampling;
-    struct answer a = rig_call(&r, COMPLETIONS, "{" PROMPT ",\"model\":null,\"temperature\":null,\"stop\":null,\"logprobs\":null}");
+    struct answer a = rig_call(
+        &r, COMPLETIONS,
+        "{" PROMPT ",\"model\":null,\"temperature\":null,\"stop\":null,\"logprobs\":null}");
     CHECK_EQ_INT(a.status, 200);
     CHECK_NEAR(p->temperature, 0.7, 1e-6);
     CHECK_NEAR(p->top_p, 0.9, 1e-6);
@@ -314,7 +350,9 @@ TEST(options_are_checked)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(numbers_out_of_range_are_refused_with_their_range), CASE(members_of_the_wrong_kind_are_refused),
-          CASE(what_would_change_the_answer_and_is_not_there_is_refused_by_name), CASE(bodies_that_are_no_requests),
-          CASE(context_overflow_says_the_numbers), CASE(values_reach_the_backend), CASE(defaults_come_from_the_model_or_openai),
+TEST_MAIN(CASE(numbers_out_of_range_are_refused_with_their_range),
+          CASE(members_of_the_wrong_kind_are_refused),
+          CASE(what_would_change_the_answer_and_is_not_there_is_refused_by_name),
+          CASE(bodies_that_are_no_requests), CASE(context_overflow_says_the_numbers),
+          CASE(values_reach_the_backend), CASE(defaults_come_from_the_model_or_openai),
           CASE(seeds_of_several_answers), CASE(options_are_checked))

@@ -1,4 +1,5 @@
-/* test_openai_responses.c - whole answers: shapes, text, ends, logprobs, echo, lists of prompts, tokenize. */
+/* test_openai_responses.c - whole answers: shapes, text, ends, logprobs, echo, lists of prompts,
+ * tokenize. */
 #include "tests/unit/serve/serve_rig.h"
 
 static const char CHAT[] = "/v1/chat/completions", COMPLETIONS[] = "/v1/completions";
@@ -16,7 +17,8 @@ TEST(chat_answer)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = ask(&r, CHAT, "{" MESSAGES ",\"return_token_ids\":true,\"return_trace\":true}");
+    struct answer a = ask(&r, CHAT,
+                          "{" MESSAGES ",\"return_token_ids\":true,\"return_trace\":true}");
     CHECK_EQ_STR(string_at(a.json, "object"), "chat.completion");
     CHECK_EQ_STR(string_at(a.json, "id"), "chatcmpl-t-1");
     CHECK_EQ_STR(string_at(a.json, "model"), "tiny");
@@ -29,7 +31,8 @@ TEST(chat_answer)
     CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens"), r.fake.n_answer + 1);
     CHECK_EQ_INT(number_at(a.json, "usage.prompt_tokens_details.cached_tokens"), 1);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.token_ids")), r.fake.n_answer + 1);
-    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.prompt_token_ids")), r.fake.last.n_tokens);
+    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.prompt_token_ids")),
+                 r.fake.last.n_tokens);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "prompt_token_ids")), r.fake.last.n_tokens);
     CHECK_EQ_INT(number_at(a.json, "prompt_token_ids.0"), 2);
     CHECK_EQ_STR(string_at(a.json, "baton.prefill_node"), "p0");
@@ -56,8 +59,10 @@ TEST(message_forms_are_taken)
     rig_open(&r);
     rig_start(&r);
     struct answer a = ask(&r, "/tokenize",
-                          "{\"messages\":[{\"role\":\"developer\",\"content\":\"Be\"},{\"role\":\"user\",\"name\":null,\"content\":[{\"type\":\"text\","
-                          "\"text\":\"Hi\"}]},{\"role\":\"assistant\",\"content\":\"Yes\"}],\"add_generation_prompt\":false,\"return_token_strs\":true}");
+                          "{\"messages\":[{\"role\":\"developer\",\"content\":\"Be\"},{\"role\":"
+                          "\"user\",\"name\":null,\"content\":[{\"type\":\"text\","
+                          "\"text\":\"Hi\"}]},{\"role\":\"assistant\",\"content\":\"Yes\"}],\"add_"
+                          "generation_prompt\":false,\"return_token_strs\":true}");
     struct buf body = { 0 };
     char *tokens = cJSON_PrintUnformatted(json_at(a.json, "tokens"));
     CHECK_EQ_INT(number_at(a.json, "count"), cJSON_GetArraySize(json_at(a.json, "tokens")));
@@ -67,7 +72,9 @@ TEST(message_forms_are_taken)
     cJSON_free(tokens);
     answer_free(&a);
     a = ask(&r, "/detokenize", body.data);
-    CHECK_EQ_STR(string_at(a.json, "prompt"), "<|im_start|>system\nBe<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n");
+    CHECK_EQ_STR(string_at(a.json, "prompt"),
+                 "<|im_start|>system\nBe<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>"
+                 "assistant\nYes<|im_end|>\n");
     answer_free(&a);
     buf_release(&body);
     a = ask(&r, "/v1/tokenize", "{\"prompt\":\"Hi\"}");
@@ -83,8 +90,10 @@ TEST(completions_of_every_prompt_form)
 {
     static const struct {
         const char *prompt;
-        int         n;
-    } rows[] = { { "\"Hi\"", 1 }, { "[5,6,7]", 1 }, { "[\"a\",\"b\",\"c\"]", 3 }, { "[[5],[6,7]]", 2 } };
+        int n;
+    } rows[] = {
+        { "\"Hi\"", 1 }, { "[5,6,7]", 1 }, { "[\"a\",\"b\",\"c\"]", 3 }, { "[[5],[6,7]]", 2 }
+    };
     struct rig r;
     rig_open(&r);
     rig_start(&r);
@@ -115,27 +124,34 @@ TEST(length_stop_string_and_stop_id)
     CHECK_EQ_STR(string_at(a.json, "choices.0.stop_reason"), "ere, w");
     CHECK_EQ_INT(r.fake.n_canceled, 1);
     answer_free(&a);
-    a = ask(&r, COMPLETIONS, "{\"prompt\":\"x\",\"max_tokens\":50,\"stop\":\"ere, w\",\"include_stop_str_in_output\":true}");
+    a = ask(&r, COMPLETIONS,
+            "{\"prompt\":\"x\",\"max_tokens\":50,\"stop\":\"ere, "
+            "w\",\"include_stop_str_in_output\":true}");
     CHECK_EQ_STR(string_at(a.json, "choices.0.text"), "Hello there, w");
     answer_free(&a);
     /* A stop string that comes before min_tokens does not count. */
     char body[256];
-    snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":50,\"stop\":\"Hel\",\"min_tokens\":%u}", r.fake.n_answer);
+    snprintf(body, sizeof body,
+             "{\"prompt\":\"x\",\"max_tokens\":50,\"stop\":\"Hel\",\"min_tokens\":%u}",
+             r.fake.n_answer);
     a = ask(&r, COMPLETIONS, body);
     CHECK_EQ_STR(string_at(a.json, "choices.0.text"), "Hello there, world");
     answer_free(&a);
     int32_t stop = r.fake.answer[1];
-    snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":50,\"stop_token_ids\":[%d]}", stop);
+    snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":50,\"stop_token_ids\":[%d]}",
+             stop);
     a = ask(&r, COMPLETIONS, body);
     CHECK_EQ_INT(number_at(a.json, "choices.0.stop_reason"), stop);
     struct buf first = { 0 };
     tokenizer_decode(r.tok, r.fake.answer, 1, true, &first);
-    CHECK_EQ_STR(string_at(a.json, "choices.0.text"), first.data); /* the stop token's text is left out */
+    /* the stop token's text is left out */
+    CHECK_EQ_STR(string_at(a.json, "choices.0.text"), first.data);
     CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens"), 2);
     answer_free(&a);
     buf_release(&first);
     a = ask(&r, COMPLETIONS, "{\"prompt\":\"x\",\"max_tokens\":50,\"skip_special_tokens\":false}");
-    CHECK_EQ_STR(string_at(a.json, "choices.0.text"), "Hello there, world"); /* nor is the end token's */
+    /* nor is the end token's */
+    CHECK_EQ_STR(string_at(a.json, "choices.0.text"), "Hello there, world");
     answer_free(&a);
     rig_close(&r);
 }
@@ -144,9 +160,11 @@ TEST(length_stop_string_and_stop_id)
 static void check_same_number(const cJSON *logprobs, int i)
 {
     const char *token = cJSON_GetArrayItem(json_at(logprobs, "tokens"), i)->valuestring;
-    const cJSON *own = cJSON_GetObjectItemCaseSensitive(cJSON_GetArrayItem(json_at(logprobs, "top_logprobs"), i), token);
+    const cJSON *own = cJSON_GetObjectItemCaseSensitive(
+        cJSON_GetArrayItem(json_at(logprobs, "top_logprobs"), i), token);
     CHECK(own != NULL);
-    CHECK(own->valuedouble == cJSON_GetArrayItem(json_at(logprobs, "token_logprobs"), i)->valuedouble);
+    CHECK(own->valuedouble ==
+          cJSON_GetArrayItem(json_at(logprobs, "token_logprobs"), i)->valuedouble);
 }
 
 TEST(echo_with_logprobs_covers_prompt_and_answer)
@@ -154,11 +172,14 @@ TEST(echo_with_logprobs_covers_prompt_and_answer)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = ask(&r, COMPLETIONS, "{\"prompt\":[43,72,79],\"echo\":true,\"logprobs\":3,\"max_tokens\":2,\"return_token_ids\":true}");
+    struct answer a = ask(&r, COMPLETIONS,
+                          "{\"prompt\":[43,72,79],\"echo\":true,\"logprobs\":3,\"max_tokens\":2,"
+                          "\"return_token_ids\":true}");
     const cJSON *lp = json_at(a.json, "choices.0.logprobs");
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(lp, "tokens")), 5);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(lp, "token_logprobs")), 5);
-    CHECK(cJSON_IsNull(json_at(lp, "token_logprobs.0")) && cJSON_IsNull(json_at(lp, "top_logprobs.0")));
+    CHECK(cJSON_IsNull(json_at(lp, "token_logprobs.0")) &&
+          cJSON_IsNull(json_at(lp, "top_logprobs.0")));
     for (int i = 1; i < 5; i++) check_same_number(lp, i);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(lp, "top_logprobs.1")), 3);
     CHECK_EQ_STR(string_at(lp, "tokens.0"), "H");
@@ -168,13 +189,17 @@ TEST(echo_with_logprobs_covers_prompt_and_answer)
     CHECK_EQ_INT(number_at(lp, "text_offset.3"), 3);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.prompt_token_ids")), 3);
     answer_free(&a);
-    a = ask(&r, COMPLETIONS, "{\"prompt\":\"Hello\",\"echo\":true,\"max_tokens\":0,\"logprobs\":0}");
+    a = ask(&r, COMPLETIONS,
+            "{\"prompt\":\"Hello\",\"echo\":true,\"max_tokens\":0,\"logprobs\":0}");
     CHECK_EQ_STR(string_at(a.json, "choices.0.text"), "Hello");
     CHECK_EQ_STR(string_at(a.json, "choices.0.finish_reason"), "length");
-    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.logprobs.tokens")), r.fake.last.n_tokens);
+    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.logprobs.tokens")),
+                 r.fake.last.n_tokens);
     CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens"), 0);
     answer_free(&a);
-    a = ask(&r, COMPLETIONS, "{\"prompt\":[[43,72],[79,79]],\"echo\":true,\"max_tokens\":1,\"logprobs\":1,\"n\":2,\"return_tokens_as_token_ids\":true}");
+    a = ask(&r, COMPLETIONS,
+            "{\"prompt\":[[43,72],[79,79]],\"echo\":true,\"max_tokens\":1,\"logprobs\":1,\"n\":2,"
+            "\"return_tokens_as_token_ids\":true}");
     CHECK_EQ_STR(string_at(a.json, "choices.3.logprobs.tokens.1"), "token_id:79");
     CHECK_NEAR(number_at(a.json, "choices.3.logprobs.top_logprobs.1.token_id:79"), -0.2, 1e-6);
     answer_free(&a);
@@ -186,11 +211,15 @@ TEST(chat_logprobs_and_prompt_logprobs)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = ask(&r, CHAT, "{" MESSAGES ",\"logprobs\":true,\"top_logprobs\":2,\"prompt_logprobs\":1}");
-    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.logprobs.content")), r.fake.n_answer + 1);
+    struct answer a = ask(
+        &r, CHAT, "{" MESSAGES ",\"logprobs\":true,\"top_logprobs\":2,\"prompt_logprobs\":1}");
+    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.logprobs.content")),
+                 r.fake.n_answer + 1);
     CHECK_NEAR(number_at(a.json, "choices.0.logprobs.content.0.logprob"), -0.1, 1e-6);
-    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.logprobs.content.0.top_logprobs")), 2);
-    CHECK_EQ_STR(string_at(a.json, "choices.0.logprobs.content.0.top_logprobs.0.token"), string_at(a.json, "choices.0.logprobs.content.0.token"));
+    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.logprobs.content.0.top_logprobs")),
+                 2);
+    CHECK_EQ_STR(string_at(a.json, "choices.0.logprobs.content.0.top_logprobs.0.token"),
+                 string_at(a.json, "choices.0.logprobs.content.0.token"));
     CHECK(cJSON_IsArray(json_at(a.json, "choices.0.logprobs.content.0.bytes")));
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "prompt_logprobs")), r.fake.last.n_tokens);
     CHECK(cJSON_IsNull(json_at(a.json, "prompt_logprobs.0")));
@@ -199,7 +228,8 @@ TEST(chat_logprobs_and_prompt_logprobs)
     answer_free(&a);
     a = ask(&r, CHAT, "{" MESSAGES ",\"logprobs\":true}");
     CHECK(cJSON_IsArray(json_at(a.json, "choices.0.logprobs.content.0.top_logprobs")));
-    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.logprobs.content.0.top_logprobs")), 0);
+    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.0.logprobs.content.0.top_logprobs")),
+                 0);
     answer_free(&a);
     rig_close(&r);
 }
@@ -227,7 +257,8 @@ TEST(more_prompts_than_the_backend_takes_at_once)
     rig_open(&r);
     rig_start(&r);
     r.fake.max_live = 2;
-    struct answer a = ask(&r, COMPLETIONS, "{\"prompt\":[[4],[5],[6],[7],[8],[9],[10]],\"max_tokens\":3}");
+    struct answer a = ask(&r, COMPLETIONS,
+                          "{\"prompt\":[[4],[5],[6],[7],[8],[9],[10]],\"max_tokens\":3}");
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices")), 7);
     answer_free(&a);
     rig_close(&r);
@@ -267,8 +298,9 @@ TEST(failures_of_the_backend)
 {
     static const struct {
         enum status st;
-        int         http;
-    } rows[] = { { ERR_FULL, 429 }, { ERR_UNAVAILABLE, 503 }, { ERR_PEER_LOST, 502 }, { ERR_TIMEOUT, 504 }, { ERR_TOO_LONG, 400 }, { ERR_CANCELED, 503 } };
+        int http;
+    } rows[] = { { ERR_FULL, 429 },    { ERR_UNAVAILABLE, 503 }, { ERR_PEER_LOST, 502 },
+                 { ERR_TIMEOUT, 504 }, { ERR_TOO_LONG, 400 },    { ERR_CANCELED, 503 } };
     struct rig r;
     rig_open(&r);
     rig_start(&r);
@@ -285,7 +317,9 @@ TEST(failures_of_the_backend)
         a = rig_call(&r, CHAT, "{" MESSAGES ",\"n\":2}");
         CHECK_EQ_INT(a.status, rows[i].http);
         CHECK_EQ_STR(string_at(a.json, "error.message"), "the fake failed on purpose");
-        if (rows[i].st == ERR_FULL) CHECK(answer_has_header(&a, "Retry-After: 7\r\n") && answer_has_header(&a, "retry-after-ms: 7000\r\n"));
+        if (rows[i].st == ERR_FULL)
+            CHECK(answer_has_header(&a, "Retry-After: 7\r\n") &&
+                  answer_has_header(&a, "retry-after-ms: 7000\r\n"));
         answer_free(&a);
         r.fake.fail = OK;
     }
@@ -305,7 +339,9 @@ TEST(model_without_template)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(chat_answer), CASE(message_forms_are_taken), CASE(completions_of_every_prompt_form), CASE(length_stop_string_and_stop_id),
-          CASE(echo_with_logprobs_covers_prompt_and_answer), CASE(chat_logprobs_and_prompt_logprobs),
-          CASE(tokens_with_the_same_text_have_different_keys), CASE(more_prompts_than_the_backend_takes_at_once), CASE(call_under_way_waits_for_room), CASE(failures_of_the_backend),
-          CASE(model_without_template))
+TEST_MAIN(CASE(chat_answer), CASE(message_forms_are_taken), CASE(completions_of_every_prompt_form),
+          CASE(length_stop_string_and_stop_id), CASE(echo_with_logprobs_covers_prompt_and_answer),
+          CASE(chat_logprobs_and_prompt_logprobs),
+          CASE(tokens_with_the_same_text_have_different_keys),
+          CASE(more_prompts_than_the_backend_takes_at_once), CASE(call_under_way_waits_for_room),
+          CASE(failures_of_the_backend), CASE(model_without_template))

@@ -1,25 +1,34 @@
-/* test_output_parser.c - chat answers with thoughts and tool calls: whole and streamed alike, every end, every tool_choice. */
+/* test_output_parser.c - chat answers with thoughts and tool calls: whole and streamed alike, every
+ * end, every tool_choice. */
 #include "tests/unit/serve/serve_rig.h"
 
 static const char CHAT[] = "/v1/chat/completions";
 #define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]"
-#define TOOLS \
-    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}}}," \
+#define TOOLS                                                                                      \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{\"type\":"   \
+    "\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}}},"                                 \
     "{\"type\":\"function\",\"function\":{\"name\":\"look\"}}]"
-#define CALL_ADD "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": \"\xC3\xA9\"}}\n</tool_call>"
+#define CALL_ADD                                                                                   \
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": "                           \
+    "\"\xC3\xA9\"}}\n</tool_call>"
 #define CALL_LOOK "<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call>"
 /* Shows the tools, and opens the reasoning when asked to. */
-#define TEMPLATE \
-    "{% if tools %}T{% for t in tools %}:{{ t.function.name }}{% endfor %}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}" \
-    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}<|im_end|>\n{% endfor %}" \
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+#define TEMPLATE                                                                                   \
+    "{% if tools %}T{% for t in tools %}:{{ t.function.name }}{% endfor %}{% endif %}{% for m in " \
+    "messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"                                         \
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson "    \
+    "}}]{% endfor %}<|im_end|>\n{% endfor %}"                                                      \
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% "    \
+    "endif %}{% endif %}"
 
 static void open_rig(struct rig *r, const char *answer)
 {
     struct err err = { 0 };
     rig_open(r);
     chat_free(r->chat);
-    CHECK_OK(chat_create(&(struct chat_source){ .template = STR(TEMPLATE), .bos = "<s>", .eos = "</s>" }, &r->chat, &err));
+    CHECK_OK(
+        chat_create(&(struct chat_source){ .template = STR(TEMPLATE), .bos = "<s>", .eos = "</s>" },
+                    &r->chat, &err));
     r->o.chat = r->chat;
     r->o.max_model_len = 1024;
     r->o.reasoning = reasoning_format_find(STR("think"));
@@ -33,7 +42,8 @@ static struct answer ask(struct rig *r, const char *members)
     struct buf body = { 0 };
     buf_printf(&body, "{" MESSAGES "%s%s}", members[0] ? "," : "", members);
     struct answer a = rig_call(r, CHAT, body.data);
-    if (a.status != 200) test_fail(__FILE__, __LINE__, "%s: %d %s", body.data, a.status, a.body.data);
+    if (a.status != 200)
+        test_fail(__FILE__, __LINE__, "%s: %d %s", body.data, a.status, a.body.data);
     buf_release(&body);
     return a;
 }
@@ -52,20 +62,23 @@ static void show_whole(const cJSON *choice, struct buf *out)
     buf_add_char(out, '|');
     add_string(cJSON_GetObjectItem(m, "reasoning_content"), out);
     buf_add_char(out, '|');
-    CHECK(!json_member(m, "reasoning_content") || strcmp(string_at(m, "reasoning_content"), string_at(m, "reasoning")) == 0);
-    cJSON_ArrayForEach(call, json_member(m, "tool_calls")) {
+    CHECK(!json_member(m, "reasoning_content") ||
+          strcmp(string_at(m, "reasoning_content"), string_at(m, "reasoning")) == 0);
+    cJSON_ArrayForEach (call, json_member(m, "tool_calls")) {
         CHECK_EQ_STR(string_at(call, "type"), "function");
-        CHECK(str_starts(str_of(string_at(call, "id")), "call_") && strlen(string_at(call, "id")) == 29);
-        buf_printf(out, "%s(%s)", string_at(call, "function.name"), string_at(call, "function.arguments"));
+        CHECK(str_starts(str_of(string_at(call, "id")), "call_") &&
+              strlen(string_at(call, "id")) == 29);
+        buf_printf(out, "%s(%s)", string_at(call, "function.name"),
+                   string_at(call, "function.arguments"));
     }
     buf_printf(out, "|%s", string_at(choice, "finish_reason"));
 }
 
 struct gathered {
-    bool       content_set, thoughts_set;
+    bool content_set, thoughts_set;
     struct buf content, thoughts, calls[4];
-    int        n_calls;
-    char       finish[16];
+    int n_calls;
+    char finish[16];
 };
 
 static void gather_call(const cJSON *c, struct gathered *g)
@@ -86,14 +99,17 @@ static void gather_call(const cJSON *c, struct gathered *g)
 static void show_stream(const struct answer *a, int index, struct buf *out)
 {
     struct gathered g = { 0 };
-    cJSON          *e;
+    cJSON *e;
     for (int i = 0; (e = event_at(a, i)) != NULL; i++) {
         const cJSON *choice = json_at(e, "choices.0"), *d = json_at(choice, "delta"), *call;
         if (choice && number_at(choice, "index") == index) {
-            if (cJSON_IsString(json_at(d, "content"))) g.content_set = true, buf_add_c(&g.content, string_at(d, "content"));
-            if (cJSON_IsString(json_at(d, "reasoning_content"))) g.thoughts_set = true, buf_add_c(&g.thoughts, string_at(d, "reasoning_content"));
-            cJSON_ArrayForEach(call, json_member(d, "tool_calls")) gather_call(call, &g);
-            if (json_member(choice, "finish_reason")) snprintf(g.finish, sizeof g.finish, "%s", string_at(choice, "finish_reason"));
+            if (cJSON_IsString(json_at(d, "content")))
+                g.content_set = true, buf_add_c(&g.content, string_at(d, "content"));
+            if (cJSON_IsString(json_at(d, "reasoning_content")))
+                g.thoughts_set = true, buf_add_c(&g.thoughts, string_at(d, "reasoning_content"));
+            cJSON_ArrayForEach (call, json_member(d, "tool_calls")) gather_call(call, &g);
+            if (json_member(choice, "finish_reason"))
+                snprintf(g.finish, sizeof g.finish, "%s", string_at(choice, "finish_reason"));
         }
         cJSON_Delete(e);
     }
@@ -133,23 +149,33 @@ TEST(answers_are_taken_apart)
         { "Hello there", "", "Hello there|-||stop" },
         { "<think>\nHm.\n\nYes.\n</think>\n\nHello", "", "Hello|Hm.\n\nYes.||stop" },
         { "<think>\nHm.\n</think>\n\nHello", "\"include_reasoning\":false", "Hello|-||stop" },
-        { "Hm.\n</think>\n\nHello", "\"chat_template_kwargs\":{\"enable_thinking\":true}", "Hello|Hm.||stop" },
+        { "Hm.\n</think>\n\nHello", "\"chat_template_kwargs\":{\"enable_thinking\":true}",
+          "Hello|Hm.||stop" },
         { "Hm.\n</think>\n\nHello", "\"enable_thinking\":true", "Hello|Hm.||stop" },
         { "Hm.\n</think>\n\nHello", "\"enable_thinking\":false", "Hm.\n</think>\n\nHello|-||stop" },
         { "<think>\nHm", "", "null|Hm||stop" },
         { CALL_ADD, TOOLS, "null|-|add({\"a\": 1, \"b\": \"\xC3\xA9\"})|tool_calls" },
-        { "I add.\n" CALL_ADD "\n" CALL_LOOK, TOOLS, "I add.|-|add({\"a\": 1, \"b\": \"\xC3\xA9\"})look({})|tool_calls" },
+        { "I add.\n" CALL_ADD "\n" CALL_LOOK, TOOLS,
+          "I add.|-|add({\"a\": 1, \"b\": \"\xC3\xA9\"})look({})|tool_calls" },
         { "<think>\nHm.\n</think>\n\n" CALL_LOOK, TOOLS, "null|Hm.|look({})|tool_calls" },
-        { CALL_ADD "\n" CALL_LOOK, TOOLS ",\"parallel_tool_calls\":false", "null|-|add({\"a\": 1, \"b\": \"\xC3\xA9\"})|tool_calls" },
+        { CALL_ADD "\n" CALL_LOOK, TOOLS ",\"parallel_tool_calls\":false",
+          "null|-|add({\"a\": 1, \"b\": \"\xC3\xA9\"})|tool_calls" },
         { CALL_LOOK, TOOLS ",\"tool_choice\":\"none\"", CALL_LOOK "|-||stop" },
         { CALL_LOOK, "", CALL_LOOK "|-||stop" },
-        { "<tool_call>{\"name\": 5}</tool_call>", TOOLS, "<tool_call>{\"name\": 5}</tool_call>|-||stop" },
+        { "<tool_call>{\"name\": 5}</tool_call>", TOOLS,
+          "<tool_call>{\"name\": 5}</tool_call>|-||stop" },
         { "A <tool_call>", TOOLS, "A <tool_call>|-||stop" },
-        { " {\"a\": 2}}\n</tool_call>", TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"add\"}}", "null|-|add({\"a\": 2})|tool_calls" },
-        { " {\"a\": 2}}\n</tool_call>" CALL_LOOK, TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"add\"}},\"enable_thinking\":true",
+        { " {\"a\": 2}}\n</tool_call>",
+          TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"add\"}}",
           "null|-|add({\"a\": 2})|tool_calls" },
-        { "look\", \"arguments\": {}}\n</tool_call>\n" CALL_LOOK, TOOLS ",\"tool_choice\":\"required\"", "null|-|look({})look({})|tool_calls" },
-        { "nothing", TOOLS ",\"tool_choice\":\"required\",\"stop\":\"hing\"", "<tool_call>\n{\"name\": \"not|-||stop" },
+        { " {\"a\": 2}}\n</tool_call>" CALL_LOOK,
+          TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"add\"}},\"enable_"
+                "thinking\":true",
+          "null|-|add({\"a\": 2})|tool_calls" },
+        { "look\", \"arguments\": {}}\n</tool_call>\n" CALL_LOOK,
+          TOOLS ",\"tool_choice\":\"required\"", "null|-|look({})look({})|tool_calls" },
+        { "nothing", TOOLS ",\"tool_choice\":\"required\",\"stop\":\"hing\"",
+          "<tool_call>\n{\"name\": \"not|-||stop" },
         { "<think>\nHm.\n</think>\n\nHello there", "\"stop\":\" th\"", "Hello|Hm.||stop" },
         { "<think>\nHm there", "\"stop\":\" th\"", "null|Hm||stop" },
     };
@@ -178,7 +204,8 @@ TEST(length_ends_calls_and_thoughts)
     struct answer a = ask(&r, members.data);
     CHECK_EQ_STR(string_at(a.json, "choices.0.finish_reason"), "length");
     CHECK_EQ_STR(string_at(a.json, "choices.0.message.tool_calls.0.function.name"), "add");
-    CHECK(str_starts(str_of(string_at(a.json, "choices.0.message.tool_calls.0.function.arguments")), "{\"a\": 1, \"b\":"));
+    CHECK(str_starts(str_of(string_at(a.json, "choices.0.message.tool_calls.0.function.arguments")),
+                     "{\"a\": 1, \"b\":"));
     CHECK(cJSON_IsNull(json_at(a.json, "choices.0.message.content")));
     answer_free(&a);
     buf_release(&members);
@@ -187,7 +214,8 @@ TEST(length_ends_calls_and_thoughts)
 
 TEST(a_broken_call_is_text)
 {
-    static const char broken[] = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": oops}}</tool_call>";
+    static const char broken[] =
+        "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": oops}}</tool_call>";
     struct rig r;
     struct buf text = { 0 };
     open_rig(&r, broken);
@@ -217,9 +245,11 @@ TEST(tokens_of_thoughts_are_counted_and_logprobs_stay_whole)
     mem_free(ids);
     a = ask(&r, "\"logprobs\":true,\"top_logprobs\":1,\"return_token_ids\":true,\"n\":2");
     double thoughts = number_at(a.json, "usage.completion_tokens_details.reasoning_tokens");
-    CHECK(thoughts >= 2 * (double)n && thoughts <= 2 * ((double)n + 1)); /* a token may cross the tag's end */
+    /* a token may cross the tag's end */
+    CHECK(thoughts >= 2 * (double)n && thoughts <= 2 * ((double)n + 1));
     CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens"), 2 * (r.fake.n_answer + 1));
-    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.1.logprobs.content")), r.fake.n_answer + 1);
+    CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.1.logprobs.content")),
+                 r.fake.n_answer + 1);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(a.json, "choices.1.token_ids")), r.fake.n_answer + 1);
     CHECK_EQ_STR(string_at(a.json, "choices.1.message.reasoning"), "Hm.");
     answer_free(&a);
@@ -232,11 +262,13 @@ TEST(tokens_of_thoughts_are_counted_and_logprobs_stay_whole)
     }
     CHECK_EQ_INT(n_logprobs, r.fake.n_answer + 1);
     cJSON *usage = event_at(&a, -2);
-    CHECK_EQ_INT(number_at(usage, "usage.completion_tokens_details.reasoning_tokens"), thoughts / 2);
+    CHECK_EQ_INT(number_at(usage, "usage.completion_tokens_details.reasoning_tokens"),
+                 thoughts / 2);
     cJSON_Delete(usage);
     answer_free(&a);
     a = ask(&r, "\"max_tokens\":3");
-    CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens_details.reasoning_tokens"), n > 3 ? 0 : 3);
+    CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens_details.reasoning_tokens"),
+                 n > 3 ? 0 : 3);
     answer_free(&a);
     a = ask(&r, "\"max_tokens\":3,\"enable_thinking\":true");
     CHECK_EQ_INT(number_at(a.json, "usage.completion_tokens_details.reasoning_tokens"), 3);
@@ -305,15 +337,26 @@ TEST(prompts_show_tools_and_begun_calls)
 {
     struct rig r;
     open_rig(&r, "x");
-    check_prompt(&r, MESSAGES "," TOOLS, "T:add:look<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
-    check_prompt(&r, MESSAGES "," TOOLS ",\"tool_choice\":\"none\"", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    check_prompt(&r, MESSAGES "," TOOLS,
+                 "T:add:look<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    check_prompt(&r, MESSAGES "," TOOLS ",\"tool_choice\":\"none\"",
+                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
     check_prompt(&r, MESSAGES "," TOOLS ",\"tool_choice\":\"required\"",
-                 "T:add:look<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"");
-    check_prompt(&r, MESSAGES "," TOOLS ",\"enable_thinking\":true,\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"look\"}}",
-                 "T:add:look<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n</think>\n\n<tool_call>\n{\"name\": \"look\", \"arguments\":");
-    check_prompt(&r, "\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\",\"type\":\"function\",\"function\":{\"name\":\"add\",\"arguments\":"
-                     "\"{\\\"a\\\": 1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"2\"}],\"add_generation_prompt\":false",
-                 "<|im_start|>assistant\n[add {\"a\": 1}]<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n");
+                 "T:add:look<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{"
+                 "\"name\": \"");
+    check_prompt(&r,
+                 MESSAGES "," TOOLS ",\"enable_thinking\":true,\"tool_choice\":{\"type\":"
+                          "\"function\",\"function\":{\"name\":\"look\"}}",
+                 "T:add:look<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n</"
+                 "think>\n\n<tool_call>\n{\"name\": \"look\", \"arguments\":");
+    check_prompt(
+        &r,
+        "\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"1\","
+        "\"type\":\"function\",\"function\":{\"name\":\"add\",\"arguments\":"
+        "\"{\\\"a\\\": "
+        "1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"2\"}],\"add_generation_"
+        "prompt\":false",
+        "<|im_start|>assistant\n[add {\"a\": 1}]<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n");
     rig_close(&r);
 }
 
@@ -321,26 +364,34 @@ TEST(demands_that_cannot_be_met_are_refused)
 {
     struct rig r;
     open_rig(&r, "x");
-    struct answer a = rig_call(&r, CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\",\"add_generation_prompt\":false}");
+    struct answer a = rig_call(&r, CHAT,
+                               "{" MESSAGES "," TOOLS
+                               ",\"tool_choice\":\"required\",\"add_generation_prompt\":false}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
-    a = rig_call(&r, CHAT, "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\",\"chat_template_kwargs\":{\"add_generation_prompt\":false}}");
+    a = rig_call(&r, CHAT,
+                 "{" MESSAGES "," TOOLS ",\"tool_choice\":\"required\",\"chat_template_kwargs\":{"
+                 "\"add_generation_prompt\":false}}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
-    a = rig_call(&r, CHAT, "{" MESSAGES ",\"prompt_token_ids\":[5,6]," TOOLS ",\"tool_choice\":\"required\"}");
+    a = rig_call(&r, CHAT,
+                 "{" MESSAGES ",\"prompt_token_ids\":[5,6]," TOOLS
+                 ",\"tool_choice\":\"required\"}");
     CHECK_EQ_INT(a.status, 400);
     CHECK_EQ_STR(string_at(a.json, "error.param"), "tool_choice");
     answer_free(&a);
-    a = rig_call(&r, CHAT, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\"}]}]}");
+    a = rig_call(&r, CHAT,
+                 "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\"}]}]}");
     CHECK_EQ_INT(a.status, 400);
     CHECK(strstr(string_at(a.json, "error.message"), "messages[0]"));
     answer_free(&a);
     rig_close(&r);
 }
 
-/* A message to be continued, and a prompt of ids, say themselves whether the answer begins within thoughts. */
+/* A message to be continued, and a prompt of ids, say themselves whether the answer begins within
+ * thoughts. */
 TEST(answers_that_go_on)
 {
     struct rig r;
@@ -349,12 +400,15 @@ TEST(answers_that_go_on)
     int32_t *ids = NULL;
     size_t n = 0;
     open_rig(&r, " more.</think>\nHello");
-    struct answer a = rig_call(&r, CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"<think>\\nHm,\"}],"
-                                         "\"add_generation_prompt\":false,\"continue_final_message\":true}");
+    struct answer a = rig_call(&r, CHAT,
+                               "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":"
+                               "\"assistant\",\"content\":\"<think>\\nHm,\"}],"
+                               "\"add_generation_prompt\":false,\"continue_final_message\":true}");
     CHECK_EQ_STR(string_at(a.json, "choices.0.message.reasoning_content"), " more.");
     CHECK_EQ_STR(string_at(a.json, "choices.0.message.content"), "Hello");
     answer_free(&a);
-    CHECK_OK(tokenizer_encode(r.tok, STR("<|im_start|>assistant\n<think>\n"), false, SIZE_MAX, &ids, &n, &err));
+    CHECK_OK(tokenizer_encode(r.tok, STR("<|im_start|>assistant\n<think>\n"), false, SIZE_MAX, &ids,
+                              &n, &err));
     buf_add_c(&body, "{\"prompt_token_ids\":[");
     for (size_t i = 0; i < n; i++) buf_printf(&body, i ? ",%d" : "%d", ids[i]);
     buf_add_c(&body, "]}");
@@ -366,7 +420,8 @@ TEST(answers_that_go_on)
     rig_close(&r);
 }
 
-/* Clients count a stream's first event as the first token, whatever is in it, and want a role in it. */
+/* Clients count a stream's first event as the first token, whatever is in it, and want a role in
+ * it. */
 TEST(first_event_comes_with_the_first_token)
 {
     struct rig r;
@@ -381,6 +436,8 @@ TEST(first_event_comes_with_the_first_token)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(answers_are_taken_apart), CASE(length_ends_calls_and_thoughts), CASE(a_broken_call_is_text), CASE(tokens_of_thoughts_are_counted_and_logprobs_stay_whole),
-          CASE(several_answers_of_a_stream_keep_apart), CASE(special_tokens_that_are_tags), CASE(prompts_show_tools_and_begun_calls),
-          CASE(demands_that_cannot_be_met_are_refused), CASE(answers_that_go_on), CASE(first_event_comes_with_the_first_token))
+TEST_MAIN(CASE(answers_are_taken_apart), CASE(length_ends_calls_and_thoughts),
+          CASE(a_broken_call_is_text), CASE(tokens_of_thoughts_are_counted_and_logprobs_stay_whole),
+          CASE(several_answers_of_a_stream_keep_apart), CASE(special_tokens_that_are_tags),
+          CASE(prompts_show_tools_and_begun_calls), CASE(demands_that_cannot_be_met_are_refused),
+          CASE(answers_that_go_on), CASE(first_event_comes_with_the_first_token))

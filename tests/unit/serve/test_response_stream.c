@@ -1,4 +1,5 @@
-/* test_response_stream.c - streamed answers: order and shape of the events, characters whole, errors, receivers that leave. */
+/* test_response_stream.c - streamed answers: order and shape of the events, characters whole,
+ * errors, receivers that leave. */
 #include "tests/unit/serve/serve_rig.h"
 
 static const char CHAT[] = "/v1/chat/completions", COMPLETIONS[] = "/v1/completions";
@@ -6,7 +7,8 @@ static const char CHAT[] = "/v1/chat/completions", COMPLETIONS[] = "/v1/completi
 
 static bool ends_with_done(const struct answer *a)
 {
-    return str_ends(buf_str(&a->body), "\n[DONE]\n") && !strstr(strstr(a->body.data, "[DONE]") + 1, "[DONE]");
+    return str_ends(buf_str(&a->body), "\n[DONE]\n") &&
+           !strstr(strstr(a->body.data, "[DONE]") + 1, "[DONE]");
 }
 
 /* All of `path` (a string) over the events, joined. */
@@ -27,7 +29,8 @@ TEST(chat_stream)
     struct buf text = { 0 };
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(&r, CHAT, "{" MESSAGES ",\"stream\":true,\"return_token_ids\":true}");
+    struct answer a = rig_call(&r, CHAT,
+                               "{" MESSAGES ",\"stream\":true,\"return_token_ids\":true}");
     CHECK(a.begun && a.ended && ends_with_done(&a));
     /* One chunk per token, the end token's too, the finish, [DONE]. */
     CHECK_EQ_INT(a.n_chunks, r.fake.n_answer + 1 + 1 + 1);
@@ -36,7 +39,8 @@ TEST(chat_stream)
     CHECK_EQ_STR(string_at(first, "choices.0.delta.role"), "assistant");
     CHECK(string_at(first, "choices.0.delta.content")[0] != 0);
     CHECK(cJSON_IsNull(json_at(first, "choices.0.finish_reason")));
-    CHECK(cJSON_IsArray(json_at(first, "prompt_token_ids")) && cJSON_IsArray(json_at(first, "choices.0.prompt_token_ids")));
+    CHECK(cJSON_IsArray(json_at(first, "prompt_token_ids")) &&
+          cJSON_IsArray(json_at(first, "choices.0.prompt_token_ids")));
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(first, "choices.0.token_ids")), 1);
     CHECK(!json_at(second, "choices.0.delta.role") && !json_at(second, "prompt_token_ids"));
     CHECK_EQ_STR(string_at(last, "choices.0.finish_reason"), "stop");
@@ -57,7 +61,10 @@ TEST(usage_and_trace_in_the_last_event)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(&r, CHAT, "{" MESSAGES ",\"stream\":true,\"stream_options\":{\"include_usage\":true},\"return_trace\":true}");
+    struct answer a = rig_call(
+        &r, CHAT,
+        "{" MESSAGES
+        ",\"stream\":true,\"stream_options\":{\"include_usage\":true},\"return_trace\":true}");
     cJSON *e = event_at(&a, -2), *finish = event_at(&a, -3);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(e, "choices")), 0);
     CHECK_EQ_INT(number_at(e, "usage.completion_tokens"), r.fake.n_answer + 1);
@@ -66,7 +73,9 @@ TEST(usage_and_trace_in_the_last_event)
     cJSON_Delete(e);
     cJSON_Delete(finish);
     answer_free(&a);
-    a = rig_call(&r, CHAT, "{" MESSAGES ",\"stream\":true,\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true}}");
+    a = rig_call(&r, CHAT,
+                 "{" MESSAGES ",\"stream\":true,\"stream_options\":{\"include_usage\":true,"
+                 "\"continuous_usage_stats\":true}}");
     e = event_at(&a, 0);
     CHECK_EQ_INT(number_at(e, "usage.completion_tokens"), 1);
     cJSON_Delete(e);
@@ -88,13 +97,15 @@ TEST(characters_are_never_split)
     rig_start(&r);
     rig_set_answer(&r, "a\xE2\x82\xAC\xF0\x9F\x98\x80z");
     CHECK(r.fake.n_answer >= 8); /* byte tokens */
-    struct answer a = rig_call(&r, COMPLETIONS, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":50}");
+    struct answer a = rig_call(&r, COMPLETIONS,
+                               "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":50}");
     join(&a, "choices.0.text", &text);
     CHECK_EQ_STR(text.data, "a\xE2\x82\xAC\xF0\x9F\x98\x80z");
     CHECK(!strstr(a.body.data, "\xEF\xBF\xBD"));
     answer_free(&a);
     buf_clear(&text);
-    a = rig_call(&r, COMPLETIONS, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":3}"); /* ends inside the character */
+    /* ends inside the character */
+    a = rig_call(&r, COMPLETIONS, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":3}");
     join(&a, "choices.0.text", &text);
     CHECK_EQ_STR(text.data, "a\xEF\xBF\xBD");
     buf_release(&text);
@@ -108,7 +119,9 @@ TEST(stop_string_over_several_tokens)
     struct buf text = { 0 };
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(&r, COMPLETIONS, "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":50,\"stop\":[\"there, wo\"]}");
+    struct answer a = rig_call(
+        &r, COMPLETIONS,
+        "{\"prompt\":\"x\",\"stream\":true,\"max_tokens\":50,\"stop\":[\"there, wo\"]}");
     join(&a, "choices.0.text", &text);
     CHECK_EQ_STR(text.data, "Hello ");
     cJSON *e = event_at(&a, -2);
@@ -126,7 +139,9 @@ TEST(echo_and_logprobs_in_chunks)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_call(&r, COMPLETIONS, "{\"prompt\":[43,72,79],\"stream\":true,\"echo\":true,\"logprobs\":1,\"max_tokens\":2}");
+    struct answer a = rig_call(
+        &r, COMPLETIONS,
+        "{\"prompt\":[43,72,79],\"stream\":true,\"echo\":true,\"logprobs\":1,\"max_tokens\":2}");
     cJSON *first = event_at(&a, 0), *second = event_at(&a, 1), *finish = event_at(&a, 2);
     CHECK(strncmp(string_at(first, "choices.0.text"), "Hel", 3) == 0);
     CHECK_EQ_INT(cJSON_GetArraySize(json_at(first, "choices.0.logprobs.tokens")), 4);
@@ -139,7 +154,8 @@ TEST(echo_and_logprobs_in_chunks)
     cJSON_Delete(second);
     cJSON_Delete(finish);
     answer_free(&a);
-    a = rig_call(&r, COMPLETIONS, "{\"prompt\":\"Hel\",\"stream\":true,\"echo\":true,\"max_tokens\":0}");
+    a = rig_call(&r, COMPLETIONS,
+                 "{\"prompt\":\"Hel\",\"stream\":true,\"echo\":true,\"max_tokens\":0}");
     first = event_at(&a, 0);
     CHECK_EQ_STR(string_at(first, "choices.0.text"), "Hel");
     CHECK_EQ_STR(string_at(first, "choices.0.finish_reason"), "length");
@@ -176,7 +192,8 @@ TEST(receiver_that_takes_no_more_stops_the_work)
     struct serve_reply reply = answer_sink(&a);
     rig_open(&r);
     rig_start(&r);
-    CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES ",\"stream\":true,\"n\":4}"), NULL, &reply) != 0);
+    CHECK(serve_submit(r.serve, CHAT, STR("{" MESSAGES ",\"stream\":true,\"n\":4}"), NULL,
+                       &reply) != 0);
     for (int i = 0; i < 20000 && serve_n_requests(r.serve); i++) rig_turn(&r);
     CHECK_EQ_INT(serve_n_requests(r.serve), 0);
     CHECK(!a.done);
@@ -194,7 +211,10 @@ TEST(cancel_at_any_time)
     for (int turns = 0; turns < 40; turns++) {
         struct answer a = { 0 };
         struct serve_reply reply = answer_sink(&a);
-        uint64_t call = serve_submit(r.serve, COMPLETIONS, STR("{\"prompt\":[\"a\",\"b\"],\"n\":2,\"max_tokens\":50,\"logprobs\":2}"), NULL, &reply);
+        uint64_t call = serve_submit(
+            r.serve, COMPLETIONS,
+            STR("{\"prompt\":[\"a\",\"b\"],\"n\":2,\"max_tokens\":50,\"logprobs\":2}"), NULL,
+            &reply);
         for (int i = 0; i < turns; i++) rig_turn(&r);
         serve_cancel(r.serve, call);
         bool was_done = a.done;
@@ -223,6 +243,8 @@ TEST(close_with_calls_in_work)
     CHECK(!a.done && !b.done);
 }
 
-TEST_MAIN(CASE(chat_stream), CASE(usage_and_trace_in_the_last_event), CASE(characters_are_never_split), CASE(stop_string_over_several_tokens),
-          CASE(echo_and_logprobs_in_chunks), CASE(errors_before_and_after_the_first_token), CASE(receiver_that_takes_no_more_stops_the_work),
-          CASE(cancel_at_any_time), CASE(close_with_calls_in_work))
+TEST_MAIN(CASE(chat_stream), CASE(usage_and_trace_in_the_last_event),
+          CASE(characters_are_never_split), CASE(stop_string_over_several_tokens),
+          CASE(echo_and_logprobs_in_chunks), CASE(errors_before_and_after_the_first_token),
+          CASE(receiver_that_takes_no_more_stops_the_work), CASE(cancel_at_any_time),
+          CASE(close_with_calls_in_work))

@@ -1,12 +1,16 @@
-/* test_routes.c - the face over real sockets: paths, keys, methods, types, probes, streams, clients that leave. */
+/* test_routes.c - the face over real sockets: paths, keys, methods, types, probes, streams, clients
+ * that leave. */
 #include "tests/unit/serve/serve_rig.h"
 
 #define MESSAGES "\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]"
 
-static void expect(struct rig *r, const char *method, const char *path, const char *headers, const char *body, int status)
+static void expect(struct rig *r, const char *method, const char *path, const char *headers,
+                   const char *body, int status)
 {
     struct answer a = rig_request(r, method, path, headers, body);
-    if (a.status != status) test_fail(__FILE__, __LINE__, "%s %s: %d, not %d: %s", method, path, a.status, status, a.body.data);
+    if (a.status != status)
+        test_fail(__FILE__, __LINE__, "%s %s: %d, not %d: %s", method, path, a.status, status,
+                  a.body.data);
     CHECK(answer_has_header(&a, "x-request-id: "));
     answer_free(&a);
 }
@@ -16,19 +20,23 @@ TEST(chat_over_http)
     struct rig r;
     rig_open(&r);
     rig_start(&r);
-    struct answer a = rig_request(&r, "POST", "/v1/chat/completions", "X-Request-Id: abc.1\r\nX-Baton-Trace: 1\r\n", "{" MESSAGES "}");
+    struct answer a = rig_request(&r, "POST", "/v1/chat/completions",
+                                  "X-Request-Id: abc.1\r\nX-Baton-Trace: 1\r\n", "{" MESSAGES "}");
     CHECK_EQ_INT(a.status, 200);
     CHECK_EQ_STR(string_at(a.json, "choices.0.message.content"), "Hello there, world");
     CHECK_EQ_STR(string_at(a.json, "id"), "chatcmpl-abc.1");
     CHECK_EQ_STR(string_at(a.json, "baton.prefill_node"), "p0");
-    CHECK(answer_has_header(&a, "x-request-id: abc.1\r\n") && answer_has_header(&a, "content-type: application/json"));
+    CHECK(answer_has_header(&a, "x-request-id: abc.1\r\n") &&
+          answer_has_header(&a, "content-type: application/json"));
     answer_free(&a);
-    a = rig_request(&r, "POST", "/v1/chat/completions", "X-Request-Id: no good\r\n", "{" MESSAGES ",\"request_id\":\"from-body\"}");
+    a = rig_request(&r, "POST", "/v1/chat/completions", "X-Request-Id: no good\r\n",
+                    "{" MESSAGES ",\"request_id\":\"from-body\"}");
     CHECK(answer_has_header(&a, "x-request-id: from-body\r\n"));
     answer_free(&a);
     a = rig_request(&r, "POST", "/v1/chat/completions", NULL, "{" MESSAGES ",\"stream\":true}");
     CHECK_EQ_INT(a.status, 200);
-    CHECK(answer_has_header(&a, "content-type: text/event-stream") && answer_has_header(&a, "cache-control: no-cache"));
+    CHECK(answer_has_header(&a, "content-type: text/event-stream") &&
+          answer_has_header(&a, "cache-control: no-cache"));
     CHECK(answer_has_header(&a, "x-request-id: ") && str_ends(buf_str(&a.body), "\n[DONE]\n"));
     answer_free(&a);
     a = rig_request(&r, "POST", "/v1/chat/completions", NULL, "{" MESSAGES ",\"top_p\":7}");
@@ -53,7 +61,9 @@ TEST(paths_and_aliases)
     struct answer a = rig_request(&r, "PUT", "/ping", NULL, NULL);
     CHECK(answer_has_header(&a, "allow: GET, HEAD, POST\r\n"));
     answer_free(&a);
-    static const char *const fine[] = { "/health", "/ready", "/readyz", "/ping", "/live", "/livez", "/v2/health/live", "/v2/health/ready", "/load", "/version" };
+    static const char *const fine[] = { "/health", "/ready",  "/readyz",         "/ping",
+                                        "/live",   "/livez",  "/v2/health/live", "/v2/health/ready",
+                                        "/load",   "/version" };
     for (size_t i = 0; i < COUNT_OF(fine); i++) expect(&r, "GET", fine[i], NULL, NULL, 200);
     r.fake.not_ready = true;
     a = rig_request(&r, "GET", "/health", NULL, NULL);
@@ -120,10 +130,14 @@ TEST(keys)
     CHECK_EQ_STR(string_at(a.json, "error.code"), "invalid_api_key");
     CHECK(answer_has_header(&a, "www-authenticate: Bearer\r\n"));
     answer_free(&a);
-    static const char *const closed[] = { "/v1/models", "/metrics", "/load", "/cluster", "/nothing", "/v1/completions", "/tokenize" };
+    static const char *const closed[] = { "/v1/models", "/metrics",        "/load",    "/cluster",
+                                          "/nothing",   "/v1/completions", "/tokenize" };
     for (size_t i = 0; i < COUNT_OF(closed); i++) expect(&r, "GET", closed[i], NULL, NULL, 401);
-    static const char *const open_to_all[] = { "/health", "/live", "/ready", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/ping", "/version" };
-    for (size_t i = 0; i < COUNT_OF(open_to_all); i++) expect(&r, "GET", open_to_all[i], NULL, NULL, 200);
+    static const char *const open_to_all[] = { "/health",          "/live",   "/ready",
+                                               "/livez",           "/readyz", "/v2/health/live",
+                                               "/v2/health/ready", "/ping",   "/version" };
+    for (size_t i = 0; i < COUNT_OF(open_to_all); i++)
+        expect(&r, "GET", open_to_all[i], NULL, NULL, 200);
     expect(&r, "GET", "/v1/models", "Authorization: Bearer sk-one\r\n", NULL, 200);
     expect(&r, "GET", "/v1/models", "Authorization: bEARER sk-two\r\n", NULL, 200);
     expect(&r, "GET", "/v1/models", "Authorization: Bearer sk-on\r\n", NULL, 401);
@@ -140,7 +154,8 @@ TEST(content_types)
     rig_open(&r);
     rig_start(&r);
     int fd = rig_connect(r.http);
-    rig_send(fd, "POST", "/v1/completions", "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n", NULL);
+    rig_send(fd, "POST", "/v1/completions",
+             "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n", NULL);
     CHECK_EQ_INT(send(fd, "{}", 2, 0), 2);
     struct answer a = rig_recv(&r, fd);
     CHECK_EQ_INT(a.status, 415);
@@ -157,8 +172,10 @@ TEST(client_that_leaves_cancels_its_work)
     for (int streamed = 0; streamed < 2; streamed++) {
         uint32_t before = r.fake.n_canceled;
         int fd = rig_connect(r.http);
-        rig_send(fd, "POST", "/v1/completions", NULL, streamed ? "{\"prompt\":[\"a\",\"b\"],\"stream\":true,\"ignore_eos\":true,\"max_tokens\":200}"
-                                                               : "{\"prompt\":[\"a\",\"b\"],\"ignore_eos\":true,\"max_tokens\":200}");
+        rig_send(fd, "POST", "/v1/completions", NULL,
+                 streamed ? "{\"prompt\":[\"a\",\"b\"],\"stream\":true,\"ignore_eos\":true,\"max_"
+                            "tokens\":200}"
+                          : "{\"prompt\":[\"a\",\"b\"],\"ignore_eos\":true,\"max_tokens\":200}");
         for (int i = 0; i < 20000 && r.fake.n_live < 2; i++) rig_turn(&r);
         CHECK_EQ_INT(r.fake.n_live, 2);
         r.fake.hold = !streamed;
@@ -176,4 +193,5 @@ TEST(client_that_leaves_cancels_its_work)
     rig_close(&r);
 }
 
-TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(side_documents), CASE(keys), CASE(content_types), CASE(client_that_leaves_cancels_its_work))
+TEST_MAIN(CASE(chat_over_http), CASE(paths_and_aliases), CASE(side_documents), CASE(keys),
+          CASE(content_types), CASE(client_that_leaves_cancels_its_work))

@@ -11,7 +11,7 @@ enum { N_BASE = 4, N_MERGES = 60, N_IDS = N_BASE + N_MERGES };
 /* The definition: look at all pairs, merge the leftmost of the lowest rank, start again. */
 struct plain {
     uint32_t rank[N_IDS][N_IDS]; /* 0: none, else rank + 1 */
-    int32_t  merged[N_IDS][N_IDS];
+    int32_t merged[N_IDS][N_IDS];
 };
 
 static size_t merge_plain(const struct plain *p, int32_t *ids, size_t n)
@@ -48,7 +48,8 @@ TEST(bpe_merges_as_defined)
         memset(&p, 0, sizeof p);
         bpe_init(&b, N_MERGES);
         for (int32_t m = 0; m < N_MERGES; m++) {
-            int32_t id = N_BASE + m, left = (int32_t)below(&seed, (uint32_t)id), right = (int32_t)below(&seed, (uint32_t)id);
+            int32_t id = N_BASE + m, left = (int32_t)below(&seed, (uint32_t)id),
+                    right = (int32_t)below(&seed, (uint32_t)id);
             if (p.rank[left][right]) continue;
             p.rank[left][right] = (uint32_t)m + 1;
             p.merged[left][right] = id;
@@ -100,7 +101,8 @@ TEST(bpe_a_pair_put_again_gets_the_later_rank)
     bpe_release(&b);
 }
 
-/* The pair that was looked up last counts, also when it is not the one that merged first; short and long pieces agree. */
+/* The pair that was looked up last counts, also when it is not the one that merged first; short and
+ * long pieces agree. */
 TEST(bpe_watched_tokens_remember_their_pair)
 {
     enum { A, B, C, AB, BC, ABC };
@@ -144,11 +146,14 @@ TEST(bpe_a_million_tokens_merge_in_one_piece)
     int32_t *ids = MEM_ARRAY(int32_t, N);
     bpe_init(&b, 16);
     for (int32_t i = 0; i < 16; i++) bpe_put(&b, i, i, (uint32_t)i, i + 1);
-    CHECK_EQ_INT(bpe_merge(&b, ids, N, &w), N >> 16); /* quadratic work would run into the case's time limit */
+    CHECK_EQ_INT(bpe_merge(&b, ids, N, &w), N >> 16); /* quadratic work would run into the case's
+                                                       * time limit */
     bpe_work_release(&w);
     bpe_release(&b);
     mem_free(ids);
 }
 
-TEST_MAIN(CASE(bpe_merges_as_defined), CASE(bpe_equal_rank_takes_the_leftmost), CASE(bpe_a_pair_put_again_gets_the_later_rank),
-          CASE(bpe_watched_tokens_remember_their_pair), CASE(bpe_nothing_to_merge), CASE(bpe_a_million_tokens_merge_in_one_piece))
+TEST_MAIN(CASE(bpe_merges_as_defined), CASE(bpe_equal_rank_takes_the_leftmost),
+          CASE(bpe_a_pair_put_again_gets_the_later_rank),
+          CASE(bpe_watched_tokens_remember_their_pair), CASE(bpe_nothing_to_merge),
+          CASE(bpe_a_million_tokens_merge_in_one_piece))

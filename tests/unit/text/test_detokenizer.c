@@ -1,4 +1,5 @@
-/* Streaming text: characters and stop strings in parts. The vocabulary is the 256 bytes and a control token. */
+/* Streaming text: characters and stop strings in parts. The vocabulary is the 256 bytes and a
+ * control token. */
 #include "shared/text/output/detokenizer.h"
 
 #include <string.h>
@@ -17,14 +18,23 @@ static struct tokenizer *make_bytes(void)
     int32_t kinds[N_TOKENS];
     char spelled[256][UTF8_CHAR_MAX];
     for (int i = 0; i < 256; i++) {
-        tokens[i] = (struct str){ spelled[i], utf8_put(byte_level_encode((unsigned char)i), spelled[i]) };
+        tokens[i] = (struct str){ spelled[i],
+                                  utf8_put(byte_level_encode((unsigned char)i), spelled[i]) };
         kinds[i] = 1;
     }
     tokens[CONTROL] = STR("<end>");
     kinds[CONTROL] = 3;
     tokens[USER] = STR("<think>\u00e9");
     kinds[USER] = 4;
-    struct tokenizer_vocab v = { .model = "gpt2", .pre = "gpt-2", .tokens = tokens, .kinds = kinds, .n_tokens = N_TOKENS, .bos = -1, .eos = CONTROL };
+    struct tokenizer_vocab v = {
+        .model = "gpt2",
+        .pre = "gpt-2",
+        .tokens = tokens,
+        .kinds = kinds,
+        .n_tokens = N_TOKENS,
+        .bos = -1,
+        .eos = CONTROL,
+    };
     struct tokenizer *t = NULL;
     struct err err = { 0 };
     CHECK_OK(tokenizer_from_vocab(&v, &t, &err));
@@ -44,7 +54,8 @@ static void stream(struct detokenizer *d, struct str text, struct buf *out)
     buf_add_char(out, '.');
 }
 
-static void check_stream(const struct str *stops, size_t n_stops, bool include, struct str text, const char *want, int stopped)
+static void check_stream(const struct str *stops, size_t n_stops, bool include, struct str text,
+                         const char *want, int stopped)
 {
     struct tokenizer *t = make_bytes();
     struct detokenizer d;
@@ -60,13 +71,22 @@ static void check_stream(const struct str *stops, size_t n_stops, bool include, 
 
 TEST(detok_holds_back_unfinished_characters)
 {
-    check_stream(NULL, 0, false, STR("a\u00e9\u4e16\U0001F642!"), "a|\u00e9|\u4e16|\U0001F642|!|.", -1);
+    check_stream(NULL, 0, false, STR("a\u00e9\u4e16\U0001F642!"), "a|\u00e9|\u4e16|\U0001F642|!|.",
+                 -1);
 }
 
 TEST(detok_replaces_invalid_bytes_at_once)
 {
-    check_stream(NULL, 0, false, STR("\xff" "a"), "\uFFFD|a|.", -1);
-    check_stream(NULL, 0, false, STR("\xe4\xb8" "a"), "\uFFFD" "a|.", -1);
+    check_stream(NULL, 0, false,
+                 STR("\xff"
+                     "a"),
+                 "\uFFFD|a|.", -1);
+    check_stream(NULL, 0, false,
+                 STR("\xe4\xb8"
+                     "a"),
+                 "\uFFFD"
+                 "a|.",
+                 -1);
     check_stream(NULL, 0, false, STR("\xc3\xc3\xa9"), "\uFFFD|\u00e9|.", -1);
     check_stream(NULL, 0, false, STR("\xe0\x80"), "\uFFFD\uFFFD|.", -1);
     check_stream(NULL, 0, false, STR("\xed\xa0\x80"), "\uFFFD\uFFFD|\uFFFD|.", -1);
@@ -100,7 +120,8 @@ TEST(detok_stop_that_is_complete_first_counts)
 TEST(detok_stop_of_several_bytes_per_character)
 {
     struct str stops[] = { STR("\u3002\u3002") };
-    check_stream(stops, 1, false, STR("\u4e16\u3002\u754c\u3002\u3002x"), "\u4e16|\u3002\u754c|.", 0);
+    check_stream(stops, 1, false, STR("\u4e16\u3002\u754c\u3002\u3002x"), "\u4e16|\u3002\u754c|.",
+                 0);
 }
 
 TEST(detok_finish_looks_for_stops_too)
@@ -167,7 +188,8 @@ TEST(detok_equals_decoding_everything)
         tokenizer_decode(t, ids, COUNT_OF(ids), true, &all);
         size_t cut = all.len, first_end = SIZE_MAX;
         for (size_t s = 0; s < n_stops; s++) {
-            size_t at = str_find(buf_str(&all), stops[s]), end = at == SIZE_MAX ? SIZE_MAX : at + stops[s].n;
+            size_t at = str_find(buf_str(&all), stops[s]),
+                   end = at == SIZE_MAX ? SIZE_MAX : at + stops[s].n;
             if (end > first_end || end == SIZE_MAX || (end == first_end && at > cut)) continue;
             first_end = end;
             cut = at;
@@ -206,8 +228,10 @@ TEST(utf8_put_and_next_agree)
     }
 }
 
-TEST_MAIN(CASE(detok_holds_back_unfinished_characters), CASE(detok_replaces_invalid_bytes_at_once), CASE(detok_finish_replaces_what_was_cut),
-          CASE(detok_stops_before_the_stop_string), CASE(detok_stop_that_is_complete_first_counts),
+TEST_MAIN(CASE(detok_holds_back_unfinished_characters), CASE(detok_replaces_invalid_bytes_at_once),
+          CASE(detok_finish_replaces_what_was_cut), CASE(detok_stops_before_the_stop_string),
+          CASE(detok_stop_that_is_complete_first_counts),
           CASE(detok_stop_of_several_bytes_per_character), CASE(detok_finish_looks_for_stops_too),
-          CASE(detok_control_tokens_are_shown_only_when_asked), CASE(detok_push_says_when_it_stopped), CASE(detok_equals_decoding_everything),
+          CASE(detok_control_tokens_are_shown_only_when_asked),
+          CASE(detok_push_says_when_it_stopped), CASE(detok_equals_decoding_everything),
           CASE(utf8_unfinished_counts_only_beginnings), CASE(utf8_put_and_next_agree))

@@ -20,12 +20,12 @@ static void show(const struct pre_tokenizer *p, struct str text, bool is_start, 
     pre_tokenizer_pieces_release(&w);
 }
 
-#define CHECK_PIECES(p, text, want)                       \
-    do {                                                  \
-        struct buf shown_ = { 0 };                        \
-        show((p), str_of(text), true, &shown_);           \
-        CHECK_EQ_STR(shown_.data ? shown_.data : "", want); \
-        buf_release(&shown_);                             \
+#define CHECK_PIECES(p, text, want)                                                                \
+    do {                                                                                           \
+        struct buf shown_ = { 0 };                                                                 \
+        show((p), str_of(text), true, &shown_);                                                    \
+        CHECK_EQ_STR(shown_.data ? shown_.data : "", want);                                        \
+        buf_release(&shown_);                                                                      \
     } while (0)
 
 static struct pre_tokenizer preset(const char *name)
@@ -38,7 +38,8 @@ static struct pre_tokenizer preset(const char *name)
     return p;
 }
 
-static struct pre_tokenizer split(const char *regex, enum pre_tokenizer_behavior behavior, bool invert)
+static struct pre_tokenizer split(const char *regex, enum pre_tokenizer_behavior behavior,
+                                  bool invert)
 {
     struct pre_tokenizer p = { 0 };
     struct err err = { 0 };
@@ -52,7 +53,8 @@ TEST(pre_tokenizer_llama3_cuts_words_contractions_and_numbers)
     CHECK_PIECES(&p, "Hello, world!", "Hello|,| world|!");
     CHECK_PIECES(&p, "I'll don't WE'VE it's", "I|'ll| don|'t| WE|'VE| it|'s");
     CHECK_PIECES(&p, "Tab 12345", "Tab| |123|45");
-    CHECK_PIECES(&p, "for(int i=0;i<10;i++){ x+=i; }", "for|(int| i|=|0|;i|<|10|;i|++){| x|+=|i|;| }");
+    CHECK_PIECES(&p, "for(int i=0;i<10;i++){ x+=i; }",
+                 "for|(int| i|=|0|;i|<|10|;i|++){| x|+=|i|;| }");
     CHECK_PIECES(&p, "a_b foo_bar", "a|_b| foo|_bar");
     CHECK_PIECES(&p, "", "");
     pre_tokenizer_release(&p);
@@ -78,7 +80,8 @@ TEST(pre_tokenizer_qwen2_cuts_every_digit)
     struct pre_tokenizer p = preset("qwen2");
     CHECK_PIECES(&p, "Hello world! 123", "Hello| world|!| |1|2|3");
     CHECK_PIECES(&p, "\uff11\u0663 \u00bd", "\uff11|\u0663| |\u00bd");
-    CHECK_PIECES(&p, "\u4f60\u597d\uff0c\u4e16\u754c\uff01ERNIE 4.5", "\u4f60\u597d|\uff0c\u4e16\u754c|\uff01ERNIE| |4|.|5");
+    CHECK_PIECES(&p, "\u4f60\u597d\uff0c\u4e16\u754c\uff01ERNIE 4.5",
+                 "\u4f60\u597d|\uff0c\u4e16\u754c|\uff01ERNIE| |4|.|5");
     pre_tokenizer_release(&p);
 }
 
@@ -97,7 +100,8 @@ TEST(pre_tokenizer_deepseek_cuts_in_three_turns)
 {
     struct pre_tokenizer p = preset("deepseek-v3");
     CHECK_PIECES(&p, "Hello world! 1234", "Hello| world|!| |123|4");
-    CHECK_PIECES(&p, "\u4f60\u597d\uff0c\u4e16\u754c\uff01ERNIE", "\u4f60\u597d|\uff0c|\u4e16\u754c|\uff01|ERNIE");
+    CHECK_PIECES(&p, "\u4f60\u597d\uff0c\u4e16\u754c\uff01ERNIE",
+                 "\u4f60\u597d|\uff0c|\u4e16\u754c|\uff01|ERNIE");
     CHECK_PIECES(&p, "x+=i; a\u0301b", "x|+=|i|;| a\u0301b");
     CHECK_PIECES(&p, "foo_bar.baz", "foo|_bar|.baz");
     pre_tokenizer_release(&p);
@@ -107,16 +111,18 @@ TEST(pre_tokenizer_behaviors_place_the_matches)
 {
     static const struct {
         enum pre_tokenizer_behavior behavior;
-        const char          *want, *inverted;
+        const char *want, *inverted;
     } rows[] = {
         { PRE_TOKENIZER_ISOLATED, "the|-|final|-|-|countdown", "the|-|final|-|-|countdown" },
         { PRE_TOKENIZER_REMOVED, "the|final|countdown", "-|-|-" },
-        { PRE_TOKENIZER_MERGED_WITH_PREVIOUS, "the-|final-|-|countdown", "the|-final|-|-countdown" },
+        { PRE_TOKENIZER_MERGED_WITH_PREVIOUS, "the-|final-|-|countdown",
+          "the|-final|-|-countdown" },
         { PRE_TOKENIZER_MERGED_WITH_NEXT, "the|-final|-|-countdown", "the-|final-|-|countdown" },
         { PRE_TOKENIZER_CONTIGUOUS, "the|-|final|--|countdown", "the|-|final|--|countdown" },
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        struct pre_tokenizer p = split("-", rows[i].behavior, false), q = split("-", rows[i].behavior, true);
+        struct pre_tokenizer p = split("-", rows[i].behavior, false),
+                             q = split("-", rows[i].behavior, true);
         CHECK_PIECES(&p, "the-final--countdown", rows[i].want);
         CHECK_PIECES(&q, "the-final--countdown", rows[i].inverted);
         pre_tokenizer_release(&p);
@@ -130,7 +136,8 @@ TEST(pre_tokenizer_literal_patterns_are_no_expressions)
     struct err err = { 0 };
     CHECK_OK(pre_tokenizer_add_split_literal(&p, STR(".*"), PRE_TOKENIZER_ISOLATED, false, &err));
     CHECK_PIECES(&p, "a.*b.c", "a|.*|b.c");
-    CHECK_STATUS(pre_tokenizer_add_split_literal(&p, STR(""), PRE_TOKENIZER_ISOLATED, false, &err), ERR_FORMAT);
+    CHECK_STATUS(pre_tokenizer_add_split_literal(&p, STR(""), PRE_TOKENIZER_ISOLATED, false, &err),
+                 ERR_FORMAT);
     pre_tokenizer_release(&p);
 }
 
@@ -157,7 +164,8 @@ TEST(pre_tokenizer_prefix_space_goes_before_words)
     struct pre_tokenizer p = { 0 };
     struct err err = { 0 };
     CHECK_OK(pre_tokenizer_add_prefix_space(&p, &err));
-    CHECK_OK(pre_tokenizer_add_split(&p, STR(PRE_TOKENIZER_GPT2), PRE_TOKENIZER_ISOLATED, false, &err));
+    CHECK_OK(
+        pre_tokenizer_add_split(&p, STR(PRE_TOKENIZER_GPT2), PRE_TOKENIZER_ISOLATED, false, &err));
     CHECK_PIECES(&p, "Hello you", " Hello| you");
     CHECK_PIECES(&p, " Hello", " Hello");
     pre_tokenizer_release(&p);
@@ -167,10 +175,13 @@ TEST(pre_tokenizer_bad_patterns_are_refused_with_the_reason)
 {
     struct pre_tokenizer p = { 0 };
     struct err err = { 0 };
-    CHECK_STATUS(pre_tokenizer_add_split(&p, STR("a("), PRE_TOKENIZER_ISOLATED, false, &err), ERR_UNSUPPORTED);
+    CHECK_STATUS(pre_tokenizer_add_split(&p, STR("a("), PRE_TOKENIZER_ISOLATED, false, &err),
+                 ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "parenthesis") != NULL);
-    for (int i = 0; i < PRE_TOKENIZER_STAGES_MAX; i++) CHECK_OK(pre_tokenizer_add_split(&p, STR("a"), PRE_TOKENIZER_ISOLATED, false, &err));
-    CHECK_STATUS(pre_tokenizer_add_split(&p, STR("a"), PRE_TOKENIZER_ISOLATED, false, &err), ERR_UNSUPPORTED);
+    for (int i = 0; i < PRE_TOKENIZER_STAGES_MAX; i++)
+        CHECK_OK(pre_tokenizer_add_split(&p, STR("a"), PRE_TOKENIZER_ISOLATED, false, &err));
+    CHECK_STATUS(pre_tokenizer_add_split(&p, STR("a"), PRE_TOKENIZER_ISOLATED, false, &err),
+                 ERR_UNSUPPORTED);
     CHECK(pre_tokenizer_preset_find("no-such") == NULL);
     CHECK(pre_tokenizer_preset_find(NULL) == NULL);
     pre_tokenizer_release(&p);
@@ -190,16 +201,20 @@ TEST(pre_tokenizer_matching_has_a_limit)
 
 TEST(pre_tokenizer_long_runs_take_linear_time)
 {
-    static const char *const units[] = { " ", "a", "1", ".", "\n", " a", "'", "\u00a0", "\u4e16", "\r\n ", "Aa", "aA", "A", "A\u4e16", "\u0301", "'s", " .",
-                                         "\U0001F642" };
-    static const char *const names[] = { "llama3", "qwen2", "gpt-2", "deepseek-v3", "tekken", "deepseek-llm", "deepseek-coder", "default", "smollm" };
+    static const char *const units[] = { " ", "a",       "1",      ".",     "\n", " a",
+                                         "'", "\u00a0",  "\u4e16", "\r\n ", "Aa", "aA",
+                                         "A", "A\u4e16", "\u0301", "'s",    " .", "\U0001F642" };
+    static const char *const names[] = { "llama3",         "qwen2",   "gpt-2",
+                                         "deepseek-v3",    "tekken",  "deepseek-llm",
+                                         "deepseek-coder", "default", "smollm" };
     for (size_t i = 0; i < COUNT_OF(names); i++) {
         struct pre_tokenizer p = preset(names[i]);
         for (size_t u = 0; u < COUNT_OF(units); u++) {
             struct pre_tokenizer_pieces w = { 0 };
             struct err err = { 0 };
             while (w.text.len < 1u << 20) buf_add_c(&w.text, units[u]);
-            CHECK_OK(pre_tokenizer_run(&p, true, &w, &err)); /* quadratic work would run into the case's time limit */
+            /* quadratic work would run into the case's time limit */
+            CHECK_OK(pre_tokenizer_run(&p, true, &w, &err));
             size_t at = 0;
             for (size_t k = 0; k < w.n; at += w.spans[k++].n) CHECK(w.spans[k].at == at);
             CHECK(at == w.text.len);
@@ -209,8 +224,15 @@ TEST(pre_tokenizer_long_runs_take_linear_time)
     }
 }
 
-TEST_MAIN(CASE(pre_tokenizer_llama3_cuts_words_contractions_and_numbers), CASE(pre_tokenizer_white_space_gives_its_last_character_to_the_next_word),
-          CASE(pre_tokenizer_qwen2_cuts_every_digit), CASE(pre_tokenizer_gpt2_and_smollm_differ_in_digits), CASE(pre_tokenizer_deepseek_cuts_in_three_turns),
-          CASE(pre_tokenizer_behaviors_place_the_matches), CASE(pre_tokenizer_literal_patterns_are_no_expressions), CASE(pre_tokenizer_metaspace_marks_spaces),
-          CASE(pre_tokenizer_prefix_space_goes_before_words), CASE(pre_tokenizer_bad_patterns_are_refused_with_the_reason),
-          CASE(pre_tokenizer_matching_has_a_limit), CASE_T(pre_tokenizer_long_runs_take_linear_time, 240))
+TEST_MAIN(CASE(pre_tokenizer_llama3_cuts_words_contractions_and_numbers),
+          CASE(pre_tokenizer_white_space_gives_its_last_character_to_the_next_word),
+          CASE(pre_tokenizer_qwen2_cuts_every_digit),
+          CASE(pre_tokenizer_gpt2_and_smollm_differ_in_digits),
+          CASE(pre_tokenizer_deepseek_cuts_in_three_turns),
+          CASE(pre_tokenizer_behaviors_place_the_matches),
+          CASE(pre_tokenizer_literal_patterns_are_no_expressions),
+          CASE(pre_tokenizer_metaspace_marks_spaces),
+          CASE(pre_tokenizer_prefix_space_goes_before_words),
+          CASE(pre_tokenizer_bad_patterns_are_refused_with_the_reason),
+          CASE(pre_tokenizer_matching_has_a_limit),
+          CASE_T(pre_tokenizer_long_runs_take_linear_time, 240))

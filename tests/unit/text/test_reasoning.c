@@ -1,4 +1,5 @@
-/* test_reasoning.c - thoughts and answers apart: by whole texts, by every cut, and from every state a prompt leaves. */
+/* test_reasoning.c - thoughts and answers apart: by whole texts, by every cut, and from every state
+ * a prompt leaves. */
 #include "shared/text/output/reasoning.h"
 
 #include "shared/base/mem.h"
@@ -7,9 +8,9 @@
 #include <string.h>
 
 static const struct {
-    const char          *format;
+    const char *format;
     enum reasoning_state from;
-    const char          *text, *want; /* thoughts|answer */
+    const char *text, *want; /* thoughts|answer */
 } EXAMPLES[] = {
     { "think", REASONING_START, "<think>\nSo.\n\nHm. </think>\n\nParis.\n", "So.\n\nHm.|Paris.\n" },
     { "think", REASONING_START, "\n <think>a</think>b", "a|b" },
@@ -19,15 +20,18 @@ static const struct {
     { "think", REASONING_START, " ", "| " },
     { "think", REASONING_START, "<think>\n\n</think>\n\nParis", "|Paris" },
     { "think", REASONING_START, "<think>never done\n</thin", "never done\n</thin|" },
-    { "think", REASONING_START, "<think>a < b </b> <think> c</think> <think>d", "a < b </b> <think> c|<think>d" },
+    { "think", REASONING_START, "<think>a < b </b> <think> c</think> <think>d",
+      "a < b </b> <think> c|<think>d" },
     { "think", REASONING_START, "", "|" },
     { "think", REASONING_LEAD, "\nSo.\n</think>\nParis", "So.|Paris" },
     { "think", REASONING_LEAD, "So é", "So é|" },
     { "think", REASONING_INSIDE, " and then</think>", " and then|" },
     { "think", REASONING_AFTER, "\n\nParis </think>", "|Paris </think>" },
     { "think", REASONING_REST, " more", "| more" },
-    { "ernie", REASONING_LEAD, "\nSo.\n</think>\n\n<response>\nParis.\n\nYes.\n</response>\n", "So.|Paris.\n\nYes." },
-    { "ernie", REASONING_LEAD, "So.\n</think>\n\n\n<tool_call>\n{}\n</tool_call>\n", "So.|<tool_call>\n{}\n</tool_call>\n" },
+    { "ernie", REASONING_LEAD, "\nSo.\n</think>\n\n<response>\nParis.\n\nYes.\n</response>\n",
+      "So.|Paris.\n\nYes." },
+    { "ernie", REASONING_LEAD, "So.\n</think>\n\n\n<tool_call>\n{}\n</tool_call>\n",
+      "So.|<tool_call>\n{}\n</tool_call>\n" },
     { "ernie", REASONING_START, "<think>a</think><response>b</response> c", "a|bc" },
     { "ernie", REASONING_START, "<response>\nb</response>", "|b" },
     { "ernie", REASONING_START, "\n<res", "|\n<res" },
@@ -36,10 +40,11 @@ static const struct {
     { "ernie", REASONING_AFTER, "\n<respond", "|<respond" },
 };
 
-static void split(const struct reasoning_format *f, enum reasoning_state from, struct str text, size_t a, size_t b, bool bytes, struct buf *out)
+static void split(const struct reasoning_format *f, enum reasoning_state from, struct str text,
+                  size_t a, size_t b, bool bytes, struct buf *out)
 {
     struct reasoning r;
-    struct buf       answer = { 0 };
+    struct buf answer = { 0 };
     reasoning_init(&r, f, from);
     if (bytes) {
         for (size_t i = 0; i < text.n; i++) reasoning_push(&r, str_sub(text, i, 1), out, &answer);
@@ -58,8 +63,12 @@ static void split(const struct reasoning_format *f, enum reasoning_state from, s
 static void check(size_t i, size_t a, size_t b, bool bytes)
 {
     struct buf out = { 0 };
-    split(reasoning_format_find(str_of(EXAMPLES[i].format)), EXAMPLES[i].from, str_of(EXAMPLES[i].text), a, b, bytes, &out);
-    if (strcmp(out.data, EXAMPLES[i].want) != 0) test_fail(__FILE__, __LINE__, "%s from %d cut at %zu, %zu: %s\n  gives %s\n  wants %s", EXAMPLES[i].format, EXAMPLES[i].from, a, b, EXAMPLES[i].text, out.data, EXAMPLES[i].want);
+    split(reasoning_format_find(str_of(EXAMPLES[i].format)), EXAMPLES[i].from,
+          str_of(EXAMPLES[i].text), a, b, bytes, &out);
+    if (strcmp(out.data, EXAMPLES[i].want) != 0)
+        test_fail(__FILE__, __LINE__, "%s from %d cut at %zu, %zu: %s\n  gives %s\n  wants %s",
+                  EXAMPLES[i].format, EXAMPLES[i].from, a, b, EXAMPLES[i].text, out.data,
+                  EXAMPLES[i].want);
     buf_release(&out);
 }
 
@@ -82,7 +91,7 @@ TEST(pieces_do_not_matter)
 TEST(thoughts_are_not_kept_back)
 {
     struct reasoning r;
-    struct buf       thoughts = { 0 }, answer = { 0 };
+    struct buf thoughts = { 0 }, answer = { 0 };
     reasoning_init(&r, reasoning_format_find(STR("qwen3")), REASONING_START);
     reasoning_push(&r, STR("<think>\nSo"), &thoughts, &answer);
     CHECK_EQ_STR(thoughts.data, "So");
@@ -105,7 +114,8 @@ TEST(prompts_say_where_the_answer_begins)
     CHECK(f != NULL);
     CHECK_EQ_INT(reasoning_state_after(f, STR("<|im_start|>assistant\n")), REASONING_START);
     CHECK_EQ_INT(reasoning_state_after(f, STR("<|im_start|>assistant\n<think>\n")), REASONING_LEAD);
-    CHECK_EQ_INT(reasoning_state_after(f, STR("<|im_start|>assistant\n<think>\n\n</think>\n\n")), REASONING_AFTER);
+    CHECK_EQ_INT(reasoning_state_after(f, STR("<|im_start|>assistant\n<think>\n\n</think>\n\n")),
+                 REASONING_AFTER);
     CHECK_EQ_INT(reasoning_state_after(f, STR("")), REASONING_START);
     CHECK_EQ_INT(reasoning_state_within(f, STR("<think>\nSo")), REASONING_INSIDE);
     CHECK_EQ_INT(reasoning_state_within(f, STR("<think>\nSo</think>")), REASONING_AFTER);
@@ -119,9 +129,13 @@ TEST(formats_by_name_and_by_template)
     CHECK_EQ_STR(reasoning_format_find(STR("deepseek"))->name, "think");
     CHECK(!reasoning_format_find(STR("gpt-oss")));
     CHECK(!reasoning_format_of_template(STR("{{ m.content }}")));
-    CHECK_EQ_STR(reasoning_format_of_template(STR("{% if '</think>' in content %}"))->name, "think");
-    CHECK_EQ_STR(reasoning_format_of_template(STR("<global_setting>\nthink_mode=True\n<think>"))->name, "ernie");
+    CHECK_EQ_STR(reasoning_format_of_template(STR("{% if '</think>' in content %}"))->name,
+                 "think");
+    CHECK_EQ_STR(
+        reasoning_format_of_template(STR("<global_setting>\nthink_mode=True\n<think>"))->name,
+        "ernie");
 }
 
-TEST_MAIN(CASE(thoughts_and_answers_are_apart), CASE(pieces_do_not_matter), CASE(thoughts_are_not_kept_back), CASE(prompts_say_where_the_answer_begins),
+TEST_MAIN(CASE(thoughts_and_answers_are_apart), CASE(pieces_do_not_matter),
+          CASE(thoughts_are_not_kept_back), CASE(prompts_say_where_the_answer_begins),
           CASE(formats_by_name_and_by_template))

@@ -1,4 +1,5 @@
-/* Patterns of tokenizer files as PCRE2 gets them. What they match is tested through pre_tokenizer.h and against the libraries. */
+/* Patterns of tokenizer files as PCRE2 gets them. What they match is tested through pre_tokenizer.h
+ * and against the libraries. */
 #include "shared/text/tokenizer/regex_translate.h"
 
 #include <string.h>
@@ -11,14 +12,17 @@ static void check(const char *regex, const char *want)
 {
     struct buf out = { 0 };
     struct err err = { 0 };
-    if (regex_translate(str_of(regex), &out, &err) != OK) test_fail(__FILE__, __LINE__, "%s: %s", regex, err.text);
+    if (regex_translate(str_of(regex), &out, &err) != OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", regex, err.text);
     CHECK_EQ_STR(out.data, want);
     buf_release(&out);
 }
 
 TEST(regex_leaves_alone_what_all_read_alike)
 {
-    static const char *const same[] = { "a|b+?(?i:'s)", "[^\\r\\n\\-]", "[]a]", "[^]a]", "\\[a\\]", "[[:alpha:]x]", "\\p{Han}", "(?!x)$", "[a-z&]", "\\x{4E00}" };
+    static const char *const same[] = { "a|b+?(?i:'s)", "[^\\r\\n\\-]", "[]a]",     "[^]a]",
+                                        "\\[a\\]",      "[[:alpha:]x]", "\\p{Han}", "(?!x)$",
+                                        "[a-z&]",       "\\x{4E00}" };
     for (size_t i = 0; i < COUNT_OF(same); i++) check(same[i], same[i]);
 }
 
@@ -39,11 +43,13 @@ TEST(regex_categories_grow)
 
 TEST(regex_refuses_what_others_read_differently)
 {
-    static const char *const bad[] = { "\\bx", "\\h", "\\R", "\\Qa", "[a[b]]", "[a&&b]", "[\\P{L}]", "[\\W]", "\\p", "\\p{L", "\\K" };
+    static const char *const bad[] = { "\\bx",     "\\h",   "\\R", "\\Qa",  "[a[b]]", "[a&&b]",
+                                       "[\\P{L}]", "[\\W]", "\\p", "\\p{L", "\\K" };
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         struct buf out = { 0 };
         struct err err = { 0 };
-        if (regex_translate(str_of(bad[i]), &out, &err) != ERR_UNSUPPORTED) test_fail(__FILE__, __LINE__, "%s was taken", bad[i]);
+        if (regex_translate(str_of(bad[i]), &out, &err) != ERR_UNSUPPORTED)
+            test_fail(__FILE__, __LINE__, "%s was taken", bad[i]);
         CHECK(strstr(err.text, "pattern") != NULL);
         buf_release(&out);
     }
@@ -71,5 +77,6 @@ TEST(regex_knows_the_newer_characters)
     CHECK_EQ_INT(n_pieces("\\w+", "a\U00010D4A\u0301_9\u2160\u00bd\u24b6-"), 2);
 }
 
-TEST_MAIN(CASE(regex_leaves_alone_what_all_read_alike), CASE(regex_white_space_is_the_property), CASE(regex_categories_grow),
-          CASE(regex_refuses_what_others_read_differently), CASE(regex_knows_the_newer_characters))
+TEST_MAIN(CASE(regex_leaves_alone_what_all_read_alike), CASE(regex_white_space_is_the_property),
+          CASE(regex_categories_grow), CASE(regex_refuses_what_others_read_differently),
+          CASE(regex_knows_the_newer_characters))

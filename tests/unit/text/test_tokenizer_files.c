@@ -1,5 +1,6 @@
-/* Vocabularies other than tokenizer.json: SentencePiece models, tekken.json, tiktoken files, the arrays of a GGUF of the model
- * "llama", and the files beside them. Real ones are compared with the libraries by tests/text/tokenizer_oracle.py. */
+/* Vocabularies other than tokenizer.json: SentencePiece models, tekken.json, tiktoken files, the
+ * arrays of a GGUF of the model "llama", and the files beside them. Real ones are compared with the
+ * libraries by tests/text/tokenizer_oracle.py. */
 #include "shared/text/tokenizer/tokenizer.h"
 
 #include <string.h>
@@ -68,18 +69,20 @@ static void check_comes_back(const struct tokenizer *t, const char *text, const 
 
 TEST(sentencepiece_merges_by_score)
 {
-    struct tokenizer *t = small_model(true, false, false, "{\"tokenizer_class\":\"Ernie4_5_Tokenizer\"}");
+    struct tokenizer *t = small_model(true, false, false,
+                                      "{\"tokenizer_class\":\"Ernie4_5_Tokenizer\"}");
     CHECK_IDS(t, "ab", true, "7");
     CHECK_IDS(t, " ab b", false, "8,3,5");
-    CHECK_IDS(t, "abc", false, "7,6");     /* the unused piece, taken apart */
-    CHECK_IDS(t, "czab", false, "12,7");   /* made with a character that is no piece */
-    CHECK_IDS(t, "777", false, "11,10");   /* the longest user-defined piece first */
-    CHECK_IDS(t, "a7b", false, "4,10,5");  /* and nothing merges across it */
+    CHECK_IDS(t, "abc", false, "7,6");             /* the unused piece, taken apart */
+    CHECK_IDS(t, "czab", false, "12,7");           /* made with a character that is no piece */
+    CHECK_IDS(t, "777", false, "11,10");           /* the longest user-defined piece first */
+    CHECK_IDS(t, "a7b", false, "4,10,5");          /* and nothing merges across it */
     CHECK_IDS(t, "z\u00e9", false, "135,208,182"); /* bytes: 13 + value */
     CHECK_IDS(t, "<s>ab</s>", false, "1,7,2");
     CHECK_IDS(t, "", true, "");
     check_comes_back(t, "  abc 7\tz\u4e16 ", "  abc 7\tz\u4e16 ");
-    CHECK(tokenizer_is_special(t, 0) && tokenizer_is_special(t, 1) && !tokenizer_is_special(t, DIGIT));
+    CHECK(tokenizer_is_special(t, 0) && tokenizer_is_special(t, 1) &&
+          !tokenizer_is_special(t, DIGIT));
     CHECK_EQ_INT(tokenizer_bos(t), 1);
     CHECK_EQ_INT(tokenizer_eos(t), 2);
     CHECK_EQ_INT(tokenizer_n_vocab(t), N_PIECES + 256);
@@ -117,16 +120,16 @@ TEST(sentencepiece_takes_away_extra_spaces)
     tokenizer_free(t);
 }
 
-/* A table of replacements that turns "x" into "ab": a tree of one edge. Unit 0 is the root, whose child for a byte lies at
- * offset ^ byte; the leaf lies at that node's own offset. */
+/* A table of replacements that turns "x" into "ab": a tree of one edge. Unit 0 is the root, whose
+ * child for a byte lies at offset ^ byte; the leaf lies at that node's own offset. */
 static void make_table(struct buf *out)
 {
     enum { UNITS = 256 };
     uint32_t units[UNITS] = { 0 };
-    units[0] = 1 << 10;                            /* offset 1: the child of 'x' is at 1 ^ 'x' */
+    units[0] = 1 << 10; /* offset 1: the child of 'x' is at 1 ^ 'x' */
     size_t child = 1 ^ 'x';
-    units[child] = 'x' | 1 << 8 | 2 << 10;         /* label, has a leaf, offset 2 */
-    units[child ^ 2] = 1u << 31 | 1;               /* the text begins at 1 */
+    units[child] = 'x' | 1 << 8 | 2 << 10; /* label, has a leaf, offset 2 */
+    units[child ^ 2] = 1u << 31 | 1;       /* the text begins at 1 */
     buf_add_u32le(out, sizeof units);
     for (size_t i = 0; i < UNITS; i++) buf_add_u32le(out, units[i]);
     buf_add(out, "\0ab", 4);
@@ -161,7 +164,8 @@ static void check_refused(struct str model, enum status st, const char *says)
     struct tokenizer *t = NULL;
     struct err err = { 0 };
     CHECK_STATUS(tokenizer_from_files(&f, &t, &err), st);
-    if (!strstr(err.text, says) || !strstr(err.text, "tokenizer.model")) test_fail(__FILE__, __LINE__, "\"%s\" was said", err.text);
+    if (!strstr(err.text, says) || !strstr(err.text, "tokenizer.model"))
+        test_fail(__FILE__, __LINE__, "\"%s\" was said", err.text);
 }
 
 TEST(sentencepiece_refuses_by_name)
@@ -207,16 +211,20 @@ TEST(files_beside_a_model_add_tokens)
     add_pieces(&m);
     spm_write_rest(&m, 2, false, false, false, STR(""));
     struct tokenizer_files f = {
-        .model = buf_str(&m), .added = STR("{\"<mask:1>\":20,\"<img>\":21}"),
-        .specials = STR("{\"cls_token\":\"<cls>\",\"sep_token\":{\"content\":\"ab\"},\"additional_special_tokens\":[\"<x>\",{\"content\":\"<y>\"}]}"),
-        .config = STR("{\"added_tokens_decoder\":{\"21\":{\"content\":\"<img>\",\"special\":true,\"rstrip\":true}},"
+        .model = buf_str(&m),
+        .added = STR("{\"<mask:1>\":20,\"<img>\":21}"),
+        .specials = STR("{\"cls_token\":\"<cls>\",\"sep_token\":{\"content\":\"ab\"},\"additional_"
+                        "special_tokens\":[\"<x>\",{\"content\":\"<y>\"}]}"),
+        .config = STR("{\"added_tokens_decoder\":{\"21\":{\"content\":\"<img>\",\"special\":true,"
+                      "\"rstrip\":true}},"
                       "\"bos_token\":\"<cls>\",\"add_bos_token\":true}"),
     };
     struct tokenizer *t = open_files(&f);
     CHECK_EQ_INT(tokenizer_find(t, STR("<cls>")), 22); /* the first free id */
     CHECK_EQ_INT(tokenizer_find(t, STR("<y>")), 24);
     CHECK_IDS(t, "c<img>  <mask:1>abc<x>", true, "22,6,21,20,7,6,23");
-    CHECK(tokenizer_is_special(t, 21) && !tokenizer_is_special(t, 20) && tokenizer_is_special(t, AB));
+    CHECK(tokenizer_is_special(t, 21) && !tokenizer_is_special(t, 20) &&
+          tokenizer_is_special(t, AB));
     tokenizer_free(t);
     f.added = STR("{\"a\":-1}");
     struct err err = { 0 };
@@ -233,8 +241,10 @@ static void add_base64(struct buf *out, const unsigned char *p, size_t n)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (size_t i = 0; i < n; i += 3) {
-        uint32_t v = (uint32_t)p[i] << 16 | (uint32_t)(i + 1 < n ? p[i + 1] : 0) << 8 | (i + 2 < n ? p[i + 2] : 0u);
-        for (size_t k = 0; k < 4; k++) buf_add_char(out, k <= n - i ? digits[v >> (18 - 6 * k) & 63] : '=');
+        uint32_t v = (uint32_t)p[i] << 16 | (uint32_t)(i + 1 < n ? p[i + 1] : 0) << 8 |
+                     (i + 2 < n ? p[i + 2] : 0u);
+        for (size_t k = 0; k < 4; k++)
+            buf_add_char(out, k <= n - i ? digits[v >> (18 - 6 * k) & 63] : '=');
     }
 }
 
@@ -263,13 +273,17 @@ static const char *const longer[] = { "ab", "abc", "bc", "zyx" };
 
 static void make_tekken(struct buf *out, int n_specials, const char *specials)
 {
-    buf_printf(out, "{\"config\":{\"pattern\":\"[a-z]+|[^a-z]+\",\"default_vocab_size\":%d,\"default_num_special_tokens\":%d,\"version\":\"v3\"},%s\"vocab\":[",
+    buf_printf(out,
+               "{\"config\":{\"pattern\":\"[a-z]+|[^a-z]+\",\"default_vocab_size\":%d,\"default_"
+               "num_special_tokens\":%d,\"version\":\"v3\"},%s\"vocab\":[",
                n_specials + 260, n_specials, specials);
     for (unsigned i = 0; i < 262; i++) { /* two more than are used */
         unsigned char c = (unsigned char)i;
         buf_printf(out, "%s{\"rank\":%u,\"token_bytes\":\"", i ? "," : "", i);
         if (i < 256) add_base64(out, &c, 1);
-        else add_base64(out, (const unsigned char *)(i < 260 ? longer[i - 256] : "ignored"), i < 260 ? strlen(longer[i - 256]) : 7);
+        else
+            add_base64(out, (const unsigned char *)(i < 260 ? longer[i - 256] : "ignored"),
+                       i < 260 ? strlen(longer[i - 256]) : 7);
         buf_add_c(out, i == 0 ? "\",\"token_str\":\"\\u0000\"}" : "\",\"token_str\":null}");
     }
     buf_add_c(out, "]}");
@@ -283,7 +297,8 @@ TEST(tekken_ranks_follow_the_special_tokens)
     struct tokenizer *t = open_files(&f);
     CHECK_EQ_INT(tokenizer_n_vocab(t), 290);
     CHECK_IDS(t, "abc", true, "1,287");
-    CHECK_IDS(t, "xabcx", false, "150,287,150"); /* x, then the lowest rank first: ab, and abc of it */
+    CHECK_IDS(t, "xabcx", false, "150,287,150"); /* x, then the lowest rank first: ab, and abc of
+                                                  * it */
     CHECK_IDS(t, "zyx", false, "289");           /* whole, though no merge makes it */
     CHECK_IDS(t, "zyxa", false, "152,151,150,127");
     CHECK_IDS(t, "[INST]a[/INST]<SPECIAL_29>\u00e9", false, "3,127,4,29,225,199");
@@ -291,7 +306,9 @@ TEST(tekken_ranks_follow_the_special_tokens)
     check_comes_back(t, "Caf\u00e9 \U0001F642 abc", "Caf\u00e9 \U0001F642 abc");
     tokenizer_free(t);
     buf_clear(&file);
-    make_tekken(&file, 4, "\"special_tokens\":[{\"rank\":1,\"token_str\":\"<s>\",\"is_control\":true},{\"rank\":3,\"token_str\":\"[T]\",\"is_control\":false}],");
+    make_tekken(&file, 4,
+                "\"special_tokens\":[{\"rank\":1,\"token_str\":\"<s>\",\"is_control\":true},{"
+                "\"rank\":3,\"token_str\":\"[T]\",\"is_control\":false}],");
     f.model = buf_str(&file);
     t = open_files(&f);
     CHECK_IDS(t, "[T]<SPECIAL_0>a", true, "1,3,0,101");
@@ -304,13 +321,24 @@ TEST(tekken_refuses_what_is_wrong)
 {
     static const char *const rows[][2] = {
         { "{}", "config" },
-        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":5}}", "config" },
-        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":1},\"vocab\":[]}", "fewer" },
-        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":1},\"vocab\":[{\"rank\":1}]}", "rank 0" },
-        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":4},\"vocab\":[{\"rank\":0,\"token_bytes\":\"?\"}]}", "base64" },
-        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":4},\"vocab\":[{\"rank\":0,\"token_bytes\":\"AA==\"}]}", "0x01" },
+        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":"
+          "5}}",
+          "config" },
+        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":"
+          "1},\"vocab\":[]}",
+          "fewer" },
+        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":"
+          "1},\"vocab\":[{\"rank\":1}]}",
+          "rank 0" },
+        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":"
+          "4},\"vocab\":[{\"rank\":0,\"token_bytes\":\"?\"}]}",
+          "base64" },
+        { "{\"config\":{\"pattern\":\"a\",\"default_vocab_size\":5,\"default_num_special_tokens\":"
+          "4},\"vocab\":[{\"rank\":0,\"token_bytes\":\"AA==\"}]}",
+          "0x01" },
     };
-    for (size_t i = 0; i < COUNT_OF(rows); i++) check_refused(str_of(rows[i][0]), ERR_FORMAT, rows[i][1]);
+    for (size_t i = 0; i < COUNT_OF(rows); i++)
+        check_refused(str_of(rows[i][0]), ERR_FORMAT, rows[i][1]);
     struct buf file = { 0 };
     make_tekken(&file, 4, "\"special_tokens\":[{\"rank\":4,\"token_str\":\"<s>\"}],");
     check_refused(buf_str(&file), ERR_FORMAT, "special_tokens");
@@ -329,11 +357,22 @@ TEST(tiktoken_family_is_known_by_its_size)
 
 TEST(gguf_llama_is_sentencepiece)
 {
-    static const struct str tokens[] = { STR("<unk>"), STR("<s>"), STR("</s>"), STR(MARK), STR("a"), STR("b"), STR("ab"), STR(MARK "ab"), STR("7") };
+    static const struct str tokens[] = { STR("<unk>"), STR("<s>"),     STR("</s>"),
+                                         STR(MARK),    STR("a"),       STR("b"),
+                                         STR("ab"),    STR(MARK "ab"), STR("7") };
     static const int32_t kinds[] = { 2, 3, 3, 1, 1, 1, 1, 1, 4 };
     static const float scores[] = { 0, 0, 0, -9, -8, -7, -1, -2, 0 };
-    struct tokenizer_vocab v = { .model = "llama", .tokens = tokens, .kinds = kinds, .n_tokens = COUNT_OF(tokens), .bos = 1, .eos = 2, .add_bos = true,
-                                 .scores = scores, .add_space_prefix = true };
+    struct tokenizer_vocab v = {
+        .model = "llama",
+        .tokens = tokens,
+        .kinds = kinds,
+        .n_tokens = COUNT_OF(tokens),
+        .bos = 1,
+        .eos = 2,
+        .add_bos = true,
+        .scores = scores,
+        .add_space_prefix = true,
+    };
     struct tokenizer *t = NULL;
     struct err err = { 0 };
     CHECK_OK(tokenizer_from_vocab(&v, &t, &err));
@@ -362,8 +401,10 @@ TEST(sentencepiece_long_texts_take_linear_time)
     tokenizer_free(t);
 }
 
-TEST_MAIN(CASE(sentencepiece_merges_by_score), CASE(sentencepiece_unknown_characters_are_one), CASE(sentencepiece_puts_a_space_in_front),
-          CASE(sentencepiece_takes_away_extra_spaces), CASE(sentencepiece_table_replaces), CASE(sentencepiece_refuses_by_name),
-          CASE(files_beside_a_model_add_tokens), CASE(base64_both_ways), CASE(tekken_ranks_follow_the_special_tokens),
-          CASE(tekken_refuses_what_is_wrong), CASE(tiktoken_family_is_known_by_its_size), CASE(gguf_llama_is_sentencepiece),
+TEST_MAIN(CASE(sentencepiece_merges_by_score), CASE(sentencepiece_unknown_characters_are_one),
+          CASE(sentencepiece_puts_a_space_in_front), CASE(sentencepiece_takes_away_extra_spaces),
+          CASE(sentencepiece_table_replaces), CASE(sentencepiece_refuses_by_name),
+          CASE(files_beside_a_model_add_tokens), CASE(base64_both_ways),
+          CASE(tekken_ranks_follow_the_special_tokens), CASE(tekken_refuses_what_is_wrong),
+          CASE(tiktoken_family_is_known_by_its_size), CASE(gguf_llama_is_sentencepiece),
           CASE_T(sentencepiece_long_texts_take_linear_time, 120))

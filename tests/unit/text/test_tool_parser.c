@@ -1,5 +1,6 @@
-/* test_tool_parser.c - every form of writing tool calls: what is found, that it does not depend on how the text comes in pieces, and
- * that nothing is lost when it is malformed or cut. A new row of tool_formats.c needs examples here. */
+/* test_tool_parser.c - every form of writing tool calls: what is found, that it does not depend on
+ * how the text comes in pieces, and that nothing is lost when it is malformed or cut. A new row of
+ * tool_formats.c needs examples here. */
 #include "shared/text/output/tool_parser.h"
 
 #include "shared/base/hash.h"
@@ -8,97 +9,165 @@
 
 #include <string.h>
 
-#define D_CALLS "<｜tool▁calls▁begin｜>"
+#define D_CALLS     "<｜tool▁calls▁begin｜>"
 #define D_CALLS_END "<｜tool▁calls▁end｜>"
-#define D_CALL "<｜tool▁call▁begin｜>"
-#define D_CALL_END "<｜tool▁call▁end｜>"
-#define D_SEP "<｜tool▁sep｜>"
+#define D_CALL      "<｜tool▁call▁begin｜>"
+#define D_CALL_END  "<｜tool▁call▁end｜>"
+#define D_SEP       "<｜tool▁sep｜>"
 
 static const char TOOLS[] =
-    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":"
-    "\"integer\"},\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"n\":{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}]},\"u\":{\"type\":"
-    "[\"integer\",\"string\"]}}}}},{\"type\":\"function\",\"function\":{\"name\":\"get_weather\"}}]";
+    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+    "\"properties\":{\"s\":{\"type\":\"string\"},\"i\":{\"type\":"
+    "\"integer\"},\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"n\":{\"anyOf\":[{"
+    "\"type\":\"integer\"},{\"type\":\"null\"}]},\"u\":{\"type\":"
+    "[\"integer\",\"string\"]}}}}},{\"type\":\"function\",\"function\":{\"name\":\"get_weather\"}}"
+    "]";
 
 struct example {
     const char *format, *text;
-    const char *want; /* text | name(arguments) name(arguments) ... ; a broken call has ! before its name, an unfinished one ~ */
-    bool        cut;
+    const char *want; /* text | name(arguments) name(arguments) ... ; a broken call has ! before its
+                       * name, an unfinished one ~ */
+    bool cut;
 };
 
 static const struct example EXAMPLES[] = {
     /* hermes */
     { "hermes", "Just text.\nTwo lines. \n", "Just text.\nTwo lines. \n|", false },
-    { "hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>", "|f({\"x\": 1})", false },
-    { "hermes", "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n", "Let me see.|f({})", false },
-    { "hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"a\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"q\": [1, {\"k\": \"}\"}]}}\n</tool_call>",
+    { "hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>",
+      "|f({\"x\": 1})", false },
+    { "hermes", "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n",
+      "Let me see.|f({})", false },
+    { "hermes",
+      "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": "
+      "\"a\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"q\": [1, "
+      "{\"k\": \"}\"}]}}\n</tool_call>",
       "|f({\"s\": \"a\"}) get_weather({\"q\": [1, {\"k\": \"}\"}]})", false },
-    { "hermes", "a <tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call> b <tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call> c", "a b c|f({}) g({})", false },
-    { "hermes", "<tool_call>{\"arguments\": {\"x\": \"</tool_call>\"}, \"name\": \"f\"}</tool_call>", "|f({\"x\": \"</tool_call>\"})", false },
+    { "hermes",
+      "a <tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call> b "
+      "<tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call> c",
+      "a b c|f({}) g({})", false },
+    { "hermes",
+      "<tool_call>{\"arguments\": {\"x\": \"</tool_call>\"}, \"name\": \"f\"}</tool_call>",
+      "|f({\"x\": \"</tool_call>\"})", false },
     { "hermes", "<tool_call>{\"name\": \"f\"}</tool_call>", "|f({})", false },
-    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": null, \"why\": [1]}", "|f({})", false },
-    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x\\\": \\\"\\u00e9\\\"}\"}</tool_call>", "|f({\"x\": \"é\"})", false },
-    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1e}}</tool_call>", "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1e}}</tool_call>|!f({\"x\": 1e)", false },
-    { "hermes", "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>", "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>|", false },
-    { "hermes", "<tool_call>{\"nam\": \"f\"}</tool_call>", "<tool_call>{\"nam\": \"f\"}</tool_call>|", false },
-    { "hermes", "<tool_call>{'name': 'f'}</tool_call> <tool_call>{\"name\": \"g\"}</tool_call>", "<tool_call>{'name': 'f'}</tool_call>|g({})", false },
-    { "hermes", "x <tool_call> <tool_call>{\"name\": \"g\"}</tool_call>", "x <tool_call> |g({})", false },
+    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": null, \"why\": [1]}", "|f({})",
+      false },
+    { "hermes",
+      "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"x\\\": \\\"\\u00e9\\\"}\"}</tool_call>",
+      "|f({\"x\": \"é\"})", false },
+    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1e}}</tool_call>",
+      "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1e}}</tool_call>|!f({\"x\": 1e)",
+      false },
+    { "hermes", "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>",
+      "<tool_call>{\"name\": \"\", \"arguments\": {}}</tool_call>|", false },
+    { "hermes", "<tool_call>{\"nam\": \"f\"}</tool_call>",
+      "<tool_call>{\"nam\": \"f\"}</tool_call>|", false },
+    { "hermes", "<tool_call>{'name': 'f'}</tool_call> <tool_call>{\"name\": \"g\"}</tool_call>",
+      "<tool_call>{'name': 'f'}</tool_call>|g({})", false },
+    { "hermes", "x <tool_call> <tool_call>{\"name\": \"g\"}</tool_call>", "x <tool_call> |g({})",
+      false },
     { "hermes", "x <tool_call>", "x <tool_call>|", false },
     { "hermes", "x <tool_call>", "x <tool_call>|", true },
     { "hermes", "x <tool_ca", "x <tool_ca|", false },
-    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"ab", "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"ab|!f({\"x\": \"ab)", false },
-    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"ab", "|~f({\"x\": \"ab)", true },
+    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"ab",
+      "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"ab|!f({\"x\": \"ab)", false },
+    { "hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": \"ab", "|~f({\"x\": \"ab)",
+      true },
     { "hermes", "<tool_call>{\"name\": \"f", "<tool_call>{\"name\": \"f|", true },
-    { "hermes", "ü <tool_call>{\"name\": \"f\", \"arguments\": {\"ü\": \"漢字\"}}</tool_call> é", "ü é|f({\"ü\": \"漢字\"})", false },
+    { "hermes", "ü <tool_call>{\"name\": \"f\", \"arguments\": {\"ü\": \"漢字\"}}</tool_call> é",
+      "ü é|f({\"ü\": \"漢字\"})", false },
     { "hermes", "1 < 2 <tool 3 </tool_call> 4", "1 < 2 <tool 3 </tool_call> 4|", false },
-    { "ernie", "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n", "|f({\"x\": 1})", false },
+    { "ernie", "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>\n",
+      "|f({\"x\": 1})", false },
     { "ernie", "Hi", "Hi|", false },
     /* qwen3_coder */
     { "qwen3_coder", "Hello.\n", "Hello.\n|", false },
-    { "qwen3_coder", "I will.\n<tool_call>\n<function=f>\n<parameter=s>\nline 1\n  \"line\" 2\n\n</parameter>\n<parameter=i>\n12\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n</function>\n</tool_call>\n",
+    { "qwen3_coder",
+      "I will.\n<tool_call>\n<function=f>\n<parameter=s>\nline 1\n  \"line\" "
+      "2\n\n</parameter>\n<parameter=i>\n12\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n</"
+      "function>\n</tool_call>\n",
       "I will.|f({\"s\": \"line 1\\n  \\\"line\\\" 2\\n\", \"i\": 12, \"b\": true})", false },
-    { "qwen3_coder", "<tool_call>\n<function=f>\n<parameter=o>\n{\"a\": [1, 2]}\n</parameter>\n<parameter=n>\nNone\n</parameter>\n<parameter=u>\n7\n</parameter>\n<parameter=zz>\n1\n</parameter>\n</function>\n</tool_call>",
+    { "qwen3_coder",
+      "<tool_call>\n<function=f>\n<parameter=o>\n{\"a\": [1, "
+      "2]}\n</parameter>\n<parameter=n>\nNone\n</parameter>\n<parameter=u>\n7\n</"
+      "parameter>\n<parameter=zz>\n1\n</parameter>\n</function>\n</tool_call>",
       "|f({\"o\": {\"a\": [1, 2]}, \"n\": null, \"u\": \"7\", \"zz\": \"1\"})", false },
     { "qwen3_coder", "<function=f>\n</function>", "|f({})", false },
-    { "qwen3_coder", "<tool_call><function=f></function></tool_call><tool_call><function=g><parameter=a>1</parameter></function></tool_call>", "|f({}) g({\"a\": \"1\"})", false },
-    { "qwen3_coder", "<tool_call>\n<function=f>\n<parameter=i>\nmany\n</parameter>\n<parameter=s>\na</param b\n</parameter>", "|f({\"i\": \"many\", \"s\": \"a</param b\"})", false },
+    { "qwen3_coder",
+      "<tool_call><function=f></function></tool_call><tool_call><function=g><parameter=a>1</"
+      "parameter></function></tool_call>",
+      "|f({}) g({\"a\": \"1\"})", false },
+    { "qwen3_coder",
+      "<tool_call>\n<function=f>\n<parameter=i>\nmany\n</parameter>\n<parameter=s>\na</param "
+      "b\n</parameter>",
+      "|f({\"i\": \"many\", \"s\": \"a</param b\"})", false },
     { "qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nabc", "|~f({\"s\": \"abc)", true },
-    { "qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nabc", "<tool_call>\n<function=f>\n<parameter=s>\nabc|!f({\"s\": \"abc)", false },
-    { "qwen3_coder", "<tool_call>\nno call\n</tool_call>", "<tool_call>\nno call\n</tool_call>|", false },
-    { "qwen3_coder", "<tool_call>\n<function=>\n</function>", "<tool_call>\n<function=>\n</function>|", false },
-    { "qwen3_coder", "<tool_call>\n<function=f>\nstray\n</function>", "<tool_call>\n<function=f>\nstray\n</function>|!f({)", false },
+    { "qwen3_coder", "<tool_call>\n<function=f>\n<parameter=s>\nabc",
+      "<tool_call>\n<function=f>\n<parameter=s>\nabc|!f({\"s\": \"abc)", false },
+    { "qwen3_coder", "<tool_call>\nno call\n</tool_call>", "<tool_call>\nno call\n</tool_call>|",
+      false },
+    { "qwen3_coder", "<tool_call>\n<function=>\n</function>",
+      "<tool_call>\n<function=>\n</function>|", false },
+    { "qwen3_coder", "<tool_call>\n<function=f>\nstray\n</function>",
+      "<tool_call>\n<function=f>\nstray\n</function>|!f({)", false },
     /* deepseek */
     { "deepseek_v3", "Plain.", "Plain.|", false },
-    { "deepseek_v3", D_CALLS D_CALL "function" D_SEP "f\n```json\n{\"x\": \"a```b\"}\n```" D_CALL_END "\n" D_CALL "function" D_SEP "g\n```json\n{}\n```" D_CALL_END D_CALLS_END,
+    { "deepseek_v3",
+      D_CALLS D_CALL "function" D_SEP "f\n```json\n{\"x\": \"a```b\"}\n```" D_CALL_END "\n" D_CALL
+                     "function" D_SEP "g\n```json\n{}\n```" D_CALL_END D_CALLS_END,
       "|f({\"x\": \"a```b\"}) g({})", false },
-    { "deepseek_v3", "Look. " D_CALL "function" D_SEP "f\n```json\n{\"x\": 1}", "Look.|f({\"x\": 1})", false },
-    { "deepseek_v3", D_CALLS D_CALL "f" D_SEP "{\"x\": 1}" D_CALL_END D_CALLS_END, "|f({\"x\": 1})", false },
+    { "deepseek_v3", "Look. " D_CALL "function" D_SEP "f\n```json\n{\"x\": 1}",
+      "Look.|f({\"x\": 1})", false },
+    { "deepseek_v3", D_CALLS D_CALL "f" D_SEP "{\"x\": 1}" D_CALL_END D_CALLS_END, "|f({\"x\": 1})",
+      false },
     { "deepseek_v3", D_CALLS "nothing" D_CALLS_END, D_CALLS "nothing" D_CALLS_END "|", false },
-    { "deepseek_v3", D_CALLS D_CALL "function" D_SEP "f\n```json\n{x: 1}\n```" D_CALL_END D_CALLS_END,
-      D_CALLS D_CALL "function" D_SEP "f\n```json\n{x: 1}\n```" D_CALL_END D_CALLS_END "|!f({)", false },
-    { "deepseek_v3", D_CALLS D_CALL "function" D_SEP "f\n```json\n{\"x\": [1", "|~f({\"x\": [1)", true },
-    { "deepseek_v31", D_CALLS D_CALL "f" D_SEP "{\"x\": 1}" D_CALL_END D_CALL "g" D_SEP "{}" D_CALL_END D_CALLS_END, "|f({\"x\": 1}) g({})", false },
-    { "deepseek_v31", "A" D_CALLS D_CALL "f" D_SEP "[1]" D_CALL_END D_CALLS_END, "A" D_CALLS D_CALL "f" D_SEP "[1]" D_CALL_END D_CALLS_END "|", false },
+    { "deepseek_v3",
+      D_CALLS D_CALL "function" D_SEP "f\n```json\n{x: 1}\n```" D_CALL_END D_CALLS_END,
+      D_CALLS D_CALL "function" D_SEP "f\n```json\n{x: 1}\n```" D_CALL_END D_CALLS_END "|!f({)",
+      false },
+    { "deepseek_v3", D_CALLS D_CALL "function" D_SEP "f\n```json\n{\"x\": [1", "|~f({\"x\": [1)",
+      true },
+    { "deepseek_v31",
+      D_CALLS D_CALL "f" D_SEP "{\"x\": 1}" D_CALL_END D_CALL "g" D_SEP "{}" D_CALL_END D_CALLS_END,
+      "|f({\"x\": 1}) g({})", false },
+    { "deepseek_v31", "A" D_CALLS D_CALL "f" D_SEP "[1]" D_CALL_END D_CALLS_END,
+      "A" D_CALLS D_CALL "f" D_SEP "[1]" D_CALL_END D_CALLS_END "|", false },
     { "deepseek_v31", "B", "B|", false },
     /* llama */
     { "llama3_json", "The weather is fine {really}.", "The weather is fine {really}.|", false },
     { "llama3_json", "{\"name\": \"f\", \"parameters\": {\"x\": 1}}", "|f({\"x\": 1})", false },
-    { "llama3_json", "\n\n{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\": 1}}; {\"name\": \"get_weather\", \"arguments\": {}}\n", "|f({\"x\": 1}) get_weather({})", false },
-    { "llama3_json", "{\"name\": \"f\", \"parameters\": {}}\n{\"name\": \"f\", \"parameters\": {\"i\": 2}}", "|f({}) f({\"i\": 2})", false },
-    { "llama3_json", "<|python_tag|>{\"name\": \"other\", \"parameters\": {\"x\": 1}}", "|other({\"x\": 1})", false },
-    { "llama3_json", "<|python_tag|>brave.call(query=\"x\")", "<|python_tag|>brave.call(query=\"x\")|", false },
-    { "llama3_json", "{\"name\": \"Paris\", \"parameters\": {}}", "{\"name\": \"Paris\", \"parameters\": {}}|", false },
+    { "llama3_json",
+      "\n\n{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"x\": 1}}; {\"name\": "
+      "\"get_weather\", \"arguments\": {}}\n",
+      "|f({\"x\": 1}) get_weather({})", false },
+    { "llama3_json",
+      "{\"name\": \"f\", \"parameters\": {}}\n{\"name\": \"f\", \"parameters\": {\"i\": 2}}",
+      "|f({}) f({\"i\": 2})", false },
+    { "llama3_json", "<|python_tag|>{\"name\": \"other\", \"parameters\": {\"x\": 1}}",
+      "|other({\"x\": 1})", false },
+    { "llama3_json", "<|python_tag|>brave.call(query=\"x\")",
+      "<|python_tag|>brave.call(query=\"x\")|", false },
+    { "llama3_json", "{\"name\": \"Paris\", \"parameters\": {}}",
+      "{\"name\": \"Paris\", \"parameters\": {}}|", false },
     { "llama3_json", " {\"city\": \"Paris\"}", " {\"city\": \"Paris\"}|", false },
     { "llama3_json", "{\"name\": \"f\", \"parameters\": {\"x\": \"y", "|~f({\"x\": \"y)", true },
     { "llama3_json", "{\"name\": \"f\", \"parameters\": {}} and more", "and more|f({})", false },
     /* mistral */
     { "mistral", "Bonjour.", "Bonjour.|", false },
-    { "mistral", "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}}, {\"name\": \"g\", \"arguments\": {}, \"id\": \"abcdefghi\"}]", "|f({\"x\": 1}) g({})", false },
-    { "mistral", "Hm. [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}]", "Hm.|f({\"x\": 1})", false },
+    { "mistral",
+      "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}}, {\"name\": \"g\", \"arguments\": "
+      "{}, \"id\": \"abcdefghi\"}]",
+      "|f({\"x\": 1}) g({})", false },
+    { "mistral", "Hm. [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}]",
+      "Hm.|f({\"x\": 1})", false },
     { "mistral", "[TOOL_CALLS]f{\"x\": 1}", "|f({\"x\": 1})", false },
-    { "mistral", "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}", "|~f({\"x\": 1})", true },
+    { "mistral", "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"x\": 1}", "|~f({\"x\": 1})",
+      true },
     { "mistral", "[TOOL_CALLS] none", "[TOOL_CALLS] none|", false },
-    { "mistral_v11", "[TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}", "|f({\"x\": 1}) g({})", false },
-    { "mistral_v11", "Voilà[TOOL_CALLS]two words[ARGS]{}", "Voilà[TOOL_CALLS]two words[ARGS]{}|", false },
+    { "mistral_v11", "[TOOL_CALLS]f[ARGS]{\"x\": 1}[TOOL_CALLS]g[CALL_ID]abcdefghi[ARGS]{}",
+      "|f({\"x\": 1}) g({})", false },
+    { "mistral_v11", "Voilà[TOOL_CALLS]two words[ARGS]{}", "Voilà[TOOL_CALLS]two words[ARGS]{}|",
+      false },
     { "mistral_v11", "x", "x|", false },
 };
 
@@ -132,10 +201,11 @@ static void show(const struct tool_parser *p, struct buf *text)
 }
 
 /* Pieces end after each i of `ends`. */
-static void parse(const struct tool_format *f, const cJSON *t, struct str text, const size_t *ends, size_t n, bool cut, struct buf *out)
+static void parse(const struct tool_format *f, const cJSON *t, struct str text, const size_t *ends,
+                  size_t n, bool cut, struct buf *out)
 {
     struct tool_parser p;
-    size_t             from = 0;
+    size_t from = 0;
     tool_parser_init(&p, f, t, 0);
     for (size_t i = 0; i < n; i++) {
         tool_parser_push(&p, str_sub(text, from, ends[i] - from), out);
@@ -151,7 +221,9 @@ static void check(const struct example *e, const cJSON *t, const size_t *ends, s
 {
     struct buf out = { 0 };
     parse(format(e->format), t, str_of(e->text), ends, n, e->cut, &out);
-    if (strcmp(out.data, e->want) != 0) test_fail(__FILE__, __LINE__, "%s, %zu cuts, first at %zu: %s\n  gives %s\n  wants %s", e->format, n, n ? ends[0] : 0, e->text, out.data, e->want);
+    if (strcmp(out.data, e->want) != 0)
+        test_fail(__FILE__, __LINE__, "%s, %zu cuts, first at %zu: %s\n  gives %s\n  wants %s",
+                  e->format, n, n ? ends[0] : 0, e->text, out.data, e->want);
     buf_release(&out);
 }
 
@@ -182,7 +254,8 @@ TEST(tool_formats_have_examples)
 {
     for (size_t i = 0; tool_format_at(i); i++) {
         int n = 0;
-        for (size_t k = 0; k < COUNT_OF(EXAMPLES); k++) n += strcmp(EXAMPLES[k].format, tool_format_at(i)->name) == 0;
+        for (size_t k = 0; k < COUNT_OF(EXAMPLES); k++)
+            n += strcmp(EXAMPLES[k].format, tool_format_at(i)->name) == 0;
         if (n < 2) test_fail(__FILE__, __LINE__, "%s has %d examples", tool_format_at(i)->name, n);
     }
 }
@@ -193,15 +266,17 @@ TEST(tool_calls_only_grow)
     cJSON *t = tools();
     for (size_t i = 0; i < COUNT_OF(EXAMPLES); i++) {
         struct tool_parser p;
-        struct buf         text = { 0 }, before = { 0 };
-        uint32_t           n = 0;
+        struct buf text = { 0 }, before = { 0 };
+        uint32_t n = 0;
         tool_parser_init(&p, format(EXAMPLES[i].format), t, 0);
         for (const char *c = EXAMPLES[i].text; *c; c++) {
             tool_parser_push(&p, (struct str){ c, 1 }, &text);
             uint32_t named = 0;
             while (named < p.n_calls && p.calls[named].named) named++;
             CHECK(named >= n);
-            if (named == n && n > 0) CHECK(str_starts(buf_str(&p.calls[n - 1].arguments), before.data ? before.data : ""));
+            if (named == n && n > 0)
+                CHECK(
+                    str_starts(buf_str(&p.calls[n - 1].arguments), before.data ? before.data : ""));
             n = named;
             buf_clear(&before);
             if (n) buf_add_str(&before, buf_str(&p.calls[n - 1].arguments));
@@ -216,9 +291,47 @@ TEST(tool_calls_only_grow)
 /* Random mixtures of the examples' own pieces: one push or byte by byte, the same comes out. */
 TEST(tool_formats_on_random_text)
 {
-    static const char *const words[] = { "<tool_call>", "</tool_call>", "{\"name\": \"f\", ", "\"arguments\": ", "{\"x\": 1}", "}", "{", "\n", " ", "[TOOL_CALLS]", "[", "]", ",", "[ARGS]",
-                                         "[CALL_ID]", D_CALLS, D_CALL, D_SEP, D_CALL_END, D_CALLS_END, "function", "f", "```json", "```", "<|python_tag|>", ";", "\"parameters\": ", "<function=",
-                                         "f>", "</function>", "<parameter=", "s>", "i>", "</parameter>", "é", "\"", "\\", "text", "{\"name\": \"f\", \"arguments\": {}}", "12", ":" };
+    static const char *const words[] = { "<tool_call>",
+                                         "</tool_call>",
+                                         "{\"name\": \"f\", ",
+                                         "\"arguments\": ",
+                                         "{\"x\": 1}",
+                                         "}",
+                                         "{",
+                                         "\n",
+                                         " ",
+                                         "[TOOL_CALLS]",
+                                         "[",
+                                         "]",
+                                         ",",
+                                         "[ARGS]",
+                                         "[CALL_ID]",
+                                         D_CALLS,
+                                         D_CALL,
+                                         D_SEP,
+                                         D_CALL_END,
+                                         D_CALLS_END,
+                                         "function",
+                                         "f",
+                                         "```json",
+                                         "```",
+                                         "<|python_tag|>",
+                                         ";",
+                                         "\"parameters\": ",
+                                         "<function=",
+                                         "f>",
+                                         "</function>",
+                                         "<parameter=",
+                                         "s>",
+                                         "i>",
+                                         "</parameter>",
+                                         "é",
+                                         "\"",
+                                         "\\",
+                                         "text",
+                                         "{\"name\": \"f\", \"arguments\": {}}",
+                                         "12",
+                                         ":" };
     cJSON *t = tools();
     static size_t ends[4096];
     for (size_t i = 0; i < COUNT_OF(ends); i++) ends[i] = i + 1;
@@ -234,7 +347,9 @@ TEST(tool_formats_on_random_text)
         }
         parse(f, t, buf_str(&text), NULL, 0, cut, &whole);
         parse(f, t, buf_str(&text), ends, text.len, cut, &bytes);
-        if (strcmp(whole.data, bytes.data) != 0) test_fail(__FILE__, __LINE__, "%s cut %d: %s\n  whole %s\n  bytes %s", f->name, cut, text.data, whole.data, bytes.data);
+        if (strcmp(whole.data, bytes.data) != 0)
+            test_fail(__FILE__, __LINE__, "%s cut %d: %s\n  whole %s\n  bytes %s", f->name, cut,
+                      text.data, whole.data, bytes.data);
         buf_release(&text);
         buf_release(&whole);
         buf_release(&bytes);
@@ -245,7 +360,7 @@ TEST(tool_formats_on_random_text)
 TEST(one_call_is_kept_when_no_more_are_wanted)
 {
     struct tool_parser p;
-    struct buf         text = { 0 };
+    struct buf text = { 0 };
     tool_parser_init(&p, format("hermes"), NULL, 1);
     tool_parser_push(&p, STR("<tool_call>{\"name\": \"f\"}</tool_call>"), &text);
     CHECK(!p.full);
@@ -267,7 +382,8 @@ TEST(begun_calls_are_read)
     } rows[] = {
         { "hermes", " {\"x\": 1}}", "f\", \"arguments\": {\"x\": 1}}" },
         { "ernie", " {\"x\": 1}}", "f\", \"arguments\": {\"x\": 1}}" },
-        { "qwen3_coder", "<parameter=i>\n1\n</parameter></function>", "f>\n<parameter=i>\n1\n</parameter></function>" },
+        { "qwen3_coder", "<parameter=i>\n1\n</parameter></function>",
+          "f>\n<parameter=i>\n1\n</parameter></function>" },
         { "deepseek_v3", "{\"x\": 1}\n```", "f\n```json\n{\"x\": 1}\n```" },
         { "deepseek_v31", "{\"x\": 1}", "f" D_SEP "{\"x\": 1}" },
         { "llama3_json", " {\"x\": 1}}", "f\", \"parameters\": {\"x\": 1}}" },
@@ -281,8 +397,10 @@ TEST(begun_calls_are_read)
         f->begin(i % 2 ? (struct str){ NULL, 0 } : STR("f"), &begin);
         buf_add_c(&begin, i % 2 ? rows[i / 2].rest : rows[i / 2].rest_named);
         parse(f, t, buf_str(&begin), NULL, 0, false, &out);
-        const char *want = strcmp(f->name, "qwen3_coder") == 0 ? "|f({\"i\": 1})" : "|f({\"x\": 1})";
-        if (strcmp(out.data, want) != 0) test_fail(__FILE__, __LINE__, "%s: %s gives %s", f->name, begin.data, out.data);
+        const char *want = strcmp(f->name, "qwen3_coder") == 0 ? "|f({\"i\": 1})"
+                                                               : "|f({\"x\": 1})";
+        if (strcmp(out.data, want) != 0)
+            test_fail(__FILE__, __LINE__, "%s: %s gives %s", f->name, begin.data, out.data);
         buf_release(&begin);
         buf_release(&out);
     }
@@ -321,5 +439,7 @@ TEST(formats_by_name_and_by_template)
     CHECK(!tool_format_find(STR("nosuch")) && !tool_format_find(STR("")));
 }
 
-TEST_MAIN(CASE(tool_formats_find_calls), CASE(tool_formats_do_not_depend_on_pieces), CASE(tool_formats_have_examples), CASE(tool_calls_only_grow),
-          CASE(tool_formats_on_random_text), CASE(one_call_is_kept_when_no_more_are_wanted), CASE(begun_calls_are_read), CASE(formats_by_name_and_by_template))
+TEST_MAIN(CASE(tool_formats_find_calls), CASE(tool_formats_do_not_depend_on_pieces),
+          CASE(tool_formats_have_examples), CASE(tool_calls_only_grow),
+          CASE(tool_formats_on_random_text), CASE(one_call_is_kept_when_no_more_are_wanted),
+          CASE(begun_calls_are_read), CASE(formats_by_name_and_by_template))
