@@ -10,7 +10,7 @@
 #ifndef BATON_SCHEDULER_PLACE_H
 #define BATON_SCHEDULER_PLACE_H
 
-#include "scheduler/directory.h"
+#include "scheduler/directory/directory.h"
 #include "shared/base/hash.h"
 
 enum { PLACE_SAMPLE = 16, PLACE_AVOID_MAX = 16 };

@@ -15,7 +15,7 @@
 #ifndef BATON_SCHEDULER_REQUEST_H
 #define BATON_SCHEDULER_REQUEST_H
 
-#include "scheduler/directory.h"
+#include "scheduler/directory/directory.h"
 #include "scheduler/retry.h"
 #include "shared/base/hash.h"
 #include "shared/base/list.h"

@@ -8,7 +8,7 @@
 #ifndef BATON_SCHEDULER_SCHEDULER_H
 #define BATON_SCHEDULER_SCHEDULER_H
 
-#include "scheduler/directory.h"
+#include "scheduler/directory/directory.h"
 #include "shared/base/metrics.h"
 #include "shared/cluster/cluster.h"
 #include "shared/serve/backend.h"

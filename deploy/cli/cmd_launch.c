@@ -13,12 +13,12 @@
 #include "deploy/cli/launch_plan.h"
 #include "deploy/cli/node_options.h"
 #include "kernels/device.h"
-#include "scheduler/directory_serve.h"
+#include "scheduler/directory/server.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"
 #include "shared/base/json.h"
 #include "shared/base/log.h"
-#include "shared/net/http_client.h"
+#include "shared/net/http/http_client.h"
 
 static const char INTRO[] =
     "usage: baton launch --model MODEL --prefill N --decode M [options]\n"

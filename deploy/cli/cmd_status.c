@@ -5,7 +5,7 @@
 
 #include "deploy/cli/commands.h"
 #include "shared/base/json.h"
-#include "shared/net/http_client.h"
+#include "shared/net/http/http_client.h"
 
 static const char INTRO[] = "usage: baton status [--url http://host:port] [--json]\n\nAsk a node which nodes it sees and how loaded they are.\n";
 

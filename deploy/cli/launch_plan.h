@@ -2,7 +2,7 @@
 #ifndef BATON_DEPLOY_CLI_LAUNCH_PLAN_H
 #define BATON_DEPLOY_CLI_LAUNCH_PLAN_H
 
-#include "scheduler/directory.h"
+#include "scheduler/directory/directory.h"
 #include "shared/base/config.h"
 #include "shared/base/mem.h"
 

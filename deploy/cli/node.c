@@ -11,7 +11,7 @@
 #include "deploy/cli/node_model.h"
 #include "deploy/probe/probe_wire.h"
 #include "prefill/prefill.h"
-#include "scheduler/directory_serve.h"
+#include "scheduler/directory/server.h"
 #include "scheduler/scheduler.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"

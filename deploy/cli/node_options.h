@@ -6,7 +6,7 @@
 
 #include "kernels/kernels.h"
 #include "kvtransfer/tuning.h"
-#include "scheduler/directory.h"
+#include "scheduler/directory/directory.h"
 #include "shared/base/config.h"
 #include "shared/base/mem.h"
 

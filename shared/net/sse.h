@@ -5,7 +5,7 @@
 #ifndef BATON_NET_SSE_H
 #define BATON_NET_SSE_H
 
-#include "shared/net/http_server.h"
+#include "shared/net/http/http_server.h"
 
 /* Status 200 and the headers that keep proxies from holding events back. headers: as in http_stream_begin. */
 void        sse_begin(struct http_exchange *x, const char *headers);

@@ -11,7 +11,7 @@
 #define BATON_SERVE_SERVE_H
 
 #include "shared/base/metrics.h"
-#include "shared/net/http_server.h"
+#include "shared/net/http/http_server.h"
 #include "shared/serve/backend.h"
 #include "shared/text/chat.h"
 #include "shared/text/output/reasoning.h"

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "scheduler/directory_serve.h"
+#include "scheduler/directory/server.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "shared/base/hash.h"
-#include "shared/net/http_parse.h"
+#include "shared/net/http/http_parse.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

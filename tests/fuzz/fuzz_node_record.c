@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "scheduler/directory.h"
+#include "scheduler/directory/directory.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

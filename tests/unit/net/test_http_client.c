@@ -1,11 +1,11 @@
 /* test_http_client.c - against the server of the same folder, and against a scripted peer that misbehaves. */
-#include "shared/net/http_client.h"
+#include "shared/net/http/http_client.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
 
 #include "shared/base/mem.h"
-#include "shared/net/http_server.h"
+#include "shared/net/http/http_server.h"
 #include "tests/unit/net/net_fixture.h"
 
 /* One request, started on the loop, waited for here. */

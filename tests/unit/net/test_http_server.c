@@ -1,5 +1,5 @@
 /* test_http_server.c - the server over real sockets: forms and limits, framing tricks, pipelining, streams, clients that leave. */
-#include "shared/net/http_server.h"
+#include "shared/net/http/http_server.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* test_redis.c - against a real redis-server on a free loopback port: commands, scripts, loss and return, deadlines. */
-#include "shared/net/redis.h"
+#include "shared/net/redis/redis.h"
 
 #include <signal.h>
 #include <stdatomic.h>

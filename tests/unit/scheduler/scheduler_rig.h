@@ -3,7 +3,7 @@
 #ifndef BATON_TESTS_UNIT_SCHEDULER_SCHEDULER_RIG_H
 #define BATON_TESTS_UNIT_SCHEDULER_SCHEDULER_RIG_H
 
-#include "scheduler/directory_local.h"
+#include "scheduler/directory/local.h"
 #include "scheduler/scheduler.h"
 #include "shared/cluster/generation_wire.h"
 #include "tests/unit/cluster/cluster_rig.h"

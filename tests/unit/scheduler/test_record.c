@@ -1,7 +1,7 @@
 /* test_record.c - node records as JSON, ids, proofs and the text of topics. */
 #include <string.h>
 
-#include "scheduler/directory_wire.h"
+#include "scheduler/directory/wire.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

@@ -1,0 +1,410 @@
+/* directory/local.c - the row `local`: the definition of what a directory does, in plain structs on one thread.
+ *
+ * Nodes, reservations and owners (entries in other processes) end by this process's monotonic clock; what has ended is taken out
+ * at the start of every operation, so nothing that has ended is ever seen. Load is kept per node id apart from the record:
+ * a node whose lease lapsed for a moment comes back with the load that is still placed on it.
+ * Bounds: DIRECTORY_NODES_MAX nodes and owners, RESERVATIONS_MAX reservations, CALLS_MAX answers on their way. Thread: loop. */
+#include "scheduler/directory/local.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "scheduler/directory/backends.h"
+#include "scheduler/directory/wire.h"
+#include "shared/base/assert.h"
+#include "shared/base/clock.h"
+#include "shared/base/list.h"
+#include "shared/base/log.h"
+#include "shared/base/map.h"
+#include "shared/base/mem.h"
+
+enum { RESERVATIONS_MAX = 1 << 18, CALLS_MAX = 1 << 16, OWN_PROCESS = 0 };
+
+struct local_node {
+    struct list        link; /* by_lease: the first to end is the first */
+    struct node_record record;
+    uint64_t           end_ms;
+};
+
+/* What reservations count on one node; lives while there are any. */
+struct local_load {
+    uint64_t node, tokens;
+    uint32_t seqs, blocks, n_refs;
+};
+
+struct local_owner {
+    struct list link; /* owners_by_lease */
+    uint64_t    id, end_ms;
+    struct list owned;
+};
+
+struct local_reservation {
+    struct list        link;  /* by_end */
+    struct list        owned; /* local_owner.owned; alone for this process's own */
+    uint64_t           id, end_ms;
+    uint32_t           tokens, blocks;
+    struct local_load *prefill, *decode;
+};
+
+/* An answer that the next turn of the loop gives; neither function: on_up. */
+struct local_call {
+    struct list            link;
+    directory_snapshot_fn *snapshot;
+    directory_reserve_fn  *reserve;
+    void                  *arg;
+    enum status            st;
+    uint64_t               fence;
+};
+
+struct directory_local {
+    struct directory         base;
+    struct directory_options o;
+    char                     topic[NODE_NAME_MAX];
+    struct map               nodes, loads, reservations, owners; /* by id */
+    struct list              by_lease, by_end, owners_by_lease, calls;
+    size_t                   n_calls;
+    uint64_t                 fence;
+    struct loop_timer       *kick; /* NULL: no answer is due */
+    bool                     answering, closed;
+    struct gauge            *m_nodes, *m_reservations;
+};
+
+static struct directory_local *self_of(struct directory *d)
+{
+    ASSERT(directory_is_local(d));
+    return (struct directory_local *)d;
+}
+
+bool directory_is_local(const struct directory *d) { return d->ops == &directory_local_ops; }
+
+/* ---- load ---- */
+
+static struct local_load *load_ref(struct directory_local *d, uint64_t node)
+{
+    struct local_load *l = map_get(&d->loads, map_key_u64(&node));
+    if (!l) {
+        l = MEM_NEW(struct local_load);
+        l->node = node;
+        map_put(&d->loads, map_key_u64(&node), l);
+    }
+    l->n_refs++;
+    return l;
+}
+
+static void load_unref(struct directory_local *d, struct local_load *l)
+{
+    if (--l->n_refs > 0) return;
+    map_del(&d->loads, map_key_u64(&l->node));
+    mem_free(l);
+}
+
+static void reservation_drop(struct directory_local *d, struct local_reservation *r)
+{
+    r->prefill->tokens -= r->tokens;
+    r->decode->seqs--;
+    r->decode->blocks -= r->blocks;
+    load_unref(d, r->prefill);
+    load_unref(d, r->decode);
+    list_remove(&r->link);
+    list_remove(&r->owned);
+    map_del(&d->reservations, map_key_u64(&r->id));
+    if (d->m_reservations) gauge_set(d->m_reservations, (double)d->reservations.len);
+    mem_free(r);
+}
+
+/* ---- leases ---- */
+
+static void node_drop(struct directory_local *d, struct local_node *n)
+{
+    list_remove(&n->link);
+    map_del(&d->nodes, map_key_u64(&n->record.node));
+    mem_free(n);
+}
+
+static void owner_drop(struct directory_local *d, struct local_owner *o)
+{
+    while (!list_empty(&o->owned)) reservation_drop(d, LIST_FIRST(&o->owned, struct local_reservation, owned));
+    list_remove(&o->link);
+    map_del(&d->owners, map_key_u64(&o->id));
+    mem_free(o);
+}
+
+/* Take out what has ended; the lists are in order of the end, so this looks at one entry more than it takes out. */
+static void sweep(struct directory_local *d)
+{
+    uint64_t now = clock_ms();
+    LIST_FOREACH(n, &d->by_lease, struct local_node, link) {
+        if (n->end_ms > now) break;
+        log_info("node lease ended", "node=%s topic=%s role=%s", n->record.name, n->record.topic, node_role_name(n->record.role));
+        node_drop(d, n);
+    }
+    while (!list_empty(&d->owners_by_lease)) {
+        struct local_owner *o = LIST_FIRST(&d->owners_by_lease, struct local_owner, link);
+        if (o->end_ms > now) break;
+        owner_drop(d, o);
+    }
+    while (!list_empty(&d->by_end)) {
+        struct local_reservation *r = LIST_FIRST(&d->by_end, struct local_reservation, link);
+        if (r->end_ms > now) break;
+        reservation_drop(d, r);
+    }
+    if (d->m_nodes) gauge_set(d->m_nodes, (double)d->nodes.len);
+    if (d->m_reservations) gauge_set(d->m_reservations, (double)d->reservations.len);
+}
+
+void directory_local_hear(struct directory *base, uint64_t owner)
+{
+    struct directory_local *d = self_of(base);
+    if (owner == OWN_PROCESS) return;
+    struct local_owner *o = map_get(&d->owners, map_key_u64(&owner));
+    if (!o) {
+        if (d->owners.len >= DIRECTORY_NODES_MAX) return; /* its reservations are refused */
+        o = MEM_NEW(struct local_owner);
+        o->id = owner;
+        list_init(&o->link);
+        list_init(&o->owned);
+        map_put(&d->owners, map_key_u64(&owner), o);
+    }
+    o->end_ms = clock_ms() + d->o.lease_ms;
+    list_remove(&o->link);
+    list_push(&d->owners_by_lease, &o->link);
+}
+
+/* ---- operations ---- */
+
+enum status directory_local_publish(struct directory *base, const struct node_record *r)
+{
+    struct directory_local *d = self_of(base);
+    sweep(d);
+    struct local_node *n = map_get(&d->nodes, map_key_u64(&r->node));
+    if (!n) {
+        if (d->nodes.len >= DIRECTORY_NODES_MAX) {
+            log_warn("directory full", "node=%s limit=%d", r->name, DIRECTORY_NODES_MAX);
+            return ERR_FULL;
+        }
+        n = MEM_NEW(struct local_node);
+        list_init(&n->link);
+        map_put(&d->nodes, map_key_u64(&r->node), n);
+        log_info("node announced", "node=%s topic=%s role=%s", r->name, r->topic, node_role_name(r->role));
+    }
+    n->record = *r;
+    n->end_ms = clock_ms() + d->o.lease_ms;
+    list_remove(&n->link);
+    list_push(&d->by_lease, &n->link);
+    return OK;
+}
+
+void directory_local_leave(struct directory *base, uint64_t node)
+{
+    struct directory_local *d = self_of(base);
+    struct local_node *n = map_get(&d->nodes, map_key_u64(&node));
+    if (n) node_drop(d, n);
+}
+
+void directory_local_raise_fence(struct directory *base, uint64_t seen)
+{
+    struct directory_local *d = self_of(base);
+    if (seen > d->fence && seen < UINT64_MAX / 2) d->fence = seen; /* a number nobody could have been given is no news */
+}
+
+static bool has_room(const struct directory_local *d, const struct local_node *decode, uint32_t blocks)
+{
+    const struct local_load *l = map_get(&d->loads, map_key_u64(&decode->record.node));
+    uint64_t seqs = l ? l->seqs : 0, placed = l ? l->blocks : 0;
+    return seqs < decode->record.max_seqs && placed + blocks <= decode->record.n_blocks;
+}
+
+/* Requests live about equally long, so the place is near the end of the list. */
+static void link_by_end(struct directory_local *d, struct local_reservation *r)
+{
+    struct list *at = d->by_end.prev;
+    while (at != &d->by_end && LIST_ENTRY(at, struct local_reservation, link)->end_ms > r->end_ms) at = at->prev;
+    list_insert_after(at, &r->link);
+}
+
+static void reservation_add(struct directory_local *d, const struct placement *p, struct local_owner *o)
+{
+    struct local_reservation *r = MEM_NEW(struct local_reservation);
+    r->id = p->request;
+    r->end_ms = clock_ms() + p->ttl_ms;
+    r->tokens = p->tokens;
+    r->blocks = p->blocks;
+    r->prefill = load_ref(d, p->prefill ? p->prefill : p->decode);
+    r->decode = load_ref(d, p->decode);
+    r->prefill->tokens += p->tokens;
+    r->decode->seqs++;
+    r->decode->blocks += p->blocks;
+    link_by_end(d, r);
+    list_init(&r->owned);
+    if (o) list_push(&o->owned, &r->owned);
+    map_put(&d->reservations, map_key_u64(&r->id), r);
+}
+
+enum status directory_local_reserve(struct directory *base, const struct placement *p, uint64_t owner, uint64_t *fence)
+{
+    struct directory_local *d = self_of(base);
+    sweep(d);
+    struct local_reservation *earlier = map_get(&d->reservations, map_key_u64(&p->request));
+    if (earlier) reservation_drop(d, earlier);
+    struct local_node *decode = map_get(&d->nodes, map_key_u64(&p->decode));
+    if (!decode || (p->prefill && !map_get(&d->nodes, map_key_u64(&p->prefill)))) return ERR_NOT_FOUND;
+    if (!has_room(d, decode, p->blocks)) return ERR_BUSY;
+    struct local_owner *o = map_get(&d->owners, map_key_u64(&owner));
+    if (d->reservations.len >= RESERVATIONS_MAX || (owner != OWN_PROCESS && !o)) return ERR_FULL;
+    reservation_add(d, p, o);
+    *fence = ++d->fence;
+    return OK;
+}
+
+void directory_local_release(struct directory *base, uint64_t id)
+{
+    struct directory_local *d = self_of(base);
+    struct local_reservation *r = map_get(&d->reservations, map_key_u64(&id));
+    if (r) reservation_drop(d, r);
+}
+
+struct node_record *directory_local_view(struct directory *base, const char *topic, size_t *n, char topics[512])
+{
+    struct directory_local *d = self_of(base);
+    struct directory_topic seen[DIRECTORY_TOPICS_MAX];
+    size_t n_seen = 0, at = 0;
+    sweep(d);
+    struct node_record *out = mem_calloc(d->nodes.len, sizeof *out);
+    LIST_FOREACH(node, &d->by_lease, struct local_node, link) {
+        directory_topics_add(seen, &n_seen, node->record.topic, node->record.role, 1);
+        if (strcmp(node->record.topic, topic) != 0) continue;
+        const struct local_load *l = map_get(&d->loads, map_key_u64(&node->record.node));
+        out[at] = node->record;
+        out[at].placed_tokens = l ? l->tokens : 0;
+        out[at].placed_seqs = l ? l->seqs : 0;
+        out[at].placed_blocks = l ? l->blocks : 0;
+        at++;
+    }
+    directory_topics_write(seen, n_seen, topics, 512);
+    *n = at;
+    return out;
+}
+
+/* ---- answers ---- */
+
+static void local_free(struct directory_local *d)
+{
+    LIST_FOREACH(c, &d->calls, struct local_call, link) mem_free(c);
+    LIST_FOREACH(o, &d->owners_by_lease, struct local_owner, link) owner_drop(d, o);
+    LIST_FOREACH(r, &d->by_end, struct local_reservation, link) reservation_drop(d, r);
+    LIST_FOREACH(n, &d->by_lease, struct local_node, link) node_drop(d, n);
+    map_release(&d->nodes);
+    map_release(&d->loads);
+    map_release(&d->reservations);
+    map_release(&d->owners);
+    loop_timer_free(d->kick);
+    mem_free(d);
+}
+
+static void answer(struct directory_local *d, const struct local_call *c)
+{
+    if (c->reserve) {
+        c->reserve(c->arg, c->st, c->fence);
+    } else if (c->snapshot) {
+        struct directory_snapshot s;
+        struct node_record *nodes = directory_local_view(&d->base, d->topic, &s.n, s.topics);
+        s.nodes = nodes;
+        c->snapshot(c->arg, OK, &s);
+        mem_free(nodes);
+    } else if (d->o.on_up) {
+        d->o.on_up(d->o.arg);
+    }
+}
+
+/* Answers that callbacks ask for are given in the next turn, so a callback that asks again does not hold the loop. */
+static void on_kick(void *arg)
+{
+    struct directory_local *d = arg;
+    loop_timer_free(d->kick);
+    d->kick = NULL;
+    d->answering = true;
+    for (size_t n = d->n_calls; n > 0 && !d->closed; n--) {
+        struct local_call *c = LIST_FIRST(&d->calls, struct local_call, link);
+        list_remove(&c->link);
+        d->n_calls--;
+        answer(d, c);
+        mem_free(c);
+    }
+    d->answering = false;
+    if (d->closed) local_free(d);
+}
+
+static enum status later(struct directory_local *d, struct local_call call)
+{
+    if (d->n_calls >= CALLS_MAX) return ERR_FULL;
+    struct local_call *c = mem_try_calloc(1, sizeof *c);
+    if (!c) return ERR_NOMEM;
+    *c = call;
+    list_push(&d->calls, &c->link);
+    d->n_calls++;
+    if (!d->kick) d->kick = loop_timer_start(d->o.loop, 0, 0, on_kick, d);
+    return OK;
+}
+
+/* ---- the row ---- */
+
+static enum status local_open(const struct directory_options *o, struct directory **out, struct err *err)
+{
+    struct directory_local *d = MEM_NEW(struct directory_local);
+    d->base.ops = &directory_local_ops;
+    d->o = *o;
+    snprintf(d->topic, sizeof d->topic, "%s", o->topic);
+    list_init(&d->by_lease);
+    list_init(&d->by_end);
+    list_init(&d->owners_by_lease);
+    list_init(&d->calls);
+    if (o->metrics) {
+        d->m_nodes = metrics_gauge(o->metrics, "baton_directory_nodes", "", "Live nodes of all topics, in the view held by this process.");
+        d->m_reservations = metrics_gauge(o->metrics, "baton_directory_reservations", "", "Placements counted in the view held by this process.");
+    }
+    if (later(d, (struct local_call){ 0 }) != OK) {
+        local_free(d);
+        return err_set(err, ERR_NOMEM, "not enough memory for a directory");
+    }
+    *out = &d->base;
+    return OK;
+}
+
+static void local_close(struct directory *base)
+{
+    struct directory_local *d = self_of(base);
+    d->closed = true;
+    if (!d->answering) local_free(d);
+}
+
+static void local_publish(struct directory *base, const struct node_record *me)
+{
+    enum status st = directory_local_publish(base, me);
+    (void)st; /* said there; the next renewal tries again */
+}
+
+static enum status local_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
+{
+    return later(self_of(base), (struct local_call){ .snapshot = cb, .arg = arg });
+}
+
+static enum status local_reserve(struct directory *base, const struct placement *p, directory_reserve_fn *cb, void *arg)
+{
+    struct local_call call = { .reserve = cb, .arg = arg };
+    call.st = directory_local_reserve(base, p, OWN_PROCESS, &call.fence);
+    if (call.st == ERR_FULL) return ERR_FULL;
+    enum status st = later(self_of(base), call);
+    if (st != OK && call.st == OK) directory_local_release(base, p->request);
+    return st;
+}
+
+const struct directory_ops directory_local_ops = {
+    .name = "local",
+    .open = local_open,
+    .close = local_close,
+    .publish = local_publish,
+    .leave = directory_local_leave,
+    .snapshot = local_snapshot,
+    .reserve = local_reserve,
+    .release = directory_local_release,
+};

@@ -1,0 +1,363 @@
+/* directory/redis.c - the row `redis`: the view lives in a Redis server that all nodes of a cluster reach.
+ *
+ * Each operation is one script call (scripts.h) on the keys of keys.h. Calls on one connection are carried out
+ * in order. Leases end by the server's clock. A server that was restarted or flushed knows nothing: nodes publish at their next
+ * renewal, reservations are simply gone, the fence is raised above what this entry has seen.
+ * Life: a call on its way holds a pointer to the directory; close frees the connection, which ends all calls. Thread: loop. */
+#include <stdio.h>
+#include <string.h>
+
+#include "scheduler/directory/keys.h"
+#include "scheduler/directory/remote.h"
+#include "scheduler/directory/backends.h"
+#include "scheduler/directory/scripts.h"
+#include "scheduler/directory/wire.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/net/redis/redis.h"
+
+/* Sums read from the server are cut to what later sums cannot overflow. */
+#define TOKENS_SUM_MAX (UINT64_C(1) << 53)
+enum { KEY_MAX = 96, ID_TEXT = 17, NUMBER_TEXT = 24, NODE_FIELDS = 4, COUNT_MAX = 1 << 30 };
+
+enum redis_verb { VERB_PUBLISH, VERB_LEAVE, VERB_SNAPSHOT, VERB_RESERVE, VERB_RELEASE };
+
+struct directory_redis {
+    struct directory base;
+    struct remote    remote;
+    char             topic[NODE_NAME_MAX];
+    char             owner[ID_TEXT], lease[NUMBER_TEXT];
+    struct redis    *redis;
+    uint32_t         n_holds; /* callbacks under way */
+    bool             closed;
+};
+
+struct redis_call {
+    struct directory_redis *d;
+    enum redis_verb         verb;
+    directory_snapshot_fn  *snapshot;
+    directory_reserve_fn   *reserve;
+    void                   *arg;
+    uint64_t                request, id;
+};
+
+static void redis_row_free(struct directory_redis *d)
+{
+    remote_release(&d->remote);
+    mem_free(d);
+}
+
+static void unhold(struct directory_redis *d)
+{
+    if (--d->n_holds == 0 && d->closed) redis_row_free(d);
+}
+
+/* ---- calls ---- */
+
+static void on_reply(void *arg, enum status st, const redisReply *reply);
+
+/* One call: the topic's prefix and key2 (may be NULL) are the keys; the entry, the lease and args the arguments. */
+static enum status call_script(struct directory_redis *d, struct redis_call call, const char *script, const char *topic, const char *key2,
+                               int n_args, const char *const *args)
+{
+    const char *argv[4 + DIRECTORY_RELEASE_MAX];
+    char prefix[KEY_MAX];
+    int n = 0, n_keys = key2 ? 2 : 1;
+    snprintf(prefix, sizeof prefix, DIRECTORY_KEY_PREFIX, topic);
+    argv[n++] = prefix;
+    if (key2) argv[n++] = key2;
+    argv[n++] = d->owner;
+    argv[n++] = d->lease;
+    for (int i = 0; i < n_args; i++) argv[n++] = args[i];
+    struct redis_call *c = mem_try_calloc(1, sizeof *c);
+    if (!c) return ERR_NOMEM;
+    *c = call;
+    c->d = d;
+    enum status st = redis_script(d->redis, script, on_reply, c, n_keys, n, argv, NULL);
+    if (st != OK) mem_free(c);
+    return st;
+}
+
+static void id_text(char out[ID_TEXT], uint64_t id) { snprintf(out, ID_TEXT, DIRECTORY_ID, id); }
+
+static void number_text(char out[NUMBER_TEXT], uint64_t v) { snprintf(out, NUMBER_TEXT, "%" PRIu64, v); }
+
+static void send_owed(struct directory_redis *d)
+{
+    uint64_t ids[DIRECTORY_RELEASE_MAX];
+    char text[DIRECTORY_RELEASE_MAX][ID_TEXT];
+    const char *args[DIRECTORY_RELEASE_MAX];
+    if (!redis_is_up(d->redis)) return;
+    size_t n = remote_take_owed(&d->remote, ids, DIRECTORY_RELEASE_MAX);
+    if (n == 0) return;
+    for (size_t i = 0; i < n; i++) {
+        id_text(text[i], ids[i]);
+        args[i] = text[i];
+    }
+    struct redis_call call = { .verb = VERB_RELEASE };
+    if (call_script(d, call, DIRECTORY_SCRIPT_RELEASE, d->topic, NULL, (int)n, args) != OK) remote_sent(&d->remote, false);
+}
+
+/* ---- replies ---- */
+
+/* The text of element i, or an empty one. */
+static struct str text_at(const redisReply *list, size_t i)
+{
+    const redisReply *e = i < list->elements ? list->element[i] : NULL;
+    if (!e || e->type != REDIS_REPLY_STRING) return STR("");
+    return (struct str){ e->str, (size_t)e->len };
+}
+
+/* A count, 0 when it is missing or below (load whose reservations were lost one-sidedly). */
+static uint64_t count_at(const redisReply *list, size_t i, uint64_t max)
+{
+    int64_t v = 0;
+    if (str_to_i64(text_at(list, i), &v) != OK || v < 0) return 0;
+    return (uint64_t)v > max ? max : (uint64_t)v;
+}
+
+static struct node_record *read_nodes(const redisReply *list, size_t *n)
+{
+    struct err err;
+    size_t n_listed = list->elements / NODE_FIELDS;
+    if (n_listed > DIRECTORY_NODES_MAX) n_listed = DIRECTORY_NODES_MAX;
+    struct node_record *nodes = mem_calloc(n_listed, sizeof *nodes);
+    *n = 0;
+    for (size_t i = 0; i < n_listed; i++) {
+        struct node_record *r = &nodes[*n];
+        if (node_record_read(text_at(list, i * NODE_FIELDS), r, &err) != OK) {
+            log_warn("malformed node record", "why=\"%s\"", err.text);
+            continue;
+        }
+        r->placed_tokens = count_at(list, i * NODE_FIELDS + 1, TOKENS_SUM_MAX);
+        r->placed_seqs = (uint32_t)count_at(list, i * NODE_FIELDS + 2, COUNT_MAX);
+        r->placed_blocks = (uint32_t)count_at(list, i * NODE_FIELDS + 3, COUNT_MAX);
+        ++*n;
+    }
+    return nodes;
+}
+
+static void read_topics(const redisReply *list, char *out, size_t cap)
+{
+    struct directory_topic topics[DIRECTORY_TOPICS_MAX];
+    size_t n = 0;
+    for (size_t i = 0; i + 1 < list->elements; i += 2) {
+        char name[NODE_NAME_MAX];
+        struct str rest = text_at(list, i + 1), word;
+        snprintf(name, sizeof name, "%.*s", STR_ARG(text_at(list, i)));
+        if (!directory_topic_is_valid(name)) continue;
+        str_split(&rest, ' ', &word); /* its end, which the script has looked at */
+        for (enum node_role role = ROLE_MIXED; role <= ROLE_DECODE && str_split(&rest, ' ', &word); role++) {
+            int64_t v = 0;
+            if (str_to_i64(word, &v) != OK || v < 0 || v > DIRECTORY_NODES_MAX) v = 0;
+            directory_topics_add(topics, &n, name, role, (uint32_t)v);
+        }
+    }
+    directory_topics_write(topics, n, out, cap);
+}
+
+static void give_snapshot(const struct redis_call *c, enum status st, const redisReply *reply)
+{
+    struct directory_snapshot s = { 0 };
+    bool is_well_formed = st == OK && reply->type == REDIS_REPLY_ARRAY && reply->elements == 2
+                          && reply->element[0]->type == REDIS_REPLY_ARRAY && reply->element[1]->type == REDIS_REPLY_ARRAY;
+    if (!is_well_formed) {
+        c->snapshot(c->arg, ERR_UNAVAILABLE, NULL);
+        return;
+    }
+    struct node_record *nodes = read_nodes(reply->element[0], &s.n);
+    s.nodes = nodes;
+    read_topics(reply->element[1], s.topics, sizeof s.topics);
+    c->snapshot(c->arg, OK, &s);
+    mem_free(nodes);
+}
+
+/* The fence as text, "busy" or "gone". */
+static enum status read_reserved(enum status st, const redisReply *reply, uint64_t *fence)
+{
+    int64_t v = 0;
+    if (st != OK) return ERR_UNAVAILABLE;
+    if (reply->type != REDIS_REPLY_STRING) return ERR_UNAVAILABLE;
+    struct str text = { reply->str, (size_t)reply->len };
+    if (str_eq_c(text, "busy")) return ERR_BUSY;
+    if (str_eq_c(text, "gone")) return ERR_NOT_FOUND;
+    if (str_to_i64(text, &v) != OK || v <= 0) return ERR_UNAVAILABLE;
+    *fence = (uint64_t)v;
+    return OK;
+}
+
+static void give(struct directory_redis *d, const struct redis_call *c, enum status st, const redisReply *reply)
+{
+    uint64_t fence = 0;
+    switch (c->verb) {
+    case VERB_PUBLISH:
+        if (st == OK && reply->type == REDIS_REPLY_INTEGER && reply->integer == 0)
+            log_warn("directory full", "topic=%s limit=%d", d->topic, DIRECTORY_NODES_MAX);
+        break;
+    case VERB_LEAVE: break;
+    case VERB_RELEASE: remote_sent(&d->remote, st == OK); break;
+    case VERB_SNAPSHOT: give_snapshot(c, st, reply); break;
+    case VERB_RESERVE:
+        st = read_reserved(st, reply, &fence);
+        remote_reserved(&d->remote, c->request, c->id, st, fence);
+        c->reserve(c->arg, st, fence);
+        break;
+    }
+}
+
+static void on_reply(void *arg, enum status st, const redisReply *reply)
+{
+    struct redis_call *c = arg;
+    struct directory_redis *d = c->d;
+    if (!d->closed) { /* else the connection is being freed */
+        d->n_holds++;
+        give(d, c, st, reply);
+        if (!d->closed && st == OK) remote_up(&d->remote);
+        /* Losing the connection is said by on_down; a server that answers with errors (read-only, out of memory) is no use either. */
+        if (!d->closed && st == ERR_IO) remote_down(&d->remote, "the server refuses the directory's scripts");
+        if (!d->closed && st == OK) send_owed(d);
+        unhold(d);
+    }
+    mem_free(c);
+}
+
+static void on_loaded(void *arg, enum status st, const redisReply *reply)
+{
+    (void)arg;
+    (void)reply;
+    if (st != OK && st != ERR_CANCELED) log_debug("script not loaded", "st=%s", status_name(st)); /* the lease ends by itself */
+}
+
+/* The leave script runs once, when the process is about to end: a first try that Redis does not know would have no second. */
+static void load_leave_script(struct directory_redis *d)
+{
+    const char *args[] = { "SCRIPT", "LOAD", DIRECTORY_SCRIPT_LEAVE };
+    const size_t lengths[] = { strlen(args[0]), strlen(args[1]), strlen(args[2]) };
+    if (redis_command(d->redis, on_loaded, NULL, 3, args, lengths) != OK) log_debug("script not sent", "topic=%s", d->topic);
+}
+
+static void on_up(void *arg)
+{
+    struct directory_redis *d = arg;
+    d->n_holds++;
+    if (!d->closed) load_leave_script(d);
+    remote_up(&d->remote);
+    if (!d->closed) send_owed(d);
+    unhold(d);
+}
+
+static void on_down(void *arg, const char *why)
+{
+    struct directory_redis *d = arg;
+    d->n_holds++;
+    remote_down(&d->remote, why);
+    unhold(d);
+}
+
+/* ---- the row ---- */
+
+static enum status redis_row_open(const struct directory_options *o, struct directory **out, struct err *err)
+{
+    struct directory_redis *d = MEM_NEW(struct directory_redis);
+    struct redis_options r = {
+        .loop = o->loop, .host = o->redis_host, .port = o->redis_port, .db = o->redis_db, .password = o->redis_password,
+        .timeout_ms = REMOTE_TIMEOUT_MS, .on_up = on_up, .on_down = on_down, .arg = d,
+    };
+    d->base.ops = &directory_redis_ops;
+    remote_init(&d->remote, o, "redis");
+    snprintf(d->topic, sizeof d->topic, "%s", o->topic);
+    id_text(d->owner, d->remote.owner);
+    number_text(d->lease, o->lease_ms);
+    enum status st = redis_create(&r, &d->redis, err);
+    if (st != OK) {
+        redis_row_free(d);
+        return st;
+    }
+    *out = &d->base;
+    return OK;
+}
+
+static void redis_row_close(struct directory *base)
+{
+    struct directory_redis *d = (struct directory_redis *)base;
+    d->closed = true;
+    d->n_holds++;
+    redis_free(d->redis);
+    unhold(d);
+}
+
+static void redis_row_publish(struct directory *base, const struct node_record *me)
+{
+    struct directory_redis *d = (struct directory_redis *)base;
+    char node[ID_TEXT], max_seqs[NUMBER_TEXT], n_blocks[NUMBER_TEXT], fence[NUMBER_TEXT], limit[NUMBER_TEXT];
+    struct buf record = { 0 };
+    if (!redis_is_up(d->redis)) return; /* the next renewal */
+    node_record_write(me, &record);
+    id_text(node, me->node);
+    number_text(max_seqs, me->max_seqs);
+    number_text(n_blocks, me->n_blocks);
+    number_text(fence, d->remote.fence);
+    number_text(limit, DIRECTORY_NODES_MAX);
+    const char *args[] = { node, record.data, node_role_name(me->role), max_seqs, n_blocks, fence, limit };
+    if (call_script(d, (struct redis_call){ .verb = VERB_PUBLISH }, DIRECTORY_SCRIPT_PUBLISH, me->topic, NULL, COUNT_OF(args), args) != OK)
+        log_debug("publish not sent", "node=%s", me->name);
+    buf_release(&record);
+}
+
+static void redis_row_leave(struct directory *base, uint64_t node)
+{
+    struct directory_redis *d = (struct directory_redis *)base;
+    char text[ID_TEXT];
+    const char *args[] = { text };
+    id_text(text, node);
+    if (call_script(d, (struct redis_call){ .verb = VERB_LEAVE }, DIRECTORY_SCRIPT_LEAVE, d->topic, NULL, 1, args) != OK)
+        log_debug("leave not sent", "node=%s", text);
+}
+
+static enum status redis_row_snapshot(struct directory *base, directory_snapshot_fn *cb, void *arg)
+{
+    struct directory_redis *d = (struct directory_redis *)base;
+    char limit[NUMBER_TEXT];
+    const char *args[] = { d->topic, limit };
+    struct redis_call call = { .verb = VERB_SNAPSHOT, .snapshot = cb, .arg = arg };
+    number_text(limit, DIRECTORY_TOPICS_MAX);
+    return call_script(d, call, DIRECTORY_SCRIPT_SNAPSHOT, d->topic, DIRECTORY_KEY_TOPICS, COUNT_OF(args), args);
+}
+
+static enum status redis_row_reserve(struct directory *base, const struct placement *p, directory_reserve_fn *cb, void *arg)
+{
+    struct directory_redis *d = (struct directory_redis *)base;
+    struct redis_call call = { .verb = VERB_RESERVE, .reserve = cb, .arg = arg, .request = p->request };
+    char id[ID_TEXT], prefill[ID_TEXT], decode[ID_TEXT], tokens[NUMBER_TEXT], blocks[NUMBER_TEXT], ttl[NUMBER_TEXT], fence[NUMBER_TEXT];
+    if (!redis_is_up(d->redis)) return ERR_UNAVAILABLE;
+    TRY(remote_reserve(&d->remote, p->request, &call.id));
+    id_text(id, call.id);
+    id_text(prefill, p->prefill ? p->prefill : p->decode);
+    id_text(decode, p->decode);
+    number_text(tokens, p->tokens);
+    number_text(blocks, p->blocks);
+    number_text(ttl, p->ttl_ms);
+    number_text(fence, d->remote.fence);
+    const char *args[] = { id, prefill, decode, tokens, blocks, ttl, fence };
+    enum status st = call_script(d, call, DIRECTORY_SCRIPT_RESERVE, d->topic, NULL, COUNT_OF(args), args);
+    if (st != OK) remote_reserved(&d->remote, p->request, call.id, ERR_BUSY, 0); /* it was never asked for */
+    return st;
+}
+
+static void redis_row_release(struct directory *base, uint64_t request)
+{
+    struct directory_redis *d = (struct directory_redis *)base;
+    remote_drop(&d->remote, request);
+    send_owed(d);
+}
+
+const struct directory_ops directory_redis_ops = {
+    .name = "redis",
+    .open = redis_row_open,
+    .close = redis_row_close,
+    .publish = redis_row_publish,
+    .leave = redis_row_leave,
+    .snapshot = redis_row_snapshot,
+    .reserve = redis_row_reserve,
+    .release = redis_row_release,
+};

@@ -1,9 +1,0 @@
-/* directory_rows.h - the rows of the directory table, for directory.c only. */
-#ifndef BATON_SCHEDULER_DIRECTORY_ROWS_H
-#define BATON_SCHEDULER_DIRECTORY_ROWS_H
-
-#include "scheduler/directory.h"
-
-extern const struct directory_ops directory_local_ops, directory_http_ops, directory_redis_ops;
-
-#endif

@@ -1,0 +1,404 @@
+/* http_conn.c - see http_conn.h: reading, deadlines, and the hand-over of complete requests. Thread: loop. */
+#include "shared/net/http/http_conn.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+
+enum {
+    HTTP_LINGER_MS = 2000,
+    HTTP_BODY_RATE = 16,        /* bytes per ms a long body must keep up, after body_timeout_ms */
+    HTTP_TURN_REQUESTS = 16,    /* pipelined requests of one connection in one turn of the loop */
+    HTTP_CONN_REQUESTS = 100000, /* then the connection is renewed */
+    HTTP_BODIES_MAX = 16,       /* bodies of full length in memory at a time, over all connections */
+    HTTP_TURNED_AWAY_MAX = 64,  /* connections above the limit that get a 503 at a time */
+    HTTP_KEEPALIVE_S = 60
+};
+
+static void conn_on_closed(uv_handle_t *h)
+{
+    struct http_conn *c = h->data;
+    if (--c->n_handles > 0) return;
+    struct http_server *s = c->server;
+    http_parse_release(&c->parse);
+    buf_release(&c->in);
+    buf_release(&c->next);
+    buf_release(&c->flying);
+    mem_free(c);
+    http_server_conn_freed(s);
+}
+
+static void conn_stop_hangup(struct http_conn *c)
+{
+    if (c->hangup_fd >= 0 && c->state != HTTP_CONN_CLOSING) uv_poll_stop(&c->hangup);
+}
+
+static void conn_count_body(struct http_conn *c, size_t n)
+{
+    c->server->body_held = c->server->body_held - c->body_held + n;
+    c->body_held = n;
+}
+
+static void conn_close(struct http_conn *c)
+{
+    if (c->state == HTTP_CONN_CLOSING) return;
+    c->state = HTTP_CONN_CLOSING;
+    list_remove(&c->link);
+    list_remove(&c->ready_link);
+    conn_count_body(c, 0);
+    if (c->hangup_fd >= 0) {
+        uv_close((uv_handle_t *)&c->hangup, conn_on_closed);
+        close(c->hangup_fd);
+    }
+    uv_close((uv_handle_t *)&c->tcp, conn_on_closed);
+    uv_close((uv_handle_t *)&c->timer, conn_on_closed);
+}
+
+static void conn_end_exchange(struct http_conn *c, bool gone)
+{
+    if (!c->x.open) return;
+    c->x.open = false;
+    if (gone && c->server->m_gone) counter_add(c->server->m_gone, 1);
+    if (c->x.on_end) c->x.on_end(c->x.on_end_arg, gone);
+}
+
+void http_conn_lost(struct http_conn *c)
+{
+    if (c->state == HTTP_CONN_CLOSING) return;
+    conn_close(c);
+    conn_end_exchange(c, true);
+}
+
+bool http_conn_is_idle(const struct http_conn *c)
+{
+    return c->state == HTTP_CONN_READING && c->parse.state == HTTP_PARSE_IDLE && c->in.len == 0 && http_conn_queue(c) == 0;
+}
+
+/* When the current wait is over, in uv_now time. */
+static uint64_t conn_deadline(const struct http_conn *c)
+{
+    const struct http_limits *l = &c->server->o.limits;
+    if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0) return c->t_phase + HTTP_LINGER_MS;
+    if (http_conn_queue(c) > 0) return c->t_progress + l->write_stall_ms;
+    if (c->state != HTTP_CONN_READING) return UINT64_MAX;
+    if (c->parse.state == HTTP_PARSE_BODY) return c->t_phase + l->body_timeout_ms + c->parse.body.len / HTTP_BODY_RATE;
+    if (c->parse.state == HTTP_PARSE_IDLE && c->n_requests > 0) return c->t_phase + l->idle_timeout_ms;
+    return c->t_phase + l->header_timeout_ms;
+}
+
+static void conn_linger(struct http_conn *c);
+static void conn_arm(struct http_conn *c);
+
+static void conn_on_deadline(struct http_conn *c)
+{
+    static const struct http_fault late = { 408, "request_timeout", "The request did not arrive in time." };
+    if (http_conn_queue(c) > 0) {
+        log_debug("http client does not read", "peer=%s queued=%zu", c->peer, http_conn_queue(c));
+        if (c->server->m_slow) counter_add(c->server->m_slow, 1);
+        http_conn_lost(c);
+    } else if (c->state == HTTP_CONN_READING && c->parse.state != HTTP_PARSE_IDLE) {
+        http_conn_refuse(c, &late);
+        conn_linger(c);
+    } else if (c->state == HTTP_CONN_READING) {
+        conn_linger(c); /* nothing was asked, so nothing is answered */
+    } else {
+        http_conn_lost(c);
+    }
+}
+
+static void conn_on_timer(uv_timer_t *t)
+{
+    struct http_conn *c = t->data;
+    if (c->state == HTTP_CONN_CLOSING) return;
+    uint64_t now = uv_now(c->tcp.loop);
+    size_t queue = http_conn_queue(c);
+    if (queue != c->queue_seen) {
+        c->queue_seen = queue;
+        c->t_progress = now;
+    }
+    if (now >= conn_deadline(c)) conn_on_deadline(c);
+    conn_arm(c);
+}
+
+/* The timer fires at the deadline; while bytes are queued also in between, to see whether the queue moves. */
+static void conn_arm(struct http_conn *c)
+{
+    if (c->state == HTTP_CONN_CLOSING) return;
+    uint64_t now = uv_now(c->tcp.loop), at = conn_deadline(c);
+    if (at == UINT64_MAX) {
+        uv_timer_stop(&c->timer);
+        return;
+    }
+    uint64_t wait = at > now ? at - now : 0, tick = c->server->o.limits.write_stall_ms / 4 + 1;
+    if (http_conn_queue(c) > 0 && wait > tick) wait = tick;
+    uv_timer_start(&c->timer, conn_on_timer, wait, 0);
+}
+
+static void conn_on_shutdown(uv_shutdown_t *r, int status)
+{
+    struct http_conn *c = r->handle->data;
+    if (c->state == HTTP_CONN_CLOSING || status == UV_ECANCELED) return;
+    if (status != 0 || c->eof) {
+        http_conn_lost(c);
+        return;
+    }
+    c->t_phase = uv_now(c->tcp.loop);
+    conn_arm(c);
+}
+
+static void conn_resume(struct http_conn *c);
+
+/* Send FIN behind what is queued and wait for the client's. */
+static void conn_linger(struct http_conn *c)
+{
+    if (c->state >= HTTP_CONN_LINGER) return;
+    c->state = HTTP_CONN_LINGER;
+    c->t_phase = uv_now(c->tcp.loop);
+    conn_count_body(c, 0);
+    buf_release(&c->in);
+    if (http_conn_queue(c) == 0 && uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, conn_on_shutdown) != 0) {
+        http_conn_lost(c);
+        return;
+    }
+    conn_resume(c);
+    conn_arm(c);
+}
+
+static void conn_on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *out)
+{
+    struct http_conn *c = h->data;
+    (void)suggested;
+    *out = uv_buf_init(c->server->read_buf, sizeof c->server->read_buf);
+}
+
+/* EOF counts as the client having left, except while a finished answer is still on its way out. */
+static void conn_on_eof(struct http_conn *c, bool reset)
+{
+    c->eof = true;
+    bool flushing = !reset && !c->broken && http_conn_queue(c) > 0 &&
+                    (c->state == HTTP_CONN_LINGER || (c->state == HTTP_CONN_SERVING && c->x.complete));
+    if (!flushing) {
+        http_conn_lost(c);
+        return;
+    }
+    c->keep_alive = false;
+    uv_read_stop((uv_stream_t *)&c->tcp);
+    c->reading = false;
+    conn_stop_hangup(c);
+}
+
+static void conn_on_hangup(uv_poll_t *h, int status, int events)
+{
+    (void)events;
+    conn_on_eof(h->data, status < 0);
+}
+
+static bool conn_open_hangup(struct http_conn *c)
+{
+    int fd = -1;
+    if (uv_fileno((uv_handle_t *)&c->tcp, &fd) != 0) return false;
+    fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return false;
+    if (uv_poll_init(c->tcp.loop, &c->hangup, fd) != 0) {
+        close(fd);
+        return false;
+    }
+    c->hangup_fd = fd;
+    c->hangup.data = c;
+    c->n_handles++;
+    return true;
+}
+
+/* Enough is waiting: leave the rest to TCP. A duplicate descriptor still tells of the client's FIN or reset.
+ * LIMIT: a client that has pipelined more than the kernel buffers (128 KiB or so) cannot deliver its FIN while its window is closed;
+ * its leaving shows when the answer is written or the kernel's keep-alive fails. */
+static void conn_pause(struct http_conn *c)
+{
+    if (!c->reading) return;
+    if (c->hangup_fd < 0 && !conn_open_hangup(c)) {
+        http_conn_lost(c); /* without it a client that leaves would not be noticed */
+        return;
+    }
+    uv_poll_start(&c->hangup, UV_DISCONNECT, conn_on_hangup);
+    uv_read_stop((uv_stream_t *)&c->tcp);
+    c->reading = false;
+}
+
+static void conn_on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *b)
+{
+    struct http_conn *c = stream->data;
+    if (n == 0 || c->state == HTTP_CONN_CLOSING) return;
+    if (n < 0) {
+        conn_on_eof(c, n != UV_EOF);
+        return;
+    }
+    if (c->state == HTTP_CONN_LINGER) return;
+    buf_add(&c->in, b->base, (size_t)n);
+    if (c->state == HTTP_CONN_READING) http_conn_advance(c);
+    else if (c->in.len > c->server->o.limits.header_bytes) conn_pause(c);
+}
+
+static void conn_resume(struct http_conn *c)
+{
+    conn_stop_hangup(c);
+    if (c->reading || c->eof || c->state == HTTP_CONN_CLOSING) return;
+    c->reading = true;
+    if (uv_read_start((uv_stream_t *)&c->tcp, conn_on_alloc, conn_on_read) != 0) http_conn_lost(c);
+}
+
+static void conn_serve(struct http_conn *c)
+{
+    struct http_server *s = c->server;
+    c->state = HTTP_CONN_SERVING;
+    c->n_requests++;
+    c->keep_alive = c->parse.keep_alive && !s->stopping && c->n_requests < HTTP_CONN_REQUESTS;
+    c->x = (struct http_exchange){ .conn = c, .open = true, .bodiless = c->parse.llhttp.method == HTTP_HEAD };
+    if (s->m_requests) counter_add(s->m_requests, 1);
+    s->o.handler(s->o.arg, &c->x);
+}
+
+static void conn_refuse_request(struct http_conn *c, const struct http_fault *f)
+{
+    log_debug("http request refused", "peer=%s status=%d code=%s", c->peer, f->status, f->code);
+    http_conn_refuse(c, f);
+    conn_linger(c);
+}
+
+/* Parse what has arrived; true when the state changed. */
+static bool conn_read_request(struct http_conn *c)
+{
+    static const struct http_fault full = { 503, "server_busy", "The server holds as many request bodies as it can; try again." };
+    enum http_parse_state before = c->parse.state;
+    size_t used = http_parse_feed(&c->parse, c->in.data, c->in.len);
+    buf_consume(&c->in, used);
+    conn_count_body(c, c->parse.body.len);
+    enum http_parse_state now = c->parse.state;
+    if (now != before) c->t_phase = before == HTTP_PARSE_IDLE && c->n_requests == 0 && now == HTTP_PARSE_HEAD ? c->t_phase : uv_now(c->tcp.loop);
+    if (now == HTTP_PARSE_BODY && c->server->body_held > HTTP_BODIES_MAX * c->server->o.limits.body_bytes) {
+        conn_refuse_request(c, &full);
+        return true;
+    }
+    if (now == HTTP_PARSE_FAILED) {
+        conn_refuse_request(c, &c->parse.fault);
+        return true;
+    }
+    if (now == HTTP_PARSE_DONE) {
+        conn_serve(c);
+        return true;
+    }
+    /* The client waits for leave to send its body; one that already sends it does not need the answer. */
+    if (now == HTTP_PARSE_BODY && c->parse.wants_continue && !c->continued && c->parse.body.len == 0) {
+        struct str go = STR("HTTP/1.1 100 Continue\r\n\r\n");
+        c->continued = true;
+        if (http_conn_write(c, &go, 1, false) != OK) return true;
+    }
+    return false;
+}
+
+/* The answer is flushed: on to the next request or to the end. */
+static bool conn_finish_answer(struct http_conn *c)
+{
+    if (!c->x.complete || http_conn_queue(c) > 0) return false;
+    conn_end_exchange(c, false);
+    if (c->state == HTTP_CONN_CLOSING) return false; /* on_end may stop the server */
+    if (!c->keep_alive || c->eof || c->server->stopping) {
+        conn_linger(c);
+        return true;
+    }
+    c->continued = false;
+    c->state = HTTP_CONN_READING;
+    c->t_phase = uv_now(c->tcp.loop);
+    http_parse_next(&c->parse);
+    conn_count_body(c, 0);
+    if (c->in.len == 0) buf_release(&c->in); /* thousands of idle connections hold no buffers */
+    buf_release(&c->next);
+    buf_release(&c->flying);
+    conn_resume(c);
+    return true;
+}
+
+void http_conn_advance(struct http_conn *c)
+{
+    if (c->advancing || c->state == HTTP_CONN_CLOSING) return;
+    c->advancing = true;
+    bool moved = true;
+    int n_served = 0;
+    while (moved && c->state != HTTP_CONN_CLOSING && !c->broken) {
+        moved = false;
+        if (c->state == HTTP_CONN_READING && c->in.len > 0 && n_served++ < HTTP_TURN_REQUESTS) moved = conn_read_request(c);
+        else if (c->state == HTTP_CONN_SERVING) moved = conn_finish_answer(c);
+        if (c->state == HTTP_CONN_SERVING && c->in.len > c->server->o.limits.header_bytes) conn_pause(c);
+    }
+    c->advancing = false;
+    if (c->broken) http_conn_lost(c);
+    if (c->state == HTTP_CONN_READING && c->in.len > 0) http_conn_wake(c);
+    if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 && c->eof) http_conn_lost(c);
+    else if (c->state == HTTP_CONN_LINGER && http_conn_queue(c) == 0 && c->shutdown.handle == NULL) {
+        if (uv_shutdown(&c->shutdown, (uv_stream_t *)&c->tcp, conn_on_shutdown) != 0) http_conn_lost(c);
+    }
+    conn_arm(c);
+}
+
+static void conn_name_peer(struct http_conn *c)
+{
+    struct sockaddr_storage a;
+    int n = sizeof a;
+    char ip[46] = "?";
+    if (uv_tcp_getpeername(&c->tcp, (struct sockaddr *)&a, &n) != 0) return;
+    if (a.ss_family == AF_INET6) {
+        const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&a;
+        uv_ip6_name(six, ip, sizeof ip);
+        snprintf(c->peer, sizeof c->peer, "[%s]:%u", ip, (unsigned)ntohs(six->sin6_port));
+    } else {
+        const struct sockaddr_in *four = (const struct sockaddr_in *)&a;
+        uv_ip4_name(four, ip, sizeof ip);
+        snprintf(c->peer, sizeof c->peer, "%s:%u", ip, (unsigned)ntohs(four->sin_port));
+    }
+}
+
+static void conn_turn_away(struct http_conn *c)
+{
+    static const struct http_fault full = { 503, "too_many_connections", "The server has as many connections as it accepts; try again." };
+    struct http_server *s = c->server;
+    if (s->m_turned_away) counter_add(s->m_turned_away, 1);
+    if (s->n_conns > s->o.limits.n_connections + HTTP_TURNED_AWAY_MAX) {
+        conn_close(c);
+        return;
+    }
+    http_conn_refuse(c, &full);
+    conn_linger(c);
+}
+
+void http_conn_open(struct http_server *s)
+{
+    struct http_conn *c = MEM_NEW(struct http_conn);
+    uv_loop_t *uv = loop_uv(s->o.loop);
+    c->server = s;
+    c->hangup_fd = -1;
+    c->n_handles = 2;
+    http_parse_init(&c->parse, &s->o.limits);
+    list_init(&c->ready_link);
+    list_push(&s->conns, &c->link);
+    s->n_conns++;
+    if (s->m_conns) gauge_set(s->m_conns, s->n_conns);
+    uv_tcp_init(uv, &c->tcp);
+    uv_timer_init(uv, &c->timer);
+    c->tcp.data = c->timer.data = c;
+    c->t_phase = uv_now(uv);
+    if (uv_accept((uv_stream_t *)&s->listener, (uv_stream_t *)&c->tcp) != 0) {
+        conn_close(c);
+        return;
+    }
+    uv_tcp_nodelay(&c->tcp, 1);
+    uv_tcp_keepalive(&c->tcp, 1, HTTP_KEEPALIVE_S);
+    conn_name_peer(c);
+    if (s->n_conns > s->o.limits.n_connections) {
+        conn_turn_away(c);
+        return;
+    }
+    conn_resume(c);
+    conn_arm(c);
+}

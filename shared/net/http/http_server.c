@@ -1,0 +1,197 @@
+/* http_server.c - see http_server.h: start, stop, and what a handler may ask about its exchange. The connections are in
+ * http_conn.c. The server is freed when its own handles and the last connection are closed. Thread: loop. */
+#include <string.h>
+
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/base/thread.h"
+#include "shared/net/http/http_conn.h"
+
+const struct http_limits HTTP_LIMITS_DEFAULT = {
+    .header_bytes = 16 * 1024,
+    .n_headers = 100,
+    .url_bytes = 8 * 1024,
+    .body_bytes = 45u << 20,
+    .n_connections = 10000,
+    .header_timeout_ms = 10000,
+    .idle_timeout_ms = 120000,
+    .body_timeout_ms = 60000,
+    .write_stall_ms = 60000,
+    .write_queue_bytes = 8u << 20,
+};
+
+static void server_maybe_free(struct http_server *s)
+{
+    if (s->n_conns > 0 || s->n_handles > 0) return;
+    void (*done)(void *arg) = s->done;
+    void *arg = s->done_arg;
+    mem_free(s->host);
+    mem_free(s);
+    if (done) done(arg);
+}
+
+void http_server_conn_freed(struct http_server *s)
+{
+    s->n_conns--;
+    if (s->m_conns) gauge_set(s->m_conns, s->n_conns);
+    server_maybe_free(s);
+}
+
+static void server_on_closed(uv_handle_t *h)
+{
+    struct http_server *s = h->data;
+    s->n_handles--;
+    server_maybe_free(s);
+}
+
+static void server_close_handles(struct http_server *s)
+{
+    uv_close((uv_handle_t *)&s->idle, server_on_closed);
+    uv_close((uv_handle_t *)&s->grace, server_on_closed);
+}
+
+static void server_on_idle(uv_idle_t *idle)
+{
+    struct http_server *s = idle->data;
+    struct list batch;
+    list_init(&batch);
+    while (!list_empty(&s->ready)) {
+        struct list *first = s->ready.next;
+        list_remove(first);
+        list_push(&batch, first);
+    }
+    while (!list_empty(&batch)) {
+        struct http_conn *c = LIST_FIRST(&batch, struct http_conn, ready_link);
+        list_remove(&c->ready_link);
+        http_conn_advance(c);
+    }
+    if (list_empty(&s->ready) && !uv_is_closing((uv_handle_t *)idle)) uv_idle_stop(idle);
+}
+
+void http_conn_wake(struct http_conn *c)
+{
+    struct http_server *s = c->server;
+    if (c->advancing || c->state == HTTP_CONN_CLOSING) return; /* an advance under way looks again by itself */
+    list_remove(&c->ready_link);
+    list_push(&s->ready, &c->ready_link);
+    uv_idle_start(&s->idle, server_on_idle);
+}
+
+static void server_on_connection(uv_stream_t *listener, int status)
+{
+    struct http_server *s = listener->data;
+    if (status != 0) {
+        log_warn("http accept failed", "port=%u why=\"%s\"", s->port, uv_strerror(status));
+        return;
+    }
+    http_conn_open(s);
+}
+
+static void server_set_limits(struct http_limits *l)
+{
+    const struct http_limits *d = &HTTP_LIMITS_DEFAULT;
+    if (!l->header_bytes) l->header_bytes = d->header_bytes;
+    if (!l->n_headers) l->n_headers = d->n_headers;
+    if (!l->url_bytes) l->url_bytes = d->url_bytes;
+    if (!l->body_bytes) l->body_bytes = d->body_bytes;
+    if (!l->n_connections) l->n_connections = d->n_connections;
+    if (!l->header_timeout_ms) l->header_timeout_ms = d->header_timeout_ms;
+    if (!l->idle_timeout_ms) l->idle_timeout_ms = d->idle_timeout_ms;
+    if (!l->body_timeout_ms) l->body_timeout_ms = d->body_timeout_ms;
+    if (!l->write_stall_ms) l->write_stall_ms = d->write_stall_ms;
+    if (!l->write_queue_bytes) l->write_queue_bytes = d->write_queue_bytes;
+}
+
+static void server_add_metrics(struct http_server *s, struct metrics *m)
+{
+    if (!m) return;
+    s->m_conns = metrics_gauge(m, "baton_http_connections", "", "Open HTTP connections.");
+    s->m_requests = metrics_counter(m, "baton_http_requests_total", "", "HTTP requests handed to the handler.");
+    s->m_refused = metrics_counter(m, "baton_http_refused_total", "", "Requests refused for their form, size or pace, before any handler.");
+    s->m_turned_away = metrics_counter(m, "baton_http_turned_away_total", "", "Connections above the connection limit.");
+    s->m_slow = metrics_counter(m, "baton_http_slow_readers_total", "", "Connections cut because the client did not read.");
+    s->m_gone = metrics_counter(m, "baton_http_clients_gone_total", "", "Exchanges whose client left before the answer was sent.");
+}
+
+enum status http_server_start(const struct http_server_options *o, struct http_server **out, struct err *err)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    struct http_server *s = MEM_NEW(struct http_server);
+    uv_loop_t *uv = loop_uv(o->loop);
+    s->o = *o;
+    s->host = mem_strdup(o->host && o->host[0] ? o->host : "0.0.0.0");
+    s->o.host = s->host;
+    server_set_limits(&s->o.limits);
+    list_init(&s->conns);
+    list_init(&s->ready);
+    uv_tcp_init(uv, &s->listener);
+    uv_idle_init(uv, &s->idle);
+    uv_timer_init(uv, &s->grace);
+    s->listener.data = s->idle.data = s->grace.data = s;
+    s->n_handles = 3;
+    enum status st = http_listen(&s->listener, s->host, o->port, server_on_connection, &s->port, err);
+    if (st != OK) {
+        uv_close((uv_handle_t *)&s->listener, server_on_closed);
+        server_close_handles(s);
+        return st;
+    }
+    server_add_metrics(s, o->metrics);
+    *out = s;
+    return OK;
+}
+
+uint16_t http_server_port(const struct http_server *s) { return s->port; }
+
+static void server_end_conns(struct http_server *s)
+{
+    LIST_FOREACH(c, &s->conns, struct http_conn, link) http_conn_lost(c);
+    if (!uv_is_closing((uv_handle_t *)&s->grace)) server_close_handles(s);
+}
+
+static void server_on_grace(uv_timer_t *t)
+{
+    struct http_server *s = t->data;
+    if (uv_now(t->loop) >= s->grace_until || list_empty(&s->conns)) server_end_conns(s);
+}
+
+void http_server_stop(struct http_server *s, uint32_t grace_ms, void (*done)(void *arg), void *arg)
+{
+    enum { CHECK_MS = 5 };
+    ASSERT_THREAD(THREAD_LOOP);
+    ASSERT(!s->stopping);
+    s->stopping = true;
+    s->done = done;
+    s->done_arg = arg;
+    s->grace_until = uv_now(s->grace.loop) + grace_ms;
+    uv_close((uv_handle_t *)&s->listener, server_on_closed);
+    LIST_FOREACH(c, &s->conns, struct http_conn, link)
+        if (http_conn_is_idle(c)) http_conn_lost(c);
+    /* Also without grace this is a turn later: stop may be called from inside a handler. */
+    uv_timer_start(&s->grace, server_on_grace, 0, CHECK_MS);
+}
+
+const char *http_method(const struct http_exchange *x) { return llhttp_method_name(x->conn->parse.llhttp.method); }
+
+struct str http_path(const struct http_exchange *x) { return buf_str(&x->conn->parse.path); }
+
+struct str http_query(const struct http_exchange *x)
+{
+    const struct http_parse *p = &x->conn->parse;
+    return (struct str){ p->text.data + p->query, p->n_query };
+}
+
+struct str http_header(const struct http_exchange *x, const char *name) { return http_parse_header(&x->conn->parse, name); }
+
+struct str http_body(const struct http_exchange *x) { return buf_str(&x->conn->parse.body); }
+
+const char *http_peer(const struct http_exchange *x) { return x->conn->peer; }
+
+void *http_data(const struct http_exchange *x) { return x->data; }
+
+void http_set_data(struct http_exchange *x, void *data) { x->data = data; }
+
+void http_on_end(struct http_exchange *x, void (*fn)(void *arg, bool gone), void *arg)
+{
+    x->on_end = fn;
+    x->on_end_arg = arg;
+}

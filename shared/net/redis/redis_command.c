@@ -1,0 +1,257 @@
+/* redis_command.c - see redis_conn.h: commands, their deadlines, scripts.
+ *
+ * A script is known to the server by its SHA-1 (EVALSHA); when the server does not know it (restart, flush, failover) the
+ * same call is sent as EVAL, under the deadline of the first attempt. Thread: loop. */
+#include <openssl/evp.h>
+#include <string.h>
+
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+#include "shared/base/thread.h"
+#include "shared/net/redis/redis_conn.h"
+
+enum { REDIS_COMMANDS_MAX = 4096, REDIS_BYTES_MAX = 64 << 20 };
+
+struct redis_cmd {
+    struct list link;
+    redis_fn   *cb;          /* NULL: answered */
+    void       *arg;
+    uint64_t    deadline_ms;
+    size_t      n_bytes;
+    const char *script;      /* NULL: a plain command, or EVAL was already tried */
+    struct buf  tail;        /* of a script: number of keys and arguments, encoded */
+    int         n_words;
+};
+
+static void command_free(struct redis_cmd *c)
+{
+    buf_release(&c->tail);
+    mem_free(c);
+}
+
+/* Take it off the list; the caller calls the callback, which may free r (hold it). */
+static redis_fn *command_take(struct redis *r, struct redis_cmd *c)
+{
+    redis_fn *cb = c->cb;
+    c->cb = NULL;
+    list_remove(&c->link);
+    r->n_commands--;
+    r->n_bytes -= c->n_bytes;
+    return cb;
+}
+
+void redis_fail_commands(struct redis *r, enum status st)
+{
+    r->n_holds++;
+    while (!list_empty(&r->commands)) {
+        struct redis_cmd *c = LIST_FIRST(&r->commands, struct redis_cmd, link);
+        redis_fn *cb = command_take(r, c);
+        cb(c->arg, st, NULL); /* hiredis still points to c and frees it when the context goes */
+    }
+    redis_unhold(r);
+}
+
+static void command_set_deadline(struct redis *r);
+
+static void command_on_deadline(void *arg)
+{
+    struct redis *r = arg;
+    uint64_t now = clock_ms();
+    loop_timer_free(r->command_deadline);
+    r->command_deadline = NULL;
+    r->n_holds++;
+    bool late = false;
+    while (!list_empty(&r->commands) && LIST_FIRST(&r->commands, struct redis_cmd, link)->deadline_ms <= now) {
+        struct redis_cmd *c = LIST_FIRST(&r->commands, struct redis_cmd, link);
+        redis_fn *cb = command_take(r, c);
+        late = true;
+        cb(c->arg, ERR_TIMEOUT, NULL);
+    }
+    /* Answers come in order, so one that does not come holds up all behind it: begin anew. */
+    if (late && !r->freed && r->ac) redis_drop(r, "a command was not answered in time");
+    else if (!r->freed) command_set_deadline(r);
+    redis_unhold(r);
+}
+
+static void command_set_deadline(struct redis *r)
+{
+    if (r->command_deadline || list_empty(&r->commands)) return;
+    uint64_t now = clock_ms(), at = LIST_FIRST(&r->commands, struct redis_cmd, link)->deadline_ms;
+    r->command_deadline = loop_timer_start(r->o.loop, at > now ? at - now : 0, 0, command_on_deadline, r);
+}
+
+static void command_link(struct redis *r, struct redis_cmd *c)
+{
+    struct list *at = r->commands.prev;
+    while (at != &r->commands && LIST_ENTRY(at, struct redis_cmd, link)->deadline_ms > c->deadline_ms) at = at->prev;
+    list_insert_after(at, &c->link);
+    r->n_commands++;
+    r->n_bytes += c->n_bytes;
+    command_set_deadline(r);
+}
+
+static void command_on_reply(redisAsyncContext *ac, void *reply, void *arg);
+
+static enum status command_send(struct redis *r, struct redis_cmd *c, const struct buf *bytes)
+{
+    if (redisAsyncFormattedCommand(r->ac, command_on_reply, c, bytes->data, bytes->len) != REDIS_OK) return ERR_UNAVAILABLE;
+    c->n_bytes = bytes->len;
+    command_link(r, c);
+    return OK;
+}
+
+static void command_add_word(struct buf *b, const char *p, size_t n)
+{
+    buf_printf(b, "$%zu\r\n", n);
+    buf_add(b, p, n);
+    buf_add_c(b, "\r\n");
+}
+
+static enum status command_send_script(struct redis *r, struct redis_cmd *c, const char *verb, const char *what)
+{
+    struct buf b = { 0 };
+    buf_printf(&b, "*%d\r\n", c->n_words);
+    command_add_word(&b, verb, strlen(verb));
+    command_add_word(&b, what, strlen(what));
+    buf_add_str(&b, buf_str(&c->tail));
+    enum status st = command_send(r, c, &b);
+    buf_release(&b);
+    return st;
+}
+
+/* The server does not know the script: send its text. True when that was possible. */
+static bool command_retry_as_eval(struct redis *r, struct redis_cmd *c)
+{
+    const char *script = c->script;
+    redis_fn *cb = command_take(r, c);
+    c->cb = cb;
+    c->script = NULL;
+    if (r->state == REDIS_UP && command_send_script(r, c, "EVAL", script) == OK) return true;
+    c->cb = NULL;
+    r->n_holds++;
+    cb(c->arg, ERR_PEER_LOST, NULL);
+    redis_unhold(r);
+    return false;
+}
+
+static void command_finish(struct redis *r, struct redis_cmd *c, const redisReply *reply)
+{
+    enum status st = OK;
+    bool read_only = false;
+    if (reply->type == REDIS_REPLY_ERROR) {
+        st = ERR_IO;
+        read_only = strncmp(reply->str, "READONLY", 8) == 0; /* a failover happened behind our back */
+        log_warn("redis refused a command", "why=\"%s\"", reply->str);
+    }
+    r->n_holds++;
+    redis_fn *cb = command_take(r, c);
+    cb(c->arg, st, st == OK ? reply : NULL);
+    if (read_only && !r->freed && r->ac) redis_drop(r, "the server is a read-only replica");
+    redis_unhold(r);
+}
+
+static void command_on_reply(redisAsyncContext *ac, void *data, void *arg)
+{
+    struct redis_cmd *c = arg;
+    struct redis *r = ac->data;
+    const redisReply *reply = data;
+    if (r && r->ac == ac) r->n_unparsed = 0;
+    if (c->cb && r && reply) {
+        bool unknown = c->script && reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, "NOSCRIPT", 8) == 0;
+        if (unknown && command_retry_as_eval(r, c)) return;
+        if (!unknown) command_finish(r, c, reply);
+    } else if (c->cb && r) {
+        /* hiredis gives up the connection; redis_on_disconnect follows. New commands must fail already now. */
+        r->state = REDIS_DOWN;
+        r->n_holds++;
+        redis_fn *cb = command_take(r, c);
+        cb(c->arg, ERR_PEER_LOST, NULL);
+        redis_unhold(r);
+    }
+    command_free(c);
+}
+
+static enum status command_admit(const struct redis *r, size_t n_bytes)
+{
+    if (r->state != REDIS_UP) return ERR_UNAVAILABLE;
+    if (r->n_commands >= REDIS_COMMANDS_MAX || r->n_bytes + n_bytes > REDIS_BYTES_MAX) return ERR_FULL;
+    return OK;
+}
+
+static struct redis_cmd *command_create(struct redis *r, redis_fn *cb, void *arg)
+{
+    struct redis_cmd *c = mem_try_calloc(1, sizeof *c);
+    if (!c) return NULL;
+    c->cb = cb;
+    c->arg = arg;
+    c->deadline_ms = clock_ms() + r->o.timeout_ms;
+    list_init(&c->link);
+    return c;
+}
+
+static size_t command_len(const char *const *argv, const size_t *argv_len, int i) { return argv_len ? argv_len[i] : strlen(argv[i]); }
+
+enum status redis_command(struct redis *r, redis_fn *cb, void *arg, int argc, const char **argv, const size_t *argv_len)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    size_t total = 0;
+    for (int i = 0; i < argc; i++) total += command_len(argv, argv_len, i);
+    TRY(command_admit(r, total));
+    struct redis_cmd *c = command_create(r, cb, arg);
+    if (!c) return ERR_NOMEM;
+    struct buf b = { 0 };
+    buf_printf(&b, "*%d\r\n", argc);
+    for (int i = 0; i < argc; i++) command_add_word(&b, argv[i], command_len(argv, argv_len, i));
+    enum status st = command_send(r, c, &b);
+    buf_release(&b);
+    if (st != OK) command_free(c);
+    return st;
+}
+
+/* Redis names scripts by SHA-1; nothing here depends on its strength. NULL when OpenSSL refuses it. */
+static const char *script_sha(struct redis *r, const char *script)
+{
+    uint64_t key = (uintptr_t)script;
+    char *hex = map_get(&r->scripts, map_key_u64(&key));
+    if (hex) return hex;
+    unsigned char md[EVP_MAX_MD_SIZE];
+    unsigned n = 0;
+    if (EVP_Digest(script, strlen(script), md, &n, EVP_sha1(), NULL) != 1) return NULL;
+    hex = mem_calloc(2 * n + 1, 1);
+    for (unsigned i = 0; i < n; i++) snprintf(hex + 2 * i, 3, "%02x", md[i]);
+    map_put(&r->scripts, map_key_u64(&key), hex);
+    return hex;
+}
+
+void redis_scripts_release(struct redis *r)
+{
+    size_t pos = 0;
+    struct str key;
+    void *hex;
+    while (map_next(&r->scripts, &pos, &key, &hex)) mem_free(hex);
+    map_release(&r->scripts);
+}
+
+enum status redis_script(struct redis *r, const char *script, redis_fn *cb, void *arg, int n_keys, int n, const char **argv,
+                         const size_t *argv_len)
+{
+    ASSERT_THREAD(THREAD_LOOP);
+    ASSERT(n_keys >= 0);
+    ASSERT(n_keys <= n);
+    size_t total = strlen(script);
+    for (int i = 0; i < n; i++) total += command_len(argv, argv_len, i);
+    TRY(command_admit(r, total));
+    struct redis_cmd *c = command_create(r, cb, arg);
+    if (!c) return ERR_NOMEM;
+    char count[16];
+    int n_count = snprintf(count, sizeof count, "%d", n_keys);
+    command_add_word(&c->tail, count, (size_t)n_count);
+    for (int i = 0; i < n; i++) command_add_word(&c->tail, argv[i], command_len(argv, argv_len, i));
+    c->n_words = n + 3;
+    const char *sha = script_sha(r, script);
+    if (sha) c->script = script;
+    enum status st = command_send_script(r, c, sha ? "EVALSHA" : "EVAL", sha ? sha : script);
+    if (st != OK) command_free(c);
+    return st;
+}

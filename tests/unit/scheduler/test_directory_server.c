@@ -1,0 +1,157 @@
+/* test_directory_server.c - what the holder answers to calls that its own client would not make. */
+#include <stdio.h>
+#include <string.h>
+
+#include "scheduler/directory/server.h"
+#include "scheduler/directory/wire.h"
+#include "shared/base/clock.h"
+#include "shared/base/mem.h"
+#include "shared/net/http/http_client.h"
+#include "tests/harness/test.h"
+
+struct answer {
+    bool        here;
+    enum status st;
+    int         http_status;
+    char        body[1024];
+};
+
+static void on_wake(void *arg) { (void)arg; }
+
+static void on_answer(void *arg, enum status st, int http_status, struct str body)
+{
+    struct answer *a = arg;
+    a->here = true;
+    a->st = st;
+    a->http_status = http_status;
+    snprintf(a->body, sizeof a->body, "%.*s", STR_ARG(body));
+}
+
+struct rig {
+    struct loop             *loop;
+    struct directory        *local;
+    struct directory_server *server;
+    struct http_client      *client;
+};
+
+static void turn(struct rig *r)
+{
+    struct loop_timer *t = loop_timer_start(r->loop, 5, 0, on_wake, NULL);
+    uv_run(loop_uv(r->loop), UV_RUN_ONCE);
+    loop_timer_free(t);
+}
+
+static void rig_open(struct rig *r, struct str secret)
+{
+    struct err err = { 0 };
+    CHECK_OK(loop_create(&r->loop, NULL));
+    struct directory_options o = { .loop = r->loop, .topic = "default" };
+    struct http_client_options c = { .loop = r->loop, .body_max = 1 << 20, .n_idle = 2 };
+    CHECK_OK(directory_open("local", &o, &r->local, &err));
+    CHECK_OK(directory_serve_start(r->loop, r->local, "127.0.0.1", 0, secret, &r->server, &err));
+    r->client = http_client_create(&c);
+}
+
+static void on_stopped(void *arg) { *(bool *)arg = true; }
+
+static void rig_close(struct rig *r)
+{
+    bool stopped = false;
+    http_client_free(r->client);
+    directory_serve_stop(r->server, on_stopped, &stopped);
+    directory_close(r->local);
+    for (uint64_t end = clock_ms() + 5000; !stopped && clock_ms() < end;) turn(r);
+    CHECK(stopped);
+    loop_free(r->loop);
+}
+
+static struct answer call(struct rig *r, const char *method, const char *path, const char *headers, struct str body)
+{
+    struct answer a = { 0 };
+    CHECK_OK(http_client_request(r->client, method, "127.0.0.1", directory_serve_port(r->server), path, headers, body, 3000, on_answer, &a));
+    for (uint64_t end = clock_ms() + 5000; !a.here && clock_ms() < end;) turn(r);
+    CHECK(a.here);
+    CHECK_OK(a.st);
+    return a;
+}
+
+TEST(malformed_calls_are_answered)
+{
+    static const struct {
+        const char *method, *path, *body;
+        int         want;
+    } calls[] = {
+        { "POST", "/cluster/v1/snapshot", "{}", 200 },
+        { "POST", "/cluster/v1/snapshot", "", 400 },
+        { "POST", "/cluster/v1/snapshot", "[]", 200 }, /* no topic has no name: an empty view */
+        { "POST", "/cluster/v1/snapshot", "{\"topic\":1}", 400 },
+        { "POST", "/cluster/v1/snapshot", "{\"owner\":1}", 400 },
+        { "POST", "/cluster/v1/snapshot", "{\"topic\":\"x\"", 400 },
+        { "GET", "/cluster/v1/snapshot", "", 404 },
+        { "POST", "/cluster/v1/", "{}", 404 },
+        { "POST", "/cluster/v2/snapshot", "{}", 404 },
+        { "POST", "/", "{}", 404 },
+        { "POST", "/cluster/v1/publish", "{}", 400 },
+        { "POST", "/cluster/v1/publish", "{\"record\":{\"node\":\"0000000000000001\"}}", 400 },
+        { "POST", "/cluster/v1/publish", "{\"record\":{\"node\":\"0000000000000001\",\"topic\":\"default\",\"role\":\"mixed\",\"max_seqs\":1,\"n_blocks\":9}}", 200 },
+        { "POST", "/cluster/v1/leave", "{}", 400 },
+        { "POST", "/cluster/v1/leave", "{\"node\":\"00000000000000ff\"}", 200 },
+        { "POST", "/cluster/v1/reserve", "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\"}", 400 },
+        { "POST", "/cluster/v1/reserve", "{\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\"}", 400 }, /* nobody's */
+        { "POST", "/cluster/v1/reserve", "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\",\"blocks\":-1}", 400 },
+        { "POST", "/cluster/v1/reserve", "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\",\"ttl_ms\":1e12}", 400 },
+        { "POST", "/cluster/v1/reserve", "{\"owner\":\"0000000000000009\",\"id\":\"0000000000000005\",\"decode\":\"0000000000000001\",\"ttl_ms\":9000}", 200 },
+        { "POST", "/cluster/v1/release", "{}", 400 },
+        { "POST", "/cluster/v1/release", "{\"ids\":[1]}", 400 },
+        { "POST", "/cluster/v1/release", "{\"ids\":[\"5\"]}", 400 },
+        { "POST", "/cluster/v1/release", "{\"ids\":[\"0000000000000005\",\"0000000000000005\"]}", 200 },
+    };
+    struct rig r;
+    rig_open(&r, STR(""));
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
+        struct answer a = call(&r, calls[i].method, calls[i].path, NULL, str_of(calls[i].body));
+        if (a.http_status != calls[i].want)
+            test_fail(__FILE__, __LINE__, "%s %s %s: %d, not %d: %s", calls[i].method, calls[i].path, calls[i].body, a.http_status, calls[i].want, a.body);
+        CHECK((a.http_status == 200) != (strncmp(a.body, "{\"error\":", 9) == 0));
+    }
+    rig_close(&r);
+}
+
+TEST(long_bodies_are_refused)
+{
+    struct rig r;
+    struct buf body = { 0 };
+    rig_open(&r, STR(""));
+    memset(buf_reserve(&body, DIRECTORY_BODY_MAX + 1), ' ', DIRECTORY_BODY_MAX + 1);
+    body.len = DIRECTORY_BODY_MAX + 1;
+    struct answer a = { 0 };
+    CHECK_OK(http_client_request(r.client, "POST", "127.0.0.1", directory_serve_port(r.server), "/cluster/v1/snapshot", NULL, buf_str(&body),
+                                 3000, on_answer, &a));
+    for (uint64_t end = clock_ms() + 5000; !a.here && clock_ms() < end;) turn(&r);
+    CHECK(a.here);
+    CHECK(a.st != OK || a.http_status == 413); /* the connection may be cut before all was sent */
+    buf_release(&body);
+    rig_close(&r);
+}
+
+TEST(only_the_exact_proof_is_taken)
+{
+    struct rig r;
+    char proof[DIRECTORY_PROOF_MAX], header[128];
+    struct str body = STR("{\"topic\":\"default\"}"), secret = STR("k");
+    const char *path = "/cluster/v1/snapshot";
+    rig_open(&r, secret);
+    CHECK_EQ_INT(call(&r, "POST", path, NULL, body).http_status, 401);
+    CHECK_EQ_INT(call(&r, "POST", path, "Authorization: Baton \r\n", body).http_status, 401);
+    CHECK_EQ_INT(call(&r, "POST", path, "Authorization: Bearer k\r\n", body).http_status, 401);
+    directory_prove(secret, "POST", str_of(path), body, proof);
+    snprintf(header, sizeof header, "Authorization: %s\r\n", proof);
+    CHECK_EQ_INT(call(&r, "POST", path, header, body).http_status, 200);
+    CHECK_EQ_INT(call(&r, "POST", path, header, STR("{\"topic\":\"default\"} ")).http_status, 401);
+    CHECK_EQ_INT(call(&r, "POST", "/cluster/v1/leave", header, body).http_status, 401);
+    snprintf(header, sizeof header, "Authorization: %.*s\r\n", (int)strlen(proof) - 1, proof);
+    CHECK_EQ_INT(call(&r, "POST", path, header, body).http_status, 401);
+    rig_close(&r);
+}
+
+TEST_MAIN(CASE(malformed_calls_are_answered), CASE(long_bodies_are_refused), CASE(only_the_exact_proof_is_taken))
