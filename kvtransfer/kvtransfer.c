@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kvtransfer/fault.h"
+#include "kvtransfer/fault/fault.h"
 #include "kvtransfer/progress.h"
 #include "shared/base/clock.h"
 #include "shared/base/hash.h"

@@ -7,7 +7,7 @@
  *
  *   pools of equal element type and block size   copies go from pool to pool: a slice of heads is a sub-range of the piece on both sides
  *   any others                                   the sender makes the receiver's bytes in staging memory first (convert.h, staging.h; from a
- *                                                pool in a card's memory the card does: works.h)
+ *                                                pool in a card's memory the card does: gpu_jobs.h)
  *
  * Invariants
  *  1 The bytes of a span are the same on both sides, in the same order, whatever the block tables are: the receiver's runs, values first.

@@ -14,7 +14,7 @@
 #include <pthread.h>
 
 #include "kvtransfer/session.h"
-#include "kvtransfer/tickets.h"
+#include "kvtransfer/connect/tickets.h"
 #include "shared/base/mailbox.h"
 
 enum {

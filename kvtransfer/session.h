@@ -28,7 +28,7 @@
  *    checksum is a doubt first. FINISH, or KVT_DOUBT_MS, make it a failure; nothing is verified, and RECEIVED cannot come, from then on.
  *  8 A session has at most KVT_SEND_PUTS puts under way and a peer its share of the staging memory: whoever does not read holds up
  *    itself alone.
- *  9 Of a pool in a card's memory the card makes the checksums, the copies and the pieces of other layouts (works.h): a NOTE of the sender waits for its sums,
+ *  9 Of a pool in a card's memory the card makes the checksums, the copies and the pieces of other layouts (gpu_jobs.h): a NOTE of the sender waits for its sums,
  *    the receiver's RECEIVED for its own; a row that moves the processor's memory puts from a stage that was fetched, and what it receives is on its way into
  *    the pool from a stage when its slot is FREE only once that copy is over. The order of puts, NOTEs and FINISH is the same.
  * Thread: transfer, except kvt_recv_claim (any). */
@@ -42,7 +42,7 @@
 #include "kvtransfer/staging.h"
 #include "kvtransfer/stats.h"
 #include "kvtransfer/transport.h"
-#include "kvtransfer/works.h"
+#include "kvtransfer/gpu_jobs.h"
 #include "shared/base/list.h"
 #include "shared/base/map.h"
 

@@ -2,7 +2,7 @@
  * Constants only; any thread. */
 #include "kvtransfer/transport.h"
 
-#include "kvtransfer/rows.h"
+#include "kvtransfer/transports.h"
 
 const struct kvt_transport_ops *const kvt_transports[] = {
     &kvt_ipc_ops,

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "kvtransfer/rdma/cm.h"
-#include "kvtransfer/rows.h"
+#include "kvtransfer/transports.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"

@@ -5,7 +5,7 @@
  * the put's number. Messages go over the control connection and say how many puts were made before them.
  *
  * Why a message is seen only after the puts before it have landed
- *  1 The receiver hands a message on when the immediates of all earlier puts were polled (landing.h), so it is enough that the bytes of a put
+ *  1 The receiver hands a message on when the immediates of all earlier puts were polled (recv_window.h), so it is enough that the bytes of a put
  *    are visible to this CPU when its immediate's completion is.
  *  2 On one queue pair the responder executes requests in the order they were posted, and the receive that an RDMA WRITE with immediate
  *    consumes completes after the bytes of that write and of every earlier one (IBA vol. 1, 9.5 "Transaction ordering"; ibv_post_send(3)).
@@ -40,7 +40,7 @@
 
 #include <infiniband/verbs.h>
 
-#include "kvtransfer/control.h"
+#include "kvtransfer/connect/control.h"
 #include "kvtransfer/rdma/schedule.h"
 #include "kvtransfer/transport.h"
 #include "shared/base/list.h"

@@ -17,7 +17,7 @@
 #define BATON_KVTRANSFER_RDMA_SETUP_H
 
 #include "kvtransfer/rdma/device.h"
-#include "kvtransfer/rdma/landing.h"
+#include "kvtransfer/rdma/recv_window.h"
 
 enum { RDMA_QPS_MAX = 16, RDMA_REASON_MAX = 100, RDMA_SETUP_VERSION = 1, RDMA_TOKEN_BYTES = 16, RDMA_CALL_BYTES = 28 };
 

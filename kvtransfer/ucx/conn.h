@@ -30,7 +30,7 @@
 #ifndef BATON_KVTRANSFER_UCX_CONN_H
 #define BATON_KVTRANSFER_UCX_CONN_H
 
-#include "kvtransfer/control.h"
+#include "kvtransfer/connect/control.h"
 #include "kvtransfer/ucx/setup.h"
 #include "shared/base/list.h"
 

@@ -13,7 +13,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "kvtransfer/rows.h"
+#include "kvtransfer/transports.h"
 #include "kvtransfer/ucx/conn.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"

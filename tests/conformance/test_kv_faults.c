@@ -5,7 +5,7 @@
  * granted are never written. Where the fault changes what decode would read (flip, truncate, stale), every transfer that it befell fails,
  * and the failures in the metrics are as many as the transfers damaged.
  * Rows that this build or this host does not have are skipped by name. BATON_FAULT_TRANSFERS sets the number per plan. */
-#include "kvtransfer/fault.h"
+#include "kvtransfer/fault/fault.h"
 #include "kvtransfer/transport.h"
 #include "tests/conformance/kvt_fixture.h"
 

@@ -8,9 +8,9 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-#include "kvtransfer/ipc.h"
-#include "kvtransfer/rows.h"
-#include "kvtransfer/tcp_address.h"
+#include "kvtransfer/local/ipc.h"
+#include "kvtransfer/transports.h"
+#include "kvtransfer/connect/address.h"
 #include "tests/conformance/kvt_fixture.h"
 
 /* Pieces of 256 KiB: puts of 1 MiB, so that slices and jobs are real ones. */

@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "kvtransfer/fault.h"
+#include "kvtransfer/fault/fault.h"
 #include "shared/base/assert.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -14,8 +14,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kvtransfer/control.h"
-#include "kvtransfer/tcp_address.h"
+#include "kvtransfer/connect/control.h"
+#include "kvtransfer/connect/address.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kvtransfer/copier.h"
-#include "kvtransfer/copy.h"
+#include "kvtransfer/local/copier.h"
+#include "kvtransfer/local/copy.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

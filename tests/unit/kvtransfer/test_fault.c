@@ -1,5 +1,5 @@
 /* test_fault.c - the fault plan's text, and a wrapped row against a recording one: what reaches the row inside, what the session hears. */
-#include "kvtransfer/fault.h"
+#include "kvtransfer/fault/fault.h"
 
 #include <stdio.h>
 #include <stdlib.h>

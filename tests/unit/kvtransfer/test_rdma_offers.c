@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "kvtransfer/rdma/cm.h"
-#include "kvtransfer/rows.h"
+#include "kvtransfer/transports.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "kvtransfer/rdma/rdma.h"
-#include "kvtransfer/rows.h"
+#include "kvtransfer/transports.h"
 #include "shared/base/mem.h"
 
 enum { DEPTH = 512, POOL = 1 << 20, STRIDE = 512, PIECE = 200, WCS = 1024 };

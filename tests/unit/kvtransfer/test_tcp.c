@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "kvtransfer/rows.h"
-#include "kvtransfer/tcp.h"
+#include "kvtransfer/transports.h"
+#include "kvtransfer/tcp/tcp.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

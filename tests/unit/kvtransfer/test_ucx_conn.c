@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "kernels/device.h"
-#include "kvtransfer/rows.h"
+#include "kvtransfer/transports.h"
 #include "kvtransfer/ucx/conn.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"

@@ -1,0 +1,459 @@
+/* control.c - the hub of control connections; see control.h for the protocol and its invariants.
+ *
+ * Life of a connection here: CONNECTING → WAITING → OPEN or GREETING → OPEN, then LOST (said, still the row's), then LEAVING: the row has
+ * closed it, what it queued goes out, the write side is shut, and what the peer still sends is read away, because closing a socket with
+ * unread bytes resets it and takes the last frames with it (RFC 9293 3.10.4; Linux tcp_close). Memory is freed only at the
+ * beginning of control_poll, so that a handler may close any connection while events about it are still in hand. Thread: transfer. */
+#include "kvtransfer/connect/control.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "kvtransfer/connect/accept.h"
+#include "kvtransfer/connect/address.h"
+#include "shared/base/clock.h"
+#include "shared/base/list.h"
+#include "shared/base/mem.h"
+
+enum {
+    FRAME_MAGIC = 0x4346,   /* "FC" */
+    ACCEPTS_PER_POLL = 16,
+    LEAVE_MS = 1000,
+    LEAVE_READS = 16,       /* per poll: a peer that goes on sending does not hold the thread */
+    DEADLINE_CHECK_MS = 50,
+    KEEPALIVE_S = 1,        /* first probe after this long without a byte, and the time between probes */
+    USER_TIMEOUT_MS = 2000, /* with a keepalive: idle and unacknowledged connections alike end 2 s after the host went (tcp(7)) */
+    COMPACT_BYTES = 64 * 1024
+};
+
+struct wire_frame {
+    uint16_t magic;
+    uint8_t  kind, zero;
+    uint32_t length;
+    uint64_t after;
+};
+static_assert(sizeof(struct wire_frame) == CONTROL_HEAD_BYTES, "wire size");
+static_assert(CONTROL_HEAD_BYTES + CONTROL_BODY_MAX <= CONTROL_IN_BYTES, "a whole frame fits");
+
+enum conn_state { CONN_CONNECTING, CONN_WAITING, CONN_GREETING, CONN_OPEN, CONN_LOST, CONN_LEAVING };
+
+struct conn {
+    struct control_conn base;
+    struct list         link;
+    enum conn_state     state;
+    int                 fd;
+    uint64_t            deadline_ms; /* CONNECTING, WAITING, GREETING, LEAVING */
+    bool                wants_write, shut, broken; /* broken: the socket takes no more bytes */
+    struct buf          out;
+    size_t              out_sent;    /* bytes of it the kernel has taken */
+    size_t              in_have;
+    uint8_t             in[CONTROL_IN_BYTES];
+};
+
+struct control_hub {
+    const struct kvt_env   *env;
+    const char             *row;
+    int                     epoll_fd, listen_fd;
+    uint16_t                port;
+    const char             *ifname; /* outgoing connections leave from it; NULL: from where the kernel chooses */
+    struct buf              address;
+    struct list             conns;
+    uint32_t                n_conns;
+    uint64_t                checked_ms, accept_again_ms; /* accept_again_ms: 0 while accepting */
+};
+
+/* ---- frames ---- */
+
+enum status control_frame_decode(const void *in, size_t n, struct control_frame *out, size_t *used)
+{
+    struct wire_frame w;
+    if (n < sizeof w) return ERR_BUSY;
+    memcpy(&w, in, sizeof w);
+    if (w.magic != FRAME_MAGIC || w.zero || w.length > CONTROL_BODY_MAX) return ERR_FORMAT;
+    if (n - sizeof w < w.length) return ERR_BUSY;
+    *out = (struct control_frame){ .kind = w.kind, .after = w.after, .body = { (const char *)in + sizeof w, w.length } };
+    *used = sizeof w + w.length;
+    return OK;
+}
+
+void control_frame_encode(struct buf *out, uint8_t kind, uint64_t after, const void *body, size_t n)
+{
+    struct wire_frame w = { .magic = FRAME_MAGIC, .kind = kind, .length = (uint32_t)n, .after = after };
+    buf_add(out, &w, sizeof w);
+    if (n) buf_add(out, body, n);
+}
+
+/* ---- connections ---- */
+
+static void watch(struct conn *c, int op)
+{
+    struct epoll_event e = { .events = EPOLLIN | (c->wants_write ? EPOLLOUT : 0u), .data.ptr = c };
+    (void)epoll_ctl(c->base.hub->epoll_fd, op, c->fd, &e);
+}
+
+static void want_write(struct conn *c, bool yes)
+{
+    if (c->wants_write == yes) return;
+    c->wants_write = yes;
+    watch(c, EPOLL_CTL_MOD);
+}
+
+static void unwatch(struct conn *c) { (void)epoll_ctl(c->base.hub->epoll_fd, EPOLL_CTL_DEL, c->fd, NULL); }
+
+static void set_options(int fd)
+{
+    int one = 1, seconds = KEEPALIVE_S, timeout_ms = USER_TIMEOUT_MS;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+}
+
+static struct conn *new_conn(struct control_hub *h, int fd, enum conn_state state, void *owner)
+{
+    struct conn *c = MEM_NEW(struct conn);
+    c->base = (struct control_conn){ .hub = h, .incoming = state == CONN_GREETING, .owner = owner };
+    c->fd = fd;
+    c->state = state;
+    c->deadline_ms = clock_ms() + KVT_CONNECT_MS;
+    c->wants_write = state == CONN_CONNECTING;
+    set_options(fd);
+    list_push(&h->conns, &c->link);
+    h->n_conns++;
+    watch(c, EPOLL_CTL_ADD);
+    return c;
+}
+
+static void free_conn(struct conn *c)
+{
+    list_remove(&c->link);
+    c->base.hub->n_conns--;
+    close(c->fd);
+    buf_release(&c->out);
+    mem_free(c);
+}
+
+/* Give the kernel what it takes. A socket that fails is `broken`; reading will say why. */
+static void write_out(struct conn *c)
+{
+    while (!c->broken && c->out_sent < c->out.len) {
+        ssize_t n = send(c->fd, c->out.data + c->out_sent, c->out.len - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+        if (n < 0) c->broken = true;
+        else c->out_sent += (size_t)n;
+    }
+    if (c->broken || c->out_sent == c->out.len) {
+        buf_clear(&c->out);
+        c->out_sent = 0;
+    } else if (c->out_sent >= COMPACT_BYTES) {
+        buf_consume(&c->out, c->out_sent);
+        c->out_sent = 0;
+    }
+    want_write(c, c->out.len > 0);
+}
+
+static void queue_preamble(struct conn *c, const struct kvt_preamble *p)
+{
+    uint8_t bytes[KVT_PREAMBLE_BYTES];
+    kvt_preamble_encode(p, bytes);
+    buf_add(&c->out, bytes, sizeof bytes);
+}
+
+/* The row or the protocol has no more use for it. */
+static void leave(struct conn *c)
+{
+    if (c->state == CONN_LOST || c->state == CONN_CONNECTING) { /* nothing can go out any more, or nothing has come in */
+        if (c->state == CONN_CONNECTING) unwatch(c);
+        c->broken = true;
+    }
+    c->state = CONN_LEAVING;
+    c->deadline_ms = clock_ms() + LEAVE_MS;
+    if (!c->broken) write_out(c);
+}
+
+/* One step of LEAVING; frees when done. */
+static void step_leaving(struct conn *c, uint64_t now_ms)
+{
+    bool over = c->broken || now_ms > c->deadline_ms;
+    if (!over && c->out.len == 0 && !c->shut) {
+        c->shut = true;
+        shutdown(c->fd, SHUT_WR);
+    }
+    for (int i = 0; !over && i < LEAVE_READS; i++) {
+        ssize_t n = recv(c->fd, c->in, sizeof c->in, MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+        over = n <= 0;
+    }
+    if (over) free_conn(c);
+}
+
+static void say(struct conn *c, control_handler *on_event, void *arg, struct control_event ev)
+{
+    ev.conn = &c->base;
+    on_event(arg, &ev);
+}
+
+/* End a connection for a reason of this side's or the network's; one that was never announced goes silently. */
+static void lose(struct conn *c, enum status st, const char *text, control_handler *on_event, void *arg)
+{
+    if (c->state >= CONN_LOST) return;
+    if (c->state == CONN_GREETING) {
+        c->broken = true;
+        leave(c);
+        return;
+    }
+    unwatch(c);
+    shutdown(c->fd, SHUT_RDWR);
+    c->state = CONN_LOST;
+    struct control_event ev = { .kind = CONTROL_LOST, .status = st };
+    snprintf(ev.text, sizeof ev.text, "%s: %s", c->base.hub->row, text);
+    say(c, on_event, arg, ev);
+}
+
+void control_close(struct control_conn *base) { leave((struct conn *)base); }
+
+/* ---- in ---- */
+
+/* A preamble is complete. False: the connection is over. */
+static bool on_preamble(struct conn *c, control_handler *on_event, void *arg)
+{
+    struct kvt_preamble p;
+    const struct kvt_env *env = c->base.hub->env;
+    bool good = kvt_preamble_decode(c->in, KVT_PREAMBLE_BYTES, &p) == OK;
+    if (c->state == CONN_GREETING) {
+        if (!good || p.kind != KVT_PREAMBLE_TICKET) {
+            lose(c, ERR_FORMAT, "", on_event, arg);
+            return false;
+        }
+        good = env->admit(env->arg, p.ticket) == OK;
+        queue_preamble(c, &(struct kvt_preamble){ .kind = good ? KVT_PREAMBLE_WELCOME : KVT_PREAMBLE_REFUSED });
+        if (!good) {
+            leave(c);
+            return false;
+        }
+        write_out(c);
+    } else if (!good || p.kind != KVT_PREAMBLE_WELCOME) {
+        bool refused = good && p.kind == KVT_PREAMBLE_REFUSED;
+        lose(c, refused ? ERR_UNAUTHORIZED : ERR_FORMAT, refused ? "the receiver refused the ticket" : "the peer does not speak this protocol", on_event, arg);
+        return false;
+    }
+    c->state = CONN_OPEN;
+    say(c, on_event, arg, (struct control_event){ .kind = CONTROL_OPENED });
+    return true;
+}
+
+/* Everything whole in c->in. */
+static void parse(struct conn *c, control_handler *on_event, void *arg)
+{
+    size_t at = 0;
+    if (c->state < CONN_OPEN) {
+        if (c->in_have < KVT_PREAMBLE_BYTES) return;
+        if (!on_preamble(c, on_event, arg)) return;
+        at = KVT_PREAMBLE_BYTES;
+    }
+    while (c->state == CONN_OPEN) { /* the handler may close it */
+        struct control_frame f;
+        size_t used = 0;
+        enum status st = control_frame_decode(c->in + at, c->in_have - at, &f, &used);
+        if (st == ERR_FORMAT) lose(c, st, "malformed frame", on_event, arg);
+        if (st != OK) break;
+        say(c, on_event, arg, (struct control_event){ .kind = CONTROL_FRAME, .frame = f.kind, .after = f.after, .body = f.body });
+        at += used;
+    }
+    memmove(c->in, c->in + at, c->in_have - at);
+    c->in_have -= at;
+}
+
+/* One read per connection and poll, so that connections share the thread; epoll tells again what was left. */
+static void read_in(struct conn *c, control_handler *on_event, void *arg)
+{
+    ssize_t n;
+    do n = recv(c->fd, c->in + c->in_have, sizeof c->in - c->in_have, MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (n <= 0) {
+        lose(c, ERR_PEER_LOST, n == 0 ? "the peer closed the connection" : strerror(errno), on_event, arg);
+        return;
+    }
+    c->in_have += (size_t)n;
+    parse(c, on_event, arg);
+}
+
+static void on_connected(struct conn *c, control_handler *on_event, void *arg)
+{
+    int code = 0;
+    socklen_t n = sizeof code;
+    if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &code, &n) != 0) code = errno;
+    if (code) {
+        lose(c, ERR_PEER_LOST, strerror(code), on_event, arg);
+        return;
+    }
+    c->state = CONN_WAITING;
+    write_out(c);
+}
+
+/* ---- the hub ---- */
+
+static void accept_conns(struct control_hub *h)
+{
+    for (int i = 0; i < ACCEPTS_PER_POLL; i++) {
+        int fd = kvt_accept(h->row, h->epoll_fd, h->listen_fd, &h->accept_again_ms);
+        if (fd < 0) return;
+        if (h->n_conns >= h->env->max_peers) close(fd);
+        else new_conn(h, fd, CONN_GREETING, NULL);
+    }
+}
+
+static void check_deadlines(struct control_hub *h, uint64_t now_ms, control_handler *on_event, void *arg)
+{
+    if (now_ms < h->checked_ms + DEADLINE_CHECK_MS) return;
+    h->checked_ms = now_ms;
+    LIST_FOREACH(c, &h->conns, struct conn, link)
+        if (c->state < CONN_OPEN && now_ms > c->deadline_ms) lose(c, ERR_TIMEOUT, "the peer did not answer in time", on_event, arg);
+}
+
+void control_poll(struct control_hub *h, control_handler *on_event, void *arg)
+{
+    uint64_t now_ms = clock_ms();
+    kvt_accept_resume(h->epoll_fd, h->listen_fd, &h->accept_again_ms, now_ms);
+    LIST_FOREACH(c, &h->conns, struct conn, link)
+        if (c->state == CONN_LEAVING) step_leaving(c, now_ms);
+    struct epoll_event events[16];
+    int n = epoll_wait(h->epoll_fd, events, COUNT_OF(events), 0);
+    for (int i = 0; i < n; i++) {
+        struct conn *c = events[i].data.ptr;
+        if (!c) accept_conns(h);
+        else if (c->state == CONN_CONNECTING) on_connected(c, on_event, arg);
+        else if (c->state < CONN_LOST) {
+            if (events[i].events & EPOLLOUT) write_out(c);
+            if (events[i].events & ~(uint32_t)EPOLLOUT) read_in(c, on_event, arg);
+        } else if (c->state == CONN_LEAVING && (events[i].events & EPOLLOUT)) write_out(c);
+    }
+    check_deadlines(h, now_ms, on_event, arg);
+}
+
+enum status control_open(const struct kvt_env *env, const char *row, uint16_t port, const char *ifname, struct control_hub **out,
+                         struct err *err)
+{
+    struct control_hub *h = MEM_NEW(struct control_hub);
+    h->env = env;
+    h->row = row;
+    h->listen_fd = -1;
+    list_init(&h->conns);
+    h->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    h->ifname = ifname;
+    struct tcp_listener l = { .host = env->listen_host, .advertise = env->advertise_host, .ifname = ifname, .port = port, .fd = -1,
+                              .address = &h->address };
+    enum status st = h->epoll_fd < 0 ? err_set(err, ERR_CONFIG, "no epoll: %s", strerror(errno)) : tcp_address_serve(&l, err);
+    h->listen_fd = l.fd;
+    h->port = l.port;
+    if (st != OK) {
+        err_prefix(err, "%s: ", row);
+        control_hub_free(h);
+        return st;
+    }
+    struct epoll_event e = { .events = EPOLLIN };
+    (void)epoll_ctl(h->epoll_fd, EPOLL_CTL_ADD, h->listen_fd, &e);
+    *out = h;
+    return OK;
+}
+
+void control_hub_free(struct control_hub *h)
+{
+    if (!h) return;
+    LIST_FOREACH(c, &h->conns, struct conn, link) {
+        if (c->state == CONN_OPEN || c->state == CONN_LEAVING) {
+            write_out(c);
+            c->deadline_ms = UINT64_MAX;
+            step_leaving(c, 0); /* reads what is there away, see above */
+        }
+    }
+    LIST_FOREACH(c, &h->conns, struct conn, link) free_conn(c);
+    if (h->listen_fd >= 0) close(h->listen_fd);
+    if (h->epoll_fd >= 0) close(h->epoll_fd);
+    buf_release(&h->address);
+    mem_free(h);
+}
+
+int        control_wait_fd(const struct control_hub *h) { return h->epoll_fd; }
+uint16_t   control_port(const struct control_hub *h) { return h->port; }
+struct str control_address(const struct control_hub *h) { return buf_str(&h->address); }
+
+bool control_can_reach(struct str address)
+{
+    struct sockaddr_storage a;
+    socklen_t n;
+    return tcp_address_parse(address, &a, &n) == OK;
+}
+
+/* A connecting socket. Towards this host the kernel chooses the way. */
+static enum status begin_connect(const struct control_hub *h, struct str address, const struct sockaddr_storage *a, socklen_t n, int *out, struct err *err)
+{
+    int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return err_set(err, ERR_PEER_LOST, "no socket: %s", strerror(errno));
+    enum status st = tcp_address_is_local(a, n) ? OK : tcp_address_leave_from(fd, h->ifname, a->ss_family, err);
+    if (st == OK && connect(fd, (const struct sockaddr *)a, n) != 0 && errno != EINPROGRESS)
+        st = err_set(err, ERR_PEER_LOST, "cannot connect to %.*s: %s", STR_ARG(address), strerror(errno));
+    if (st == OK) *out = fd;
+    else close(fd);
+    return st;
+}
+
+enum status control_connect(struct control_hub *h, struct str address, const uint8_t ticket[KVT_TICKET_BYTES], void *owner,
+                            struct control_conn **out, struct err *err)
+{
+    struct sockaddr_storage a;
+    socklen_t n;
+    if (tcp_address_parse(address, &a, &n) != OK) return err_set(err, ERR_FORMAT, "%s: malformed address", h->row);
+    if (h->n_conns >= h->env->max_peers) return err_set(err, ERR_FULL, "%s: too many connections", h->row);
+    int fd = -1;
+    if (begin_connect(h, address, &a, n, &fd, err) != OK) {
+        err_prefix(err, "%s: ", h->row);
+        return ERR_PEER_LOST;
+    }
+    struct conn *c = new_conn(h, fd, CONN_CONNECTING, owner);
+    struct kvt_preamble p = { .kind = KVT_PREAMBLE_TICKET };
+    memcpy(p.ticket, ticket, sizeof p.ticket);
+    queue_preamble(c, &p);
+    *out = &c->base;
+    return OK;
+}
+
+enum status control_send(struct control_conn *base, uint8_t frame, uint64_t after, const void *body, size_t n)
+{
+    struct conn *c = (struct conn *)base;
+    if (c->state != CONN_OPEN || c->broken) return ERR_PEER_LOST;
+    if (n > CONTROL_BODY_MAX) return ERR_INVALID;
+    if (control_queued(base) > KVT_QUEUE_LIMIT) return ERR_FULL;
+    bool idle = c->out.len == 0;
+    control_frame_encode(&c->out, frame, after, body, n);
+    if (idle) write_out(c);
+    return OK;
+}
+
+size_t control_queued(const struct control_conn *base)
+{
+    const struct conn *c = (const struct conn *)base;
+    return c->out.len - c->out_sent;
+}
+
+void control_addresses(const struct control_conn *base, struct sockaddr_storage *local, struct sockaddr_storage *remote)
+{
+    const struct conn *c = (const struct conn *)base;
+    socklen_t n = sizeof *local, m = sizeof *remote;
+    memset(local, 0, sizeof *local);
+    memset(remote, 0, sizeof *remote);
+    (void)getsockname(c->fd, (struct sockaddr *)local, &n);
+    (void)getpeername(c->fd, (struct sockaddr *)remote, &m);
+}

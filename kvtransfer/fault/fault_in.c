@@ -1,0 +1,179 @@
+/* fault_in.c - what the inner row tells: connections, messages, completions, each passed on, changed, or kept waiting. Thread: transfer. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kvtransfer/fault/fault_internal.h"
+#include "shared/base/clock.h"
+#include "shared/base/log.h"
+#include "shared/base/mem.h"
+
+struct fault_conn *fault_new_conn(struct fault_row *r, struct kvt_conn *inner)
+{
+    struct fault_conn *c = MEM_NEW(struct fault_conn);
+    c->base = (struct kvt_conn){ .t = &r->base, .incoming = inner->incoming };
+    c->row = r;
+    c->inner = inner;
+    inner->peer = c;
+    list_init(&c->link);
+    list_init(&c->out);
+    list_init(&c->in);
+    list_init(&c->late);
+    list_push(&r->conns, &c->link);
+    return c;
+}
+
+void fault_free_conn(struct fault_conn *c)
+{
+    fault_free_slots(c);
+    fault_free_list(&c->out);
+    fault_free_list(&c->in);
+    fault_free_list(&c->late);
+    list_remove(&c->link);
+    mem_free(c);
+}
+
+/* Behind what waits already, or before it when that is to be overtaken. */
+static void hold_in(struct fault_conn *c, struct fault_held h, uint32_t ms)
+{
+    struct fault_held *last = list_empty(&c->in) ? NULL : LIST_ENTRY(c->in.prev, struct fault_held, link);
+    fault_hold(&c->in, h, ms ? clock_ms() + ms : 0);
+    c->n_in++;
+    if (!last || !last->overtaken || h.what != HELD_MESSAGE) return;
+    fault_count(c->row, FAULT_REORDER);
+    last->overtaken = false;
+    last->due_ms = 0;
+    list_remove(&last->link);
+    list_push(&c->in, &last->link);
+}
+
+static void on_message(struct fault_conn *c, const struct kvt_message *m)
+{
+    struct fault_row *r = c->row;
+    struct fault_held h = { .what = HELD_MESSAGE, .message = *m };
+    struct fault_fate f = fault_befall(r, fault_step_of(m->kind), false);
+    switch (f.kind) {
+    case FAULT_DISCONNECT: (void)fault_doom(c); return;
+    case FAULT_REORDER:
+        h.overtaken = true;
+        hold_in(c, h, FAULT_REORDER_MS); /* counted when something overtakes it */
+        return;
+    case FAULT_DROP: break;
+    case FAULT_DUPLICATE: hold_in(c, h, 0); hold_in(c, h, 0); break;
+    default:
+        fault_damage_message(r, &h.message, f.kind);
+        hold_in(c, h, f.kind == FAULT_DELAY ? f.ms : 0);
+    }
+    if (f.kind != FAULT_NOTHING) fault_count(r, f.kind);
+}
+
+static void on_put_done(struct fault_row *r, uint64_t tag)
+{
+    struct fault_slot *s = &r->slots[tag % FAULT_SLOTS];
+    if (!s->c) return;
+    if (s->silent) {
+        s->c = NULL;
+        return;
+    }
+    struct fault_fate f = fault_befall(r, FAULT_AT_PUT_DONE, false);
+    if (f.kind != FAULT_NOTHING && f.kind != FAULT_DISCONNECT) fault_count(r, f.kind);
+    if (f.kind == FAULT_DROP) s->c = NULL;
+    else if (f.kind == FAULT_DISCONNECT) (void)fault_doom(s->c);
+    else fault_end_slot(s, f.kind == FAULT_DELAY ? clock_ms() + f.ms : 0);
+}
+
+struct incidents {
+    struct kvt_incident *v;
+    size_t               n, cap;
+};
+
+static struct kvt_incident *add(struct incidents *in, enum kvt_incident_kind kind, struct fault_conn *c)
+{
+    struct kvt_incident *i = &in->v[in->n++];
+    *i = (struct kvt_incident){ .kind = kind, .conn = &c->base };
+    return i;
+}
+
+/* One incident of the inner row, in place of which one may go out at once (UP). */
+static void take(struct fault_row *r, const struct kvt_incident *i, struct incidents *out)
+{
+    struct fault_conn *c = i->conn->peer ? i->conn->peer : fault_new_conn(r, i->conn);
+    if (c->silent) return;
+    switch (i->kind) {
+    case KVT_UP:
+        if (fault_befall(r, FAULT_AT_UP, false).kind == FAULT_DISCONNECT) (void)fault_doom(c);
+        add(out, KVT_UP, c);
+        break;
+    case KVT_DOWN:
+        c->gone = true;
+        hold_in(c, (struct fault_held){ .what = HELD_DOWN, .down = *i }, 0);
+        break;
+    case KVT_MESSAGE: on_message(c, &i->message); break;
+    case KVT_PUT_DONE: on_put_done(r, i->tag); break;
+    }
+}
+
+/* The connection ends for the session layer, which will disconnect it. */
+static void tell_down(struct incidents *out, struct fault_conn *c, const struct kvt_incident *why)
+{
+    struct kvt_incident *i = add(out, KVT_DOWN, c);
+    c->silent = true;
+    i->status = why ? why->status : ERR_PEER_LOST;
+    if (why) memcpy(i->text, why->text, sizeof i->text);
+    else snprintf(i->text, sizeof i->text, "%s: disconnected by the fault plan", c->row->ops.name);
+    fault_free_slots(c);
+    fault_free_list(&c->in);
+    fault_free_list(&c->late);
+}
+
+/* What waited on its way in and is due. A DOWN is behind the messages that came before it. */
+static void deliver(struct incidents *out, struct fault_conn *c, uint64_t now)
+{
+    while (!list_empty(&c->in) && !c->silent && out->n < out->cap) {
+        struct fault_held *h = LIST_FIRST(&c->in, struct fault_held, link);
+        if (h->due_ms > now && c->n_in < FAULT_HELD_MAX) return;
+        c->n_in--;
+        if (h->what == HELD_DOWN) {
+            struct kvt_incident why = h->down;
+            tell_down(out, c, &why);
+            return;
+        }
+        add(out, KVT_MESSAGE, c)->message = h->message;
+        fault_free_held(h);
+    }
+}
+
+/* All that may be told now: completions before the answers of the peer that came after them. */
+static void tell(struct fault_row *r, struct incidents *out, uint64_t now)
+{
+    for (uint32_t i = 0; i < FAULT_SLOTS && out->n < out->cap; i++) {
+        struct fault_slot *s = &r->slots[i];
+        if (!s->c || !s->over || s->due_ms > now) continue;
+        add(out, KVT_PUT_DONE, s->c)->tag = s->tag;
+        s->c = NULL;
+    }
+    LIST_FOREACH(c, &r->conns, struct fault_conn, link) {
+        if (c->doomed && !c->silent && out->n < out->cap) tell_down(out, c, NULL);
+        deliver(out, c, now);
+    }
+}
+
+/* The inner row is polled only when everything it told before and that is due has gone out: bytes that it places follow messages that
+ * the session has seen. */
+size_t fault_poll(struct kvt_transport *t, struct kvt_incident *v, size_t cap)
+{
+    struct fault_row *r = ((struct fault_row *)t);
+    struct kvt_incident inner[16];
+    struct incidents out = { v, 0, cap };
+    uint64_t now = clock_ms(), ticks;
+    if (read(r->timer_fd, &ticks, sizeof ticks) < 0 && errno != EAGAIN) log_warn("kv fault timer", "errno=%d", errno);
+    LIST_FOREACH(c, &r->conns, struct fault_conn, link) fault_flush_out(c, now);
+    tell(r, &out, now);
+    size_t room = cap - out.n < COUNT_OF(inner) ? cap - out.n : COUNT_OF(inner);
+    size_t n = room ? r->inner_ops->poll(r->inner, inner, room) : 0;
+    for (size_t i = 0; i < n; i++) take(r, &inner[i], &out);
+    if (n) tell(r, &out, now);
+    fault_arm(r);
+    return out.n;
+}

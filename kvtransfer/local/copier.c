@@ -1,0 +1,111 @@
+/* copier.c - workers with a mailbox each, and one for what they have done; see copier.h. */
+#include "kvtransfer/local/copier.h"
+
+#include <sched.h>
+
+#include "shared/base/assert.h"
+#include "shared/base/mailbox.h"
+#include "shared/base/mem.h"
+#include "shared/base/thread.h"
+
+struct worker {
+    struct copier  *copier;
+    struct mailbox *box;
+    pthread_t       thread;
+    uint64_t        bytes;  /* handed over and not taken back; the transfer thread's */
+    uint32_t        n_jobs;
+};
+
+struct copier {
+    struct worker   workers[COPIER_THREADS_MAX];
+    uint32_t        n_workers;
+    struct mailbox *done;
+    void          (*run)(const struct copier_job *j);
+};
+
+uint32_t copier_choose(uint32_t wanted)
+{
+    if (wanted) return wanted < COPIER_THREADS_MAX ? wanted : COPIER_THREADS_MAX;
+    cpu_set_t allowed;
+    int n = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+    return n <= 2 ? 1 : n >= 8 ? 4 : (uint32_t)n / 2;
+}
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    struct copier_job j;
+    thread_become(THREAD_COMPUTE, "kv-copier");
+    while (mailbox_wait(w->box, -1))
+        while (mailbox_take(w->box, &j)) {
+            w->copier->run(&j);
+            copier_done(w->copier, j);
+        }
+    return NULL;
+}
+
+enum status copier_create(uint32_t n_threads, uint32_t n_foreign, void (*run)(const struct copier_job *j), void (*wake)(void *arg), void *arg,
+                          struct copier **out, struct err *err)
+{
+    ASSERT(n_threads >= 1 && n_threads <= COPIER_THREADS_MAX);
+    struct copier *c = MEM_NEW(struct copier);
+    uint32_t n_workers = n_threads - 1;
+    c->run = run;
+    c->done = mailbox_create(sizeof(struct copier_job), (size_t)n_workers * COPIER_JOBS_MAX + n_foreign + 1, wake, arg);
+    for (; c->n_workers < n_workers; c->n_workers++) {
+        struct worker *w = &c->workers[c->n_workers];
+        w->copier = c;
+        w->box = mailbox_create(sizeof(struct copier_job), COPIER_JOBS_MAX, NULL, NULL);
+        if (thread_start(&w->thread, work, w) != OK) {
+            mailbox_free(w->box);
+            copier_free(c);
+            return err_set(err, ERR_NOMEM, "%u threads to copy KV cannot be started; a lower number of copiers needs fewer", n_workers);
+        }
+    }
+    *out = c;
+    return OK;
+}
+
+void copier_free(struct copier *c)
+{
+    if (!c) return;
+    for (uint32_t i = 0; i < c->n_workers; i++) mailbox_close(c->workers[i].box);
+    for (uint32_t i = 0; i < c->n_workers; i++) {
+        pthread_join(c->workers[i].thread, NULL);
+        mailbox_free(c->workers[i].box);
+    }
+    mailbox_free(c->done);
+    mem_free(c);
+}
+
+bool copier_offer(struct copier *c, struct copier_job j)
+{
+    struct worker *idle = NULL;
+    for (uint32_t i = 0; i < c->n_workers; i++) {
+        struct worker *w = &c->workers[i];
+        if (w->n_jobs < COPIER_JOBS_MAX && w->bytes < COPIER_AHEAD && (!idle || w->bytes < idle->bytes)) idle = w;
+    }
+    if (!idle) return false;
+    j.worker = (uint32_t)(idle - c->workers);
+    idle->bytes += j.bytes;
+    idle->n_jobs++;
+    ASSERT(mailbox_post(idle->box, &j) == OK); /* invariant 2 */
+    return true;
+}
+
+bool copier_take(struct copier *c, struct copier_job *out)
+{
+    if (!mailbox_take(c->done, out)) return false;
+    if (out->worker < c->n_workers) {
+        c->workers[out->worker].bytes -= out->bytes;
+        c->workers[out->worker].n_jobs--;
+    }
+    return true;
+}
+
+void copier_wait(struct copier *c, int timeout_ms) { (void)mailbox_wait(c->done, timeout_ms); }
+
+void copier_done(struct copier *c, struct copier_job j)
+{
+    ASSERT(mailbox_post(c->done, &j) == OK); /* invariant 2 */
+}

@@ -1,0 +1,22 @@
+/* copy.c - the rows of copy.h and the choice among them. Thread: any. */
+#include "kvtransfer/local/copy.h"
+
+#include <string.h>
+
+static bool always(void) { return true; }
+static void plain(void *to, const void *from, size_t n) { memcpy(to, from, n); }
+
+const struct copy_row copy_plain = { .name = "plain", .runs_here = always, .copy = plain };
+
+#if defined(__x86_64__)
+const struct copy_row *const copy_rows[] = { &copy_avx512, &copy_avx2, &copy_plain, NULL };
+#else
+const struct copy_row *const copy_rows[] = { &copy_plain, NULL };
+#endif
+
+const struct copy_row *copy_choose(void)
+{
+    const struct copy_row *const *row = copy_rows;
+    while (!(*row)->runs_here()) row++;
+    return *row;
+}

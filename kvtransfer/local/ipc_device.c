@@ -1,0 +1,144 @@
+/* ipc_device.c - same host, GPU pools: the receiver's memory by an exported handle, opened by the writer, copied into by a lane.
+ *
+ * The handle travels in a small sealed memfd. A put is its copies on the connection's lane, behind the mark of the layer they come from, and one
+ * word of the lane when they have landed, which gives the put back through the copier's box: so PUT_DONE comes when the last byte is there, and the
+ * message that waits behind the put is later than its bytes. Detaching waits for the lane before it closes the memory; that is what BYE then
+ * says, and the receiver frees its pool only after it (local.c, drain_writers). A receiver that is killed cannot wait: what copies under way then
+ * come to is the driver's to say, at worst the end of the writer's context, which ends the writer's node.
+ * LIMIT: abandoned puts run to their end; a copy that a lane has cannot be taken back.
+ * Thread: transfer; on_copied on a thread of the driver. */
+#include "kvtransfer/local/ipc.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/lane.h"
+#include "shared/base/mem.h"
+
+static const uint8_t MAGIC[8] = { 'b', 't', 'n', 'c', 'u', 'd', 'a', '1' };
+
+static_assert(IPC_DEVICE_OFFER_BYTES == sizeof MAGIC + DEVICE_HANDLE_BYTES + sizeof(uint64_t), "magic, handle, bytes");
+
+bool ipc_is_device_offer(int fd)
+{
+    uint8_t bytes[sizeof MAGIC];
+    struct stat s;
+    return fd >= 0 && fstat(fd, &s) == 0 && s.st_size == IPC_DEVICE_OFFER_BYTES && pread(fd, bytes, sizeof bytes, 0) == sizeof bytes &&
+           memcmp(bytes, MAGIC, sizeof MAGIC) == 0;
+}
+
+enum status ipc_device_offer(const struct kvt_env *env, int *fd, struct err *err)
+{
+    uint8_t bytes[IPC_DEVICE_OFFER_BYTES];
+    uint64_t n = env->mem->bytes;
+    enum status st = device_mem_export(env->device, env->mem, bytes + sizeof MAGIC, err);
+    if (st != OK) {
+        err_prefix(err, "ipc: ");
+        return st;
+    }
+    memcpy(bytes, MAGIC, sizeof MAGIC);
+    memcpy(bytes + sizeof MAGIC + DEVICE_HANDLE_BYTES, &n, sizeof n);
+    int made = memfd_create("baton-cuda", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (made < 0 || pwrite(made, bytes, sizeof bytes, 0) != sizeof bytes ||
+        fcntl(made, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0) {
+        if (made >= 0) close(made);
+        return err_set(err, ERR_CONFIG, "ipc: no descriptor for a handle of GPU memory");
+    }
+    *fd = made;
+    return OK;
+}
+
+/* It may not call the device; it only tells. */
+static void on_copied(void *arg)
+{
+    struct local_put *p = arg;
+    copier_done(p->conn->lt->copier, (struct copier_job){ .put = p, .worker = COPIER_FOREIGN });
+}
+
+enum { PAIRS_AT_ONCE = 128 };
+
+/* Pieces of another layout were made on the card, in its own memory. */
+static const char *source(const struct kvt_env *env, uint64_t local)
+{
+    return local < KVT_STAGING ? (const char *)env->mem->ptr + local : (const char *)env->staging_card->ptr + (local - KVT_STAGING);
+}
+
+static bool begin(struct local_conn *c, struct local_put *p)
+{
+    struct lane *lane = c->way_state;
+    enum status st = lane_after(lane, p->mark);
+    for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
+        struct lane_pair pairs[PAIRS_AT_ONCE];
+        for (n = 0; n < PAIRS_AT_ONCE && i + n < p->n_copies; n++)
+            pairs[n] = (struct lane_pair){ .to = c->remote + p->copies[i + n].remote, .from = source(c->lt->env, p->copies[i + n].local),
+                                           .bytes = p->copies[i + n].bytes };
+        st = lane_gather(lane, pairs, n);
+    }
+    if (st == OK) st = lane_tell(lane, on_copied, p);
+    p->n_jobs = st == OK;
+    /* What had begun reads the source no more when DOWN is said; a device that has failed runs nothing. */
+    if (st != OK && lane_wait(lane) != OK) p->n_jobs = 0;
+    return st == OK;
+}
+
+/* Not used: begin does the whole put. */
+static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes)
+{
+    (void)c, (void)copies, (void)skip, (void)bytes;
+    return false;
+}
+
+static bool wait_for_lane(struct local_conn *c) { return lane_wait(c->way_state) == OK; }
+
+static void detach(struct local_conn *c)
+{
+    lane_close(c->way_state); /* waits */
+    device_mem_unimport(c->lt->env->device, c->remote);
+    c->way_state = NULL;
+    c->remote = NULL;
+}
+
+static const struct local_way DEVICE = { .name = "device", .move = move, .begin = begin, .wait = wait_for_lane, .detach = detach };
+
+/* The handle and size of an offer; false: it is none. */
+static bool read_offer(int fd, uint8_t handle[DEVICE_HANDLE_BYTES], uint64_t *n)
+{
+    uint8_t bytes[IPC_DEVICE_OFFER_BYTES];
+    if (!ipc_is_device_offer(fd) || pread(fd, bytes, sizeof bytes, 0) != sizeof bytes) return false;
+    memcpy(handle, bytes + sizeof MAGIC, DEVICE_HANDLE_BYTES);
+    memcpy(n, bytes + sizeof MAGIC + DEVICE_HANDLE_BYTES, sizeof *n);
+    return true;
+}
+
+enum status ipc_device_attach(struct local_conn *c, int fd, char *text, size_t text_max)
+{
+    struct device *device = c->lt->env->device;
+    uint8_t handle[DEVICE_HANDLE_BYTES];
+    uint64_t n = 0;
+    bool good = read_offer(fd, handle, &n);
+    if (fd >= 0) close(fd);
+    if (!good || n < c->need_bytes) {
+        snprintf(text, text_max, "%s", good ? "the receiver's memory is smaller than its layout says" : "this node's pool is in GPU memory and the receiver's is not");
+        return ERR_UNSUPPORTED;
+    }
+    struct lane *lane = NULL;
+    struct err err = { 0 };
+    void *p = NULL;
+    enum status st = device_lane(device, &lane, &err);
+    if (st == OK) st = device_mem_import(device, handle, &p, &err);
+    if (st != OK) {
+        lane_close(lane);
+        snprintf(text, text_max, "%.90s", err.text);
+        return ERR_UNSUPPORTED;
+    }
+    c->way = &DEVICE;
+    c->way_state = lane;
+    c->remote = p;
+    c->remote_bytes = n;
+    return OK;
+}

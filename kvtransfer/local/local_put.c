@@ -1,0 +1,208 @@
+/* local_put.c - puts within one host: cutting them into jobs, collecting what copiers have done, and the messages that wait behind them.
+ * Invariants: local.h. Thread: transfer, but for local_run_job and local_move_mapped (copiers too). */
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "kvtransfer/local/local.h"
+#include "shared/base/mem.h"
+
+enum { SETTLE_LOOK_MS = 10 };
+
+/* ---- copying ---- */
+
+bool local_move_mapped(struct local_conn *c, const struct kvt_copy *copies, uint64_t skip, uint64_t bytes)
+{
+    for (const struct kvt_copy *at = copies; bytes; at++, skip = 0) {
+        uint64_t n = at->bytes - skip < bytes ? at->bytes - skip : bytes;
+        copy_bytes(c->lt->copy, c->remote + at->remote + skip, kvt_source(c->lt->env, at->local) + skip, n);
+        bytes -= n;
+    }
+    return true;
+}
+
+void local_run_job(const struct copier_job *j)
+{
+    struct local_put *p = j->put;
+    if (atomic_load_explicit(&p->abandoned, memory_order_relaxed)) return;
+    if (!p->conn->way->move(p->conn, p->copies + j->i_copy, j->skip, j->bytes)) atomic_store_explicit(&p->failed, true, memory_order_relaxed);
+}
+
+/* ---- ends of puts ---- */
+
+static struct local_put *put_at(struct local_conn *c, uint64_t i) { return &c->puts[i % LOCAL_PUTS_MAX]; }
+
+static void say_done(struct local_conn *c, uint64_t tag)
+{
+    struct local_transport *t = c->lt;
+    t->done[t->n_done].conn = &c->base;
+    t->done[t->n_done++].tag = tag;
+}
+
+static void break_conn(struct local_conn *c, const char *why)
+{
+    if (!c->broken) c->lt->n_broken++;
+    c->broken = why;
+}
+
+/* Puts end in order: one that is over behind one that is not waits. */
+static void advance(struct local_conn *c)
+{
+    while (c->n_over < c->n_put) {
+        struct local_put *p = put_at(c, c->n_over);
+        if (p->n_jobs || !p->whole) return;
+        if (atomic_load_explicit(&p->failed, memory_order_relaxed)) {
+            break_conn(c, "the receiver's memory cannot be written any more");
+            return; /* DOWN comes instead of PUT_DONE */
+        }
+        c->n_over++;
+        c->lt->n_unfinished--;
+        say_done(c, p->tag);
+    }
+}
+
+void local_collect(struct local_transport *t)
+{
+    struct copier_job j;
+    if (!t->copier) return;
+    while (copier_take(t->copier, &j)) {
+        struct local_put *p = j.put;
+        p->n_jobs--;
+        p->conn->n_jobs--;
+        advance(p->conn);
+        if (p->conn->state == LOCAL_UP && p->conn->out.len) local_write_out(p->conn);
+    }
+}
+
+void local_settle(struct local_conn *c)
+{
+    for (uint64_t i = c->n_over; i < c->n_put; i++) atomic_store_explicit(&put_at(c, i)->abandoned, true, memory_order_relaxed);
+    if (c->n_jobs && c->way->wait && !c->way->wait(c)) {
+        for (uint64_t i = c->n_over; i < c->n_put; i++) put_at(c, i)->n_jobs = 0;
+        c->n_jobs = 0;
+    }
+    while (c->n_jobs) {
+        copier_wait(c->lt->copier, SETTLE_LOOK_MS);
+        local_collect(c->lt);
+    }
+    c->lt->n_unfinished -= (uint32_t)(c->n_put - c->n_over); /* those of a broken connection */
+    c->n_over = c->n_put;
+}
+
+/* ---- beginning puts ---- */
+
+/* Room for one more put of this connection, or NULL. */
+static struct local_put *new_put(struct local_conn *c, const struct kvt_put *p)
+{
+    if (c->n_put - c->n_over == LOCAL_PUTS_MAX) return NULL;
+    if (!c->puts) c->puts = MEM_ARRAY(struct local_put, LOCAL_PUTS_MAX);
+    struct local_put *slot = put_at(c, c->n_put);
+    if (!slot->copies) slot->copies = MEM_ARRAY(struct kvt_copy, c->lt->env->max_copies);
+    slot->conn = c;
+    slot->tag = p->tag;
+    slot->mark = p->mark;
+    slot->session = p->head.session;
+    slot->generation = p->head.generation;
+    slot->n_copies = p->n_copies;
+    slot->n_jobs = 0;
+    slot->whole = false;
+    atomic_store_explicit(&slot->abandoned, false, memory_order_relaxed);
+    atomic_store_explicit(&slot->failed, false, memory_order_relaxed);
+    for (uint32_t i = 0; i < p->n_copies; i++) slot->copies[i] = p->copies[i];
+    c->n_put++;
+    c->lt->n_unfinished++;
+    return slot;
+}
+
+/* Cut the put into jobs; what no copier takes is copied here. */
+static void share_out(struct local_conn *c, struct local_put *p)
+{
+    struct copier_job j = { .put = p };
+    while (j.i_copy < p->n_copies) {
+        uint64_t next_skip = j.skip;
+        uint32_t next = j.i_copy;
+        for (j.bytes = 0; next < p->n_copies && j.bytes < COPIER_CHUNK;) {
+            uint64_t left = p->copies[next].bytes - next_skip, room = COPIER_CHUNK - j.bytes;
+            j.bytes += left < room ? left : room;
+            next_skip = left <= room ? 0 : next_skip + room;
+            next += left <= room;
+        }
+        local_collect(c->lt);
+        if (copier_offer(c->lt->copier, j)) {
+            p->n_jobs++;
+            c->n_jobs++;
+        } else {
+            local_run_job(&j);
+        }
+        j.i_copy = next;
+        j.skip = next_skip;
+    }
+}
+
+enum status local_put(struct kvt_conn *base, const struct kvt_put *p)
+{
+    struct local_conn *c = (struct local_conn *)base;
+    struct local_transport *t = c->lt;
+    if (c->state != LOCAL_UP || c->broken) return ERR_PEER_LOST;
+    local_collect(t);
+    if (t->n_done + t->n_unfinished >= LOCAL_DONE_MAX) return ERR_BUSY;
+    struct local_put *slot = new_put(c, p);
+    if (!slot) return ERR_BUSY;
+    if (!c->way->begin) share_out(c, slot);
+    else if (c->way->begin(c, slot)) c->n_jobs += slot->n_jobs;
+    else atomic_store_explicit(&slot->failed, true, memory_order_relaxed);
+    slot->whole = true;
+    advance(c);
+    return OK;
+}
+
+void local_abandon(struct kvt_conn *base, uint32_t session, uint64_t generation)
+{
+    struct local_conn *c = (struct local_conn *)base;
+    for (uint64_t i = c->n_over; i < c->n_put; i++) {
+        struct local_put *p = put_at(c, i);
+        if (p->session == session && p->generation == generation) atomic_store_explicit(&p->abandoned, true, memory_order_relaxed);
+    }
+}
+
+/* ---- messages ---- */
+
+static void want_write(struct local_conn *c, bool yes)
+{
+    if (c->wants_write == yes) return;
+    c->wants_write = yes;
+    local_watch(c->lt, EPOLL_CTL_MOD, c->fd, c, EPOLLIN | (yes ? EPOLLOUT : 0u));
+}
+
+void local_write_out(struct local_conn *c)
+{
+    size_t sent = 0;
+    bool full = false;
+    while (sent < c->out.len) {
+        struct local_packet head;
+        memcpy(&head, c->out.data + sent, sizeof head);
+        if (head.after > c->n_over) break;
+        enum status st = local_send_packet(c->fd, c->out.data + sent + sizeof head, head.bytes);
+        full = st == ERR_BUSY;
+        if (full) break;
+        sent = st == OK ? sent + sizeof head + head.bytes : c->out.len; /* lost: reading tells */
+    }
+    buf_consume(&c->out, sent);
+    want_write(c, full);
+}
+
+enum status local_notify(struct kvt_conn *base, const struct kvt_message *m)
+{
+    struct local_conn *c = (struct local_conn *)base;
+    uint8_t bytes[KVT_MESSAGE_MAX];
+    if (c->state != LOCAL_UP) return ERR_PEER_LOST;
+    if (m->kind == KVT_MSG_NOTE && c->out.len > KVT_QUEUE_BYTES) return ERR_BUSY;
+    if (c->out.len > KVT_QUEUE_LIMIT) return ERR_FULL;
+    struct local_packet head = { .after = c->n_put, .bytes = kvt_message_encode(m, bytes) };
+    bool now = c->out.len == 0 && c->n_over == c->n_put;
+    enum status st = now ? local_send_packet(c->fd, bytes, head.bytes) : ERR_BUSY;
+    if (st != ERR_BUSY) return st;
+    buf_add(&c->out, &head, sizeof head);
+    buf_add(&c->out, bytes, head.bytes);
+    if (now) want_write(c, true);
+    return OK;
+}
