@@ -7,7 +7,7 @@
 
 #include "deploy/bench/kv.h"
 #include "deploy/cli/commands.h"
-#include "deploy/cli/node_options.h"
+#include "deploy/node/node_options.h"
 #include "deploy/probe/agent.h"
 #include "kvtransfer/transport.h"
 #include "shared/base/hash.h"

@@ -2,8 +2,8 @@
 #include <stdio.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/cli/compatibility.h"
-#include "deploy/cli/options.h"
+#include "deploy/options/compatibility.h"
+#include "deploy/options/options.h"
 #include "kvtransfer/tuning.h"
 
 static const char INTRO[] = "usage: baton docs configuration|compatibility\n\nPrint a page of docs/ that is made from the program's own tables.\n";

@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/cli/node.h"
+#include "deploy/node/node.h"
 #include "shared/base/json.h"
 #include "shared/base/log.h"
-#include "shared/offline/offline.h"
+#include "deploy/generate/generate.h"
 
 static const char INTRO[] =
     "usage: baton generate --model MODEL --input requests.jsonl --output answers.jsonl\n"

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/cli/launch_plan.h"
-#include "deploy/cli/node_options.h"
+#include "deploy/node/launch_plan.h"
+#include "deploy/node/node_options.h"
 #include "kernels/device.h"
 #include "scheduler/directory/server.h"
 #include "shared/base/clock.h"

@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "deploy/cli/commands.h"
-#include "deploy/cli/compatibility.h"
-#include "deploy/cli/node.h"
+#include "deploy/options/compatibility.h"
+#include "deploy/node/node.h"
 #include "shared/base/log.h"
 
 static const char INTRO[] =

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "deploy/cli/options.h"
+#include "deploy/options/options.h"
 
 const struct command COMMANDS[] = {
     { "serve", cmd_serve, "one node: HTTP face, scheduler, engine" },

@@ -3,7 +3,7 @@
 #ifndef BATON_DEPLOY_CLI_COMMANDS_H
 #define BATON_DEPLOY_CLI_COMMANDS_H
 
-#include "shared/base/config.h"
+#include "deploy/options/config.h"
 
 struct command {
     const char *name;
@@ -22,7 +22,7 @@ int cmd_bench(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 int cmd_docs(int argc, char **argv);
 
-/* Read environment and arguments of `command` with the option table (deploy/cli/options.h). --help prints and gives *done = true.
+/* Read environment and arguments of `command` with the option table (deploy/options/options.h). --help prints and gives *done = true.
  * On failure the sentence has been printed to stderr; the caller returns 2. `words` receives at most *n_words words that are
  * not options (NULL: none allowed). */
 struct config *command_config(const char *command, const char *intro, int argc, char **argv, const char **words, int *n_words, bool *done);

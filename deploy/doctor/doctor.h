@@ -8,7 +8,7 @@
 #define BATON_DEPLOY_DOCTOR_DOCTOR_H
 
 #include "kvtransfer/tuning.h"
-#include "shared/base/config.h"
+#include "deploy/options/config.h"
 
 enum { DOCTOR_LINES_MAX = 256, DOCTOR_TEXT_MAX = 640 };
 

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "deploy/cli/node_options.h"
+#include "deploy/node/node_options.h"
 #include "deploy/doctor/doctor.h"
 #include "kernels/cpu/host_memory.h"
 #include "kvtransfer/staging.h"

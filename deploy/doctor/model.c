@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "deploy/cli/node_options.h"
+#include "deploy/node/node_options.h"
 #include "deploy/doctor/doctor.h"
 #include "shared/model/config/config_gguf.h"
 #include "shared/model/config/config_hf.h"

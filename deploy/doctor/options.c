@@ -4,7 +4,7 @@
  * here, so that a report without failures means that a node would start. */
 #include <string.h>
 
-#include "deploy/cli/node_model.h"
+#include "deploy/node/node_model.h"
 #include "deploy/doctor/doctor.h"
 
 void doctor_check_options(struct doctor *d)

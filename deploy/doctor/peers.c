@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/cli/node_options.h"
+#include "deploy/node/node_options.h"
 #include "deploy/doctor/doctor.h"
 #include "deploy/doctor/mesh.h"
 #include "deploy/probe/agent.h"

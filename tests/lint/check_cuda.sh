@@ -1,5 +1,5 @@
 #!/bin/bash
-# check_cuda.sh - the card is spoken to in kernels/cuda, kernels/ep and shared/fabric alone; everybody else goes through device.h, lane.h and the
+# check_cuda.sh - the card is spoken to in kernels/cuda and kernels/ep alone; everybody else goes through device.h, lane.h and the
 # tables of kernels.h and ep.h. Tests may. And no two files of kernels have a type of one name: what templates make of it, launches above all, the
 # linker takes for the same thing. And every kernel waits for the one before it. usage: check_cuda.sh [ROOT]
 set -u
@@ -7,11 +7,11 @@ cd "${1:-$(dirname "$0")/../..}" || exit 2
 headers='^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"](cuda|cublas|nccl|nvml|driver_types)'
 calls='\b(cuda[A-Z][A-Za-z0-9_]*|cu[A-Z][A-Za-z0-9_]*|cublas(Lt)?[A-Z][A-Za-z0-9_]*|nccl[A-Z][A-Za-z0-9_]*)[[:space:]]*\('
 files=$(find shared kernels kvtransfer prefill decode scheduler deploy \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' \) \
-    -not -path 'kernels/cuda/*' -not -path 'kernels/ep/*' -not -path 'shared/fabric/*' | sort)
+    -not -path 'kernels/cuda/*' -not -path 'kernels/ep/*' | sort)
 n=$(echo "$files" | grep -c .)
 hits=$(echo "$files" | xargs grep -HnE "$headers|$calls")
 [ -z "$hits" ] || echo "$hits"
-echo "$n files outside the three folders, $(printf '%s' "$hits" | grep -c .) speak to the card"
+echo "$n files outside the two folders, $(printf '%s' "$hits" | grep -c .) speak to the card"
 kernels=$(find kernels tests/gpu \( -name '*.cu' -o -name '*.cuh' \))
 twice=$(echo "$kernels" | xargs grep -hoE '^(struct|union|class) [a-z_0-9]+( \{|$)' | awk '{ print $2 }' | sort | uniq -d)
 [ -z "$twice" ] || echo "types of several files: $twice"

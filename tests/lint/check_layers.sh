@@ -8,19 +8,17 @@ cd "${1:-$(dirname "$0")/../..}" || exit 2
 
 LAYERS='
 shared/base
-shared/fabric    shared/base/
 shared/net       shared/base/
 shared/text      shared/base/
-kernels          shared/base/ shared/fabric/
+kernels          shared/base/
 shared/kv        shared/base/ kernels/device.h kernels/dtype.h kernels/kv_rows.h kernels/kernels.h
-kvtransfer       shared/base/ shared/fabric/ kernels/device.h kernels/lane.h kernels/dtype.h kernels/kv_rows.h shared/kv/kv_layout.h
+kvtransfer       shared/base/ kernels/device.h kernels/lane.h kernels/dtype.h kernels/kv_rows.h shared/kv/kv_layout.h
 shared/model     shared/base/ kernels/ shared/kv/kv_layout.h
 shared/engine    shared/base/ kernels/ shared/kv/ shared/model/
 shared/cluster   shared/base/ shared/net/
 shared/serve     shared/base/ shared/net/ shared/text/
-shared/offline   shared/base/ shared/net/loop.h shared/text/ shared/serve/
-prefill          shared/base/ shared/net/ shared/cluster/ shared/engine/ shared/kv/ shared/serve/admin.h kvtransfer/
-decode           shared/base/ shared/net/ shared/cluster/ shared/engine/ shared/kv/ shared/serve/admin.h kvtransfer/
+prefill          shared/base/ shared/net/ shared/cluster/ shared/engine/ shared/kv/ kvtransfer/
+decode           shared/base/ shared/net/ shared/cluster/ shared/engine/ shared/kv/ kvtransfer/
 scheduler        shared/base/ shared/net/ shared/cluster/ shared/text/ shared/serve/
 deploy           *
 tests            *
@@ -30,18 +28,17 @@ LIBRARIES='
 uv.h             shared/net deploy tests
 hiredis/         shared/net deploy tests
 llhttp           shared/net
-nghttp2/         shared/net
 openssl/         shared/base shared/net
 xxhash.h         shared/base tests
 pcre2.h          shared/text
 utf8proc.h       shared/text
 protobuf-c/      shared/cluster
-infiniband/      shared/fabric kvtransfer
-rdma/            shared/fabric kvtransfer tests
-ucp/             shared/fabric kvtransfer deploy
-cuda             kernels shared/fabric tests
-nccl.h           kernels shared/fabric
-cublas           kernels shared/fabric tests
+infiniband/      kvtransfer
+rdma/            kvtransfer tests
+ucp/             kvtransfer deploy
+cuda             kernels tests
+nccl.h           kernels
+cublas           kernels tests
 '
 
 find shared kernels kvtransfer prefill decode scheduler deploy tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' | sort |

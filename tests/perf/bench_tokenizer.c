@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "deploy/cli/node_model.h"
+#include "deploy/node/node_model.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"
 #include "shared/model/load/model_files.h"

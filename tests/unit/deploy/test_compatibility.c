@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/cli/compatibility.h"
+#include "deploy/options/compatibility.h"
 #include "tests/harness/test.h"
 
 struct notes {

@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "deploy/cli/options.h"
+#include "deploy/options/options.h"
 #include "deploy/doctor/doctor.h"
 #include "kernels/device.h"
 #include "shared/base/json.h"

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "deploy/cli/options.h"
+#include "deploy/options/options.h"
 #include "deploy/doctor/doctor.h"
 #include "kvtransfer/rdma/device.h"
 #include "shared/base/mem.h"

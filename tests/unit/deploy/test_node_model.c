@@ -1,10 +1,10 @@
 /* test_node_model.c - how many KV blocks a node takes when nobody says. */
-#include "deploy/cli/node_model.h"
+#include "deploy/node/node_model.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/cli/options.h"
+#include "deploy/options/options.h"
 #include "kernels/cpu/host_memory.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

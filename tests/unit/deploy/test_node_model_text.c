@@ -1,5 +1,5 @@
 /* test_node_model_text.c - the text side of a model that is nothing but a vocabulary and a template. */
-#include "deploy/cli/node_model.h"
+#include "deploy/node/node_model.h"
 
 #include <string.h>
 

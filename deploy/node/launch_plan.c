@@ -1,6 +1,6 @@
 /* launch_plan.c - see launch_plan.h. Every option of `serve` that was given to `launch` is handed on; what differs from node to node
  * (role, port, rank, share of the CPUs) is added. Environment variables are inherited. */
-#include "deploy/cli/launch_plan.h"
+#include "deploy/node/launch_plan.h"
 
 #include <netinet/in.h>
 #include <sched.h>
@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "deploy/cli/options.h"
+#include "deploy/options/options.h"
 #include "kernels/device.h"
 #include "shared/base/assert.h"
 

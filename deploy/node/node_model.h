@@ -1,9 +1,9 @@
 /* node_model.h - a node's model: text side (tokenizer, chat template) and weights, loaded on a worker thread.
  * Owner: the node, until the engine takes `weights` (and sets it to NULL there). Thread: load on any, then read-only. */
-#ifndef BATON_DEPLOY_CLI_NODE_MODEL_H
-#define BATON_DEPLOY_CLI_NODE_MODEL_H
+#ifndef BATON_DEPLOY_NODE_NODE_MODEL_H
+#define BATON_DEPLOY_NODE_NODE_MODEL_H
 
-#include "deploy/cli/node_options.h"
+#include "deploy/node/node_options.h"
 #include "shared/model/model.h"
 #include "shared/text/chat.h"
 #include "shared/text/output/reasoning.h"

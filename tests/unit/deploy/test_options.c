@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/base/config.h"
+#include "deploy/options/config.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

@@ -1,11 +1,11 @@
 /* node_model.c - see node_model.h. */
-#include "deploy/cli/node_model.h"
+#include "deploy/node/node_model.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "deploy/cli/dummy_tokenizer.h"
+#include "deploy/node/dummy_tokenizer.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"

@@ -1,10 +1,10 @@
 /* compatibility.c - see compatibility.h. */
-#include "deploy/cli/compatibility.h"
+#include "deploy/options/compatibility.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "deploy/cli/options.h"
+#include "deploy/options/options.h"
 #include "kvtransfer/tuning.h"
 #include "shared/base/assert.h"
 

@@ -1,5 +1,5 @@
 /* batch_file.c - see batch_file.h. Thread: a worker, one at a time. */
-#include "shared/offline/batch_file.h"
+#include "deploy/generate/batch_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 /* launch_plan.h - which processes `baton launch` starts, with which arguments. Thread: main. */
-#ifndef BATON_DEPLOY_CLI_LAUNCH_PLAN_H
-#define BATON_DEPLOY_CLI_LAUNCH_PLAN_H
+#ifndef BATON_DEPLOY_NODE_LAUNCH_PLAN_H
+#define BATON_DEPLOY_NODE_LAUNCH_PLAN_H
 
 #include "scheduler/directory/directory.h"
-#include "shared/base/config.h"
+#include "deploy/options/config.h"
 #include "shared/base/mem.h"
 
 enum { LAUNCH_NODES_MAX = 256, LAUNCH_ARGS_MAX = 256 };

@@ -1,6 +1,6 @@
 /* dummy_tokenizer.h - a vocabulary for models of made-up weights whose folder has none. Thread: any. */
-#ifndef BATON_DEPLOY_CLI_DUMMY_TOKENIZER_H
-#define BATON_DEPLOY_CLI_DUMMY_TOKENIZER_H
+#ifndef BATON_DEPLOY_NODE_DUMMY_TOKENIZER_H
+#define BATON_DEPLOY_NODE_DUMMY_TOKENIZER_H
 
 #include "shared/text/tokenizer/tokenizer.h"
 

@@ -1,5 +1,5 @@
 /* node_options.c - see node_options.h. */
-#include "deploy/cli/node_options.h"
+#include "deploy/node/node_options.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>

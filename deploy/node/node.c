@@ -1,5 +1,5 @@
 /* node.c - see node.h. */
-#include "deploy/cli/node.h"
+#include "deploy/node/node.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "decode/decode.h"
-#include "deploy/cli/node_model.h"
+#include "deploy/node/node_model.h"
 #include "deploy/probe/probe_wire.h"
 #include "prefill/prefill.h"
 #include "scheduler/directory/server.h"

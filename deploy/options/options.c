@@ -1,6 +1,6 @@
 /* options.c - every option of every command, in one table. Names are FastDeploy's where it has one; vLLM's are aliases.
  * Rows whose effect is not EFFECT_WORKS carry the sentence that is said when they are given. */
-#include "deploy/cli/options.h"
+#include "deploy/options/options.h"
 
 #include <stddef.h>
 

@@ -1,6 +1,6 @@
 /* batch_line.h - one line of a batch file: read, and its answer written. For shared/offline only. Thread: any. */
-#ifndef BATON_OFFLINE_BATCH_LINE_H
-#define BATON_OFFLINE_BATCH_LINE_H
+#ifndef BATON_DEPLOY_GENERATE_BATCH_LINE_H
+#define BATON_DEPLOY_GENERATE_BATCH_LINE_H
 
 #include "shared/base/buf.h"
 #include "shared/base/err.h"

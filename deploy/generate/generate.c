@@ -1,10 +1,10 @@
-/* offline.c - see offline.h: the lines in work, in the order of the input.
+/* generate.c - see generate.h: the lines in work, in the order of the input.
  *
  * Two things go on at once: requests, at most `concurrency`, and one file job on a worker thread that writes the answers whose
  * turn has come and reads the next lines. offline_advance looks what can be started and is called after everything that happened.
  * A request refused as busy goes back to its place and is tried again a little later.
  * Thread: loop; during a file job the worker owns `file`, `writing` and `job`. */
-#include "shared/offline/offline.h"
+#include "deploy/generate/generate.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,8 +17,8 @@
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"
-#include "shared/offline/batch_file.h"
-#include "shared/offline/batch_line.h"
+#include "deploy/generate/batch_file.h"
+#include "deploy/generate/batch_line.h"
 
 enum {
     CONCURRENCY = 32,

@@ -4,7 +4,7 @@
  * items); the getters convert text that is known to be good. An empty environment variable counts as absent. In names
  * '_' equals '-'. A later flag replaces an earlier one, except that a repeated list grows.
  * Thread: loop, at start; read-only afterwards. */
-#include "shared/base/config.h"
+#include "deploy/options/config.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include <strings.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/config_row.h"
+#include "deploy/options/config_internal.h"
 #include "shared/base/json.h"
 #include "shared/base/mem.h"
 

@@ -1,5 +1,5 @@
 /* batch_line.c - see batch_line.h. */
-#include "shared/offline/batch_line.h"
+#include "deploy/generate/batch_line.h"
 
 #include <string.h>
 

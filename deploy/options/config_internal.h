@@ -1,10 +1,10 @@
-/* config_row.h - what the parser (config.c) and the texts (config_text.c) both ask of an option row; those two only. */
-#ifndef BATON_BASE_CONFIG_ROW_H
-#define BATON_BASE_CONFIG_ROW_H
+/* config_internal.h - what the parser (config.c) and the texts (config_help.c) both ask of an option row; those two only. */
+#ifndef BATON_DEPLOY_OPTIONS_CONFIG_INTERNAL_H
+#define BATON_DEPLOY_OPTIONS_CONFIG_INTERNAL_H
 
 #include <stdbool.h>
 
-#include "shared/base/config.h"
+#include "deploy/options/config.h"
 #include "shared/base/str.h"
 
 /* Next of the words in a space separated list (NULL is empty); *rest starts as str_of(list). False at the end. */

@@ -1,13 +1,13 @@
 /* node_options.h - what a node is told, after configuration: plain values, checked, with defaults filled in.
  * node_options_read turns a config into this and prints where each value came from. Strings are borrowed from the config or live in
  * `arena`. Thread: main, at start. */
-#ifndef BATON_DEPLOY_CLI_NODE_OPTIONS_H
-#define BATON_DEPLOY_CLI_NODE_OPTIONS_H
+#ifndef BATON_DEPLOY_NODE_NODE_OPTIONS_H
+#define BATON_DEPLOY_NODE_NODE_OPTIONS_H
 
 #include "kernels/kernels.h"
 #include "kvtransfer/tuning.h"
 #include "scheduler/directory/directory.h"
-#include "shared/base/config.h"
+#include "deploy/options/config.h"
 #include "shared/base/mem.h"
 
 enum { NODE_NAMES_MAX = 16, NODE_KEYS_MAX = 64, NODE_KV_SHARE = 5 /* the default pool: a fifth of available memory */ };

@@ -1,8 +1,8 @@
 /* batch_file.h - the two files of a batch: lines in, lines out. For shared/offline only.
  *
  * Every function may block (a pipe as output; as input, for a moment), so they run on worker threads, one at a time. */
-#ifndef BATON_OFFLINE_BATCH_FILE_H
-#define BATON_OFFLINE_BATCH_FILE_H
+#ifndef BATON_DEPLOY_GENERATE_BATCH_FILE_H
+#define BATON_DEPLOY_GENERATE_BATCH_FILE_H
 
 #include "shared/base/buf.h"
 #include "shared/base/err.h"

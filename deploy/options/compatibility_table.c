@@ -1,6 +1,6 @@
-/* compatibility_rows.c - the rows of compatibility.h. Numbers are those of the documents: 000 FastDeploy data parallel service,
+/* compatibility_table.c - the rows of compatibility.h. Numbers are those of the documents: 000 FastDeploy data parallel service,
  * 001 the same, older, 002 vLLM-Ascend large-scale expert parallelism, 003 ERNIE-4.5-21B-A3B best practice, 004 PaddleNLP static graph. */
-#include "deploy/cli/compatibility.h"
+#include "deploy/options/compatibility.h"
 
 #include <stddef.h>
 

@@ -1,4 +1,4 @@
-/* offline.h - batches of requests from a file: OpenAI batch lines in, batch output lines out.
+/* generate.h - batches of requests from a file: OpenAI batch lines in, batch output lines out.
  *
  * Input line:  {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions" | "/v1/completions", "body": {...}}
  * Output line: {"id": "...", "custom_id": "...", "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
@@ -6,8 +6,8 @@
  * needed and at most `concurrency` are in work, so a file of any length runs in bounded memory (answers that are ready early are
  * held until their turn, at most 4 x concurrency lines).
  * Thread: loop. Life cycle: start, then `done` exactly once. */
-#ifndef BATON_OFFLINE_OFFLINE_H
-#define BATON_OFFLINE_OFFLINE_H
+#ifndef BATON_DEPLOY_GENERATE_GENERATE_H
+#define BATON_DEPLOY_GENERATE_GENERATE_H
 
 #include "shared/net/loop.h"
 #include "shared/serve/serve.h"

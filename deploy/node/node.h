@@ -5,10 +5,10 @@
  *   start:  loop, HTTP ports ─▶ model (worker thread) ─▶ engine, kvtransfer, cluster, directory, workers, scheduler, serve ─▶ READY
  *   stop:   first signal: leave the directory, let running requests end (up to shutdown_s), then take everything down in reverse
  * Thread: node_create and node_run on the main thread, which becomes the loop thread. */
-#ifndef BATON_DEPLOY_CLI_NODE_H
-#define BATON_DEPLOY_CLI_NODE_H
+#ifndef BATON_DEPLOY_NODE_NODE_H
+#define BATON_DEPLOY_NODE_NODE_H
 
-#include "deploy/cli/node_options.h"
+#include "deploy/node/node_options.h"
 #include "shared/net/loop.h"
 #include "shared/serve/serve.h"
 

@@ -1,9 +1,9 @@
-/* test_offline.c - batch files: order, malformed lines, a server that is full, files that cannot be used. */
+/* test_generate.c - batch files: order, malformed lines, a server that is full, files that cannot be used. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "shared/offline/offline.h"
+#include "deploy/generate/generate.h"
 #include "tests/unit/serve/serve_rig.h"
 
 struct run {

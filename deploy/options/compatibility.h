@@ -3,10 +3,10 @@
  * One row per name and owner. Options of Baton's own table (options.h) carry no effect here: it is looked up there, so the two
  * cannot disagree. docs/compatibility.md is printed from this table (`baton docs compatibility`), and tests/seeds holds the table
  * against the documents themselves. Thread: any (constants). */
-#ifndef BATON_DEPLOY_CLI_COMPATIBILITY_H
-#define BATON_DEPLOY_CLI_COMPATIBILITY_H
+#ifndef BATON_DEPLOY_OPTIONS_COMPATIBILITY_H
+#define BATON_DEPLOY_OPTIONS_COMPATIBILITY_H
 
-#include "shared/base/config.h"
+#include "deploy/options/config.h"
 
 enum compat_kind { COMPAT_COMMAND, COMPAT_FLAG, COMPAT_ENV, COMPAT_VALUE, COMPAT_N_KINDS };
 

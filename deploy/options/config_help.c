@@ -1,6 +1,6 @@
-/* config_text.c - what people read about the option table: --help and the tables of docs/configuration.md. Thread: any. */
-#include "shared/base/config.h"
-#include "shared/base/config_row.h"
+/* config_help.c - what people read about the option table: --help and the tables of docs/configuration.md. Thread: any. */
+#include "deploy/options/config.h"
+#include "deploy/options/config_internal.h"
 
 #include <string.h>
 
