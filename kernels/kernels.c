@@ -8,7 +8,7 @@
 #include "kernels/cpu/cpu_row.h"
 #include "kernels/kv_rows.h"
 #ifdef BATON_HAVE_CUDA_KERNELS
-#include "kernels/cuda/cuda_row.h"
+#include "kernels/cuda/cuda_backend.h"
 #endif
 #include "shared/base/buf.h"
 

@@ -1,4 +1,4 @@
-/* rows.h - the names of the transports that exist, for transport.c's array alone. */
+/* elementwise.h - the names of the transports that exist, for transport.c's array alone. */
 #ifndef BATON_KVTRANSFER_TRANSPORTS_H
 #define BATON_KVTRANSFER_TRANSPORTS_H
 

@@ -1,9 +1,9 @@
 /* cuda_ctx.c - the context of a card: its device, a processor's context for what the host computes, memory to work in. */
-#include "kernels/cuda/cuda_row.h"
+#include "kernels/cuda/cuda_backend.h"
 
 #include "kernels/cpu/sizes.h"
-#include "kernels/cuda/gemm.h"
-#include "kernels/cuda/gemm_library.h"
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 

@@ -6,7 +6,7 @@
  * first request, so that none has to wait for one and no memory is needed later. Steps that fit none run as they are called: long prompts, whose
  * kernels take longer than launching them, and contexts so long that attention needs several waves.
  * Source: CUDA Runtime API, stream capture and cudaGraphInstantiate. Life cycle: cuda_record .. cuda_commit, then cuda_recording_for. */
-#include "kernels/cuda/cuda_row.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 

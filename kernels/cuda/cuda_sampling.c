@@ -1,11 +1,11 @@
 /* cuda_sampling.c - tokens chosen on the card: what a step's rows ask is staged with it, the kernels of sample.h choose behind its head, and the
  * results go to pinned memory, where cuda_fetch waits for them. There are two places for results, by turn: a step can be fetched while the next
  * one runs. The ids stay on the card too, for the next step's embedding. Thread: engine. */
-#include "kernels/cuda/cuda_row.h"
+#include "kernels/cuda/cuda_backend.h"
 
 #include <string.h>
 
-#include "kernels/cuda/sample_ask.h"
+#include "kernels/cuda/sampling/sample_encoder.h"
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 

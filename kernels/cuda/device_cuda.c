@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/cuda/card.h"
+#include "kernels/cuda/device_query.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 

@@ -19,7 +19,7 @@ struct cuda_device {
     struct err    fault;   /* the first; code OK: none */
     int           n_multiprocessors;
     atomic_size_t taken;   /* bytes of the card that are handed out */
-    int         (*flush_arrivals)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_direct.c) */
+    int         (*flush_arrivals)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_gpudirect.c) */
     cudaEvent_t   marks[DEVICE_MARKS]; /* made at open */
     uint64_t      n_marks;             /* the engine's: mark m is marks[m % DEVICE_MARKS], m from 1 on */
 };
@@ -31,11 +31,11 @@ int  cuda_device_count(void);
 /* Keeps the first error, with what was being done ("attention"). True: there was none. */
 bool cuda_check(struct cuda_device *d, cudaError_t e, const char *what);
 
-/* device_direct.c */
+/* device_gpudirect.c */
 enum status cuda_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) MUST_CHECK;
 enum status cuda_arrivals(struct device *d) MUST_CHECK;
 
-/* lane_cuda.c */
+/* copy_stream_cuda.c */
 enum status lane_cuda_open(struct device *d, struct lane **out, struct err *err) MUST_CHECK;
 
 static inline struct cuda_device *cuda_device_of(struct device *d) { return (struct cuda_device *)d; }

@@ -2,7 +2,7 @@
  *
  * nvcc compiles the kernels for cards. Where __CUDACC__ is not defined the same files are C++ for the processor, and tests/simt runs them
  * thread by thread: that build is for tests alone. Everything that differs between the two is in this file and, for what only compute capability
- * 9.0 has, in hopper.cuh. Thread: host, one stream each. */
+ * 9.0 has, in sm90.cuh. Thread: host, one stream each. */
 #ifndef BATON_KERNELS_CUDA_LAUNCH_CUH
 #define BATON_KERNELS_CUDA_LAUNCH_CUH
 
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/cuda/card.h"
+#include "kernels/cuda/device_query.h"
 
 #ifndef __CUDACC__
 #include <simt.h>

@@ -3,7 +3,7 @@
 #ifndef BATON_KERNELS_CUDA_ROPE_CUH
 #define BATON_KERNELS_CUDA_ROPE_CUH
 
-#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/kernels.h"
 
 static __device__ __forceinline__ float head_factor(const float *x, size_t dim, float eps)

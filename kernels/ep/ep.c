@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "kernels/cpu/sizes.h"
-#include "kernels/ep/ep_row.h"
+#include "kernels/ep/ep_backend.h"
 #include "kernels/kernels.h"
 #include "shared/base/assert.h"
 #include "shared/base/hash.h"

@@ -1,4 +1,4 @@
-/* ep_nccl.c - ranks that NCCL connects: rows and results by grouped sends, counts by an all-gather, around the kernels of ep_card.h.
+/* ep_nccl.c - ranks that NCCL connects: rows and results by grouped sends, counts by an all-gather, around the kernels of ep_kernels.h.
  *
  * Throughput: the counts of all ranks come to the host, sends have the size of what there is. Low latency: sends have the size of the room.
  * all_reduce adds in the order of ranks, which NCCL's own does not promise: every rank gets one part from all, adds it up and sends it to all.
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "kernels/cpu/sizes.h"
-#include "kernels/ep/ep_card_row.h"
+#include "kernels/ep/ep_cuda.h"
 #include "kernels/ep/nccl_api.h"
 #include "shared/base/clock.h"
 #include "shared/base/log.h"

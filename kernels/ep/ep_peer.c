@@ -1,4 +1,4 @@
-/* ep_peer.c - ranks on cards of one host: each opens the others' windows by CUDA IPC, kernels do the rest (ep_card.h). And one rank on a card, the
+/* ep_peer.c - ranks on cards of one host: each opens the others' windows by CUDA IPC, kernels do the rest (ep_kernels.h). And one rank on a card, the
  * row self there: its own peer, which never waits long.
  *
  * Source: CUDA Runtime API, interprocess communication (cudaIpcGetMemHandle, cudaIpcOpenMemHandle).
@@ -7,7 +7,7 @@
 #include <assert.h>
 #include <string.h>
 
-#include "kernels/ep/ep_card_row.h"
+#include "kernels/ep/ep_cuda.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 

@@ -2,8 +2,8 @@
 #ifndef BATON_KERNELS_EP_EP_ROWS_CUH
 #define BATON_KERNELS_EP_EP_ROWS_CUH
 
-#include "kernels/cuda/numbers.cuh"
-#include "kernels/ep/ep_card.h"
+#include "kernels/cuda/dtype_convert.cuh"
+#include "kernels/ep/ep_kernels.h"
 
 enum { EP_QUAD = 4 };
 

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/ep/ep_row.h"
+#include "kernels/ep/ep_backend.h"
 #include "kernels/float_bits.h"
 #include "shared/base/mem.h"
 

@@ -4,8 +4,8 @@
 #ifndef BATON_KERNELS_EP_EP_SIGNALS_CUH
 #define BATON_KERNELS_EP_EP_SIGNALS_CUH
 
-#include "kernels/cuda/numbers.cuh"
-#include "kernels/ep/ep_card.h"
+#include "kernels/cuda/dtype_convert.cuh"
+#include "kernels/ep/ep_kernels.h"
 
 static __device__ __forceinline__ unsigned *fault_word(const ep_call &c, int rank) { return (unsigned *)(void *)(c.window[rank] + c.at.fault); }
 

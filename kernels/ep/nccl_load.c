@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/ep/ep_row.h"
+#include "kernels/ep/ep_backend.h"
 #include "kernels/ep/nccl_api.h"
 #include "shared/base/mem.h"
 

@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <signal.h>
 
-#include "kernels/ep/ep_row.h"
+#include "kernels/ep/ep_backend.h"
 #include "tests/conformance/ep_fixture.h"
 
 /* ---- one rank's part --------------------------------------------------------------------------------------------- */

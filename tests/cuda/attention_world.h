@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention/attention.h"
 #include "kernels/kv_rows.h"
 
 static int n_passed, n_failed;

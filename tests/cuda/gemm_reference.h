@@ -8,7 +8,7 @@
 #ifdef __cplusplus
 #include <vector>
 
-#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm/gemm.h"
 
 struct reference_matrix {
     std::vector<unsigned char> bytes;   /* as gemm.h lays it out */
@@ -24,7 +24,7 @@ struct numbers {
 uint16_t bf16_of(float x);
 float    float_of_bf16(uint16_t bits);
 float    float_of_e4m3(uint8_t bits);
-/* Of numbers beyond 65504 that one, as inputs.h says. */
+/* Of numbers beyond 65504 that one, as prepare_inputs.h says. */
 uint16_t f16_of(float x);
 float    float_of_f16(uint16_t bits);
 /* A number of a 16-bit type, F16 or BF16. */

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/sample_ask.h"
+#include "kernels/cuda/sampling/sample_encoder.h"
 #include "tests/cuda/device_case.h"
 
 extern "C" {

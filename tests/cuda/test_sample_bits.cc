@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "kernels/cuda/sample_draw.cuh"
+#include "kernels/cuda/sampling/sample_draw.cuh"
 #include "tests/cuda/device_case.h"
 
 extern "C" {

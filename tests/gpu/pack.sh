@@ -24,7 +24,7 @@ command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DC
 fail() { echo "pack.sh: $*" >&2; exit 1; }
 
 # RPATH and not RUNPATH: it holds for the libraries' own needs as well.
-mapfile -t tests < <(PYTHONPATH=tests/gpu PYTHONDONTWRITEBYTECODE=1 python3 -c 'from card_programs import card_tests; print(*card_tests(), sep="\n")')
+mapfile -t tests < <(PYTHONPATH=tests/gpu PYTHONDONTWRITEBYTECODE=1 python3 -c 'from gpu_programs import card_tests; print(*card_tests(), sep="\n")')
 mkdir -p "$build"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_CUDA=on -DCMAKE_CUDA_ARCHITECTURES="$arch" "${launcher[@]}" \
     -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS='-static-libstdc++ -static-libgcc -Wl,--disable-new-dtags' >"$build.log" || fail "see $build.log"

@@ -12,4 +12,4 @@
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 command -v python3 >/dev/null || { echo "run.sh: python3 is needed" >&2; exit 2; }
-exec python3 -u tests/gpu/card_run.py "$@"
+exec python3 -u tests/gpu/gpu_run.py "$@"

@@ -8,7 +8,7 @@
  * Ranks that share a card take turns on it, whole time slices long: their times are those of the turns. On the emulated card times mean nothing.
  * LIMIT: between cards the link is the limit, which no copy here measures. The least of REPEATS runs counts. */
 #include "kernels/cuda/device_cuda.h"
-#include "kernels/ep/ep_row.h"
+#include "kernels/ep/ep_backend.h"
 #include "tests/conformance/ep_fixture.h"
 
 enum { REPEATS = 5 };

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "tests/simt/simt_block.h"
-#include "tests/simt/simt_hopper.h"
+#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_memory.h"
 #include "tests/simt/simt_sanitize.h"
 

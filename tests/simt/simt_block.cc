@@ -13,7 +13,7 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_fiber.h"
-#include "tests/simt/simt_hopper.h"
+#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_shared.h"
 #include "tests/simt/simt_tsan.h"
 

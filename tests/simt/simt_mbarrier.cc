@@ -7,7 +7,7 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_block.h"
-#include "tests/simt/simt_hopper.h"
+#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_tsan.h"
 
 enum { COUNT_MAX = (1 << 20) - 1, BARRIERS_MAX = 256 };

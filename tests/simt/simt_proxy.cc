@@ -6,7 +6,7 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_block.h"
-#include "tests/simt/simt_hopper.h"
+#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_shared.h"
 
 enum { PIECE = 16, MAX_THREADS = 1024 };

@@ -11,7 +11,7 @@
 
 #include "tests/simt/include/cuda_runtime.h"
 #include "tests/simt/simt_block.h"
-#include "tests/simt/simt_hopper.h"
+#include "tests/simt/simt_sm90.h"
 #include "tests/simt/simt_shared.h"
 #include "tests/simt/simt_tsan.h"
 

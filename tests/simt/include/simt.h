@@ -7,7 +7,7 @@
 #define BATON_TESTS_SIMT_SIMT_H
 
 #include "tests/simt/include/cuda_runtime_api.h"
-#include "tests/simt/include/simt_hopper.h"
+#include "tests/simt/include/simt_sm90.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,0 +1,34 @@
+/* attention_decode_mma.cu - whether a model's answer rows take attention_decode_mma.cuh's kernels, and which. Thread: engine. */
+#include "kernels/cuda/attention/attention_launch.cuh"
+#include "kernels/cuda/attention/attention_decode_mma.cuh"
+
+/* With fewer heads of a group attention_decode.cuh keeps up with the memory; with bytes, each of which it has to widen first, not so long. */
+bool attention_answers_fit(const struct attention *a)
+{
+    const bool is_bytes = a->kv.dtype == DTYPE_I8 || a->kv.dtype == DTYPE_F8_E4M3;
+    return attention_tiles_fit(a) && a->n_heads / a->kv.n_heads >= (is_bytes ? ANSWER_HEADS_LEAST_BYTES : ANSWER_HEADS_LEAST);
+}
+
+template <enum dtype T, int DIM> static cudaError_t launch_answers(cudaStream_t stream, struct rows_call c, int max_blocks)
+{
+    dim3 grid;
+    c.n_runs = (c.n_heads / c.kv.n_heads + ANSWER_HEADS - 1) / ANSWER_HEADS;
+    cudaError_t e = attention_grid((size_t)(c.item_end - c.item_begin) * (size_t)(c.kv.n_heads * c.n_runs), ANSWER_BLOCKS, max_blocks, &grid);
+    return e == cudaSuccess ? launch(stream, attend_answers<T, DIM>, grid, dim3(ANSWER_THREADS), answer_shape<T, DIM>::BYTES, c) : e;
+}
+
+template <enum dtype T> static cudaError_t launch_dims(cudaStream_t stream, const struct rows_call *c, int max_blocks)
+{
+    return c->kv.head_dim == 64 ? launch_answers<T, 64>(stream, *c, max_blocks) : launch_answers<T, 128>(stream, *c, max_blocks);
+}
+
+cudaError_t attention_answers_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks)
+{
+    switch (c->kv.dtype) {
+    case DTYPE_BF16: return launch_dims<DTYPE_BF16>(stream, c, max_blocks);
+    case DTYPE_F16: return launch_dims<DTYPE_F16>(stream, c, max_blocks);
+    case DTYPE_I8: return launch_dims<DTYPE_I8>(stream, c, max_blocks);
+    case DTYPE_F8_E4M3: return launch_dims<DTYPE_F8_E4M3>(stream, c, max_blocks);
+    default: return cudaErrorInvalidValue;
+    }
+}

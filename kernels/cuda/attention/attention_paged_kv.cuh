@@ -1,0 +1,109 @@
+/* attention_paged_kv.cuh - where keys and values of a position lie in the paged pool, rows of a list, and parts of results. Thread: device. */
+#ifndef BATON_KERNELS_CUDA_ATTENTION_ATTENTION_PAGED_KV_CUH
+#define BATON_KERNELS_CUDA_ATTENTION_ATTENTION_PAGED_KV_CUH
+
+#include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/attention/attention_kv_types.cuh"
+
+/* Rows of a list that a launch is for. How many there are is known on the card alone: blocks stride over the work, and the grid says nothing. */
+enum listed_rows { LISTED_ALL, LISTED_GENERATED, LISTED_PROMPT };
+
+struct listed {
+    const struct cuda_counts *counts;
+    const struct cuda_seq    *seqs;
+    const struct cuda_row    *rows;
+    const int32_t            *tables;
+    enum listed_rows          which;
+};
+
+static inline struct listed listed_of(const struct cuda_list *on, enum listed_rows which)
+{
+    const struct listed l = { on->counts, on->seqs, on->rows, on->tables, which };
+    return l;
+}
+
+static __device__ __forceinline__ const struct cuda_row *listed_rows(const struct listed &l)
+{
+    return l.rows + (l.which == LISTED_PROMPT ? l.counts->n_generated : 0);
+}
+static __device__ __forceinline__ int listed_n(const struct listed &l)
+{
+    return l.which == LISTED_ALL ? l.counts->n_rows : l.which == LISTED_GENERATED ? l.counts->n_generated : l.counts->n_prompt;
+}
+/* Of LISTED_ALL and LISTED_GENERATED, which are numbered from 0. */
+static __device__ __forceinline__ int listed_segments(const struct listed &l)
+{
+    return l.which == LISTED_ALL ? l.counts->n_segments : l.counts->n_segments_generated;
+}
+
+/* Of types without scales. Looked up at run time: with a constant nvcc 13 gives attend_rows of bf16 so many registers that a processor of compute
+ * capability 9.0 has room for three blocks instead of four. */
+static __host__ __device__ __forceinline__ size_t element_bytes(enum dtype t) { return t == DTYPE_F32 ? 4 : 2; }
+
+/* Bytes of a position's key or value. */
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t row_bytes(const struct kv_layer &kv)
+{
+    return (size_t)kv.head_dim * held<T>::BYTES;
+}
+
+/* Bytes from a position's key to its value. */
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t value_part(const struct kv_layer &kv)
+{
+    return kv.latent ? 0 : (size_t)kv.block_tokens * (size_t)kv.head_dim * (held<T>::SCALED ? 1 : element_bytes(kv.dtype));
+}
+
+/* Where a position's key is: in the pool's block, the row-th of its keys and values; a value is block_tokens rows further. */
+struct held_row {
+    unsigned block, row;
+};
+
+static __device__ __forceinline__ struct held_row key_row(const struct kv_layer &kv, const int32_t *table, int pos, int head)
+{
+    const unsigned        n = (unsigned)kv.block_tokens;
+    const struct held_row r = { (unsigned)table[(unsigned)pos / n], (unsigned)head * (kv.latent ? 1 : 2) * n + (unsigned)pos % n };
+    return r;
+}
+
+/* Bytes from the pool's begin to a row, and to its scale. Of types with scales these are behind the rows of each block. */
+static __host__ __device__ __forceinline__ size_t block_rows(const struct kv_layer &kv)
+{
+    return (size_t)kv.n_heads * (kv.latent ? 1 : 2) * (size_t)kv.block_tokens;
+}
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t block_bytes(const struct kv_layer &kv)
+{
+    return block_rows(kv) * (row_bytes<T>(kv) + (held<T>::SCALED ? sizeof(float) : 0));
+}
+template <enum dtype T> static __device__ __forceinline__ size_t row_place(const struct kv_layer &kv, const struct held_row &r)
+{
+    return r.block * block_bytes<T>(kv) + r.row * row_bytes<T>(kv);
+}
+template <enum dtype T> static __device__ __forceinline__ size_t scale_place(const struct kv_layer &kv, const struct held_row &r)
+{
+    return r.block * block_bytes<T>(kv) + block_rows(kv) * row_bytes<T>(kv) + r.row * sizeof(float);
+}
+
+/* Bytes from the pool's begin to the key of position pos of a head. */
+template <enum dtype T> static __device__ __forceinline__ size_t key_place(const struct kv_layer &kv, const int32_t *table, int pos, int head)
+{
+    if constexpr (held<T>::SCALED) return row_place<T>(kv, key_row(kv, table, pos, head));
+    const unsigned block = (unsigned)pos / (unsigned)kv.block_tokens, slot = (unsigned)pos % (unsigned)kv.block_tokens;
+    const size_t   per_head = (kv.latent ? 1 : 2) * (size_t)kv.block_tokens, heads = (size_t)table[block] * (size_t)kv.n_heads + (size_t)head;
+    return (heads * per_head + slot) * (size_t)kv.head_dim * element_bytes(kv.dtype);
+}
+
+/* Partial results: (m, l) and the sums of one segment of one row and head, or of what has been merged. Sums begin at [PART_HEAD]. */
+enum { PART_HEAD = 4 };
+static __host__ __device__ __forceinline__ size_t part_floats(int v_dim) { return PART_HEAD + ((size_t)v_dim + 3) / 4 * 4; }
+
+/* (M, L) takes (m, l) in; O becomes fmaf(o, *b, O * *a). */
+static __device__ __forceinline__ void merge_weights(float *M, float *L, float m, float l, float *a, float *b)
+{
+    const float top = m > *M ? m : *M;
+    *a = expf(*M - top);
+    *b = expf(m - top);
+    *L = fmaf(l, *b, __fmul_rn(*L, *a));
+    *M = top;
+}
+static __device__ __forceinline__ float merged(float O, float o, float a, float b) { return fmaf(o, b, __fmul_rn(O, a)); }
+
+#endif

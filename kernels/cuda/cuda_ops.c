@@ -1,0 +1,91 @@
+/* cuda_ops.c - the slots of the cuda row but for products: their arguments to kernels, in the stream's order; and the row itself. */
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/elementwise.h"
+
+void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    (void)cuda_check(c->device, rows_combine(c->device->stream, a), "combining experts");
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+static void cuda_rope(struct kernel_ctx *base, const struct rope_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    (void)cuda_check(c->device, rows_rope(c->device->stream, a), "rotating");
+}
+
+static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    (void)cuda_check(c->device, attention_append(c->device->stream, &a->kv, a->on.staged, a->k, a->v, a->rope), "appending to the KV cache");
+}
+
+/* What attention keeps between its two passes; it has a bound, which long contexts of many sequences soon reach. */
+static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
+{
+    const struct cuda_list *on = a->on.staged;
+    const size_t            need = sizeof(float) * attention_scratch_floats((size_t)on->bounds.n_rows, (size_t)a->n_heads, (size_t)a->v_dim, (size_t)on->bounds.n_keys_max);
+    if (need <= c->attention.bytes) return true;
+    device_wait(c->base.device);
+    device_mem_free(c->base.device, &c->attention);
+    return device_mem_alloc(c->base.device, need, DEVICE_MEM_PRIVATE, &c->attention, NULL) == OK ||
+           cuda_check(c->device, cudaErrorMemoryAllocation, "getting memory for attention");
+}
+
+static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    if (!attention_room(c, a)) return;
+    const struct attention run = { .kv = a->kv, .on = a->on.staged, .q = a->q, .out = a->out, .n_heads = a->n_heads, .v_dim = a->v_dim,
+                                   .scale = a->scale, .exact = base->activations == ACTIVATIONS_F32, .scratch = c->attention.ptr };
+    (void)cuda_check(c->device, attention_run(c->device->stream, &run), "attention");
+}
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    const struct embed_rows e = { .x = x, .form = (enum gemm_form)w->form, .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids,
+                                  .chosen = c->sampling.chosen.ptr };
+    (void)cuda_check(c->device, rows_embed(c->device->stream, &e), "embedding");
+}
+
+static void cuda_rms_norm(struct kernel_ctx *base, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows,
+                          size_t n, float eps)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    (void)cuda_check(c->device, rows_norm(c->device->stream, y, y_stride, x, x_stride, weight, n_rows, n, eps), "a norm");
+}
+
+static void cuda_add(struct kernel_ctx *base, float *x, const float *y, size_t n)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    (void)cuda_check(c->device, rows_add(c->device->stream, x, y, n), "an addition");
+}
+
+static void cuda_copy_rows(struct kernel_ctx *base, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    (void)cuda_check(c->device, rows_copy(c->device->stream, to, to_stride, from, from_stride, n_rows, n), "copying rows");
+}
+
+static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
+{
+    struct cuda_ctx *c = cuda_ctx_of(base);
+    (void)cuda_check(c->device, rows_route(c->device->stream, a, cuda_live_rows(c)), "routing");
+}
+
+static bool has_card(void) { return cuda_device_count() > 0; }
+
+const struct kernel_ops cuda_row = {
+    .name = "cuda", .forms = "cuda rows", .absorbed_only = true, .available = has_card, .create = cuda_ctx_create, .free = cuda_ctx_free,
+    .reserve = cuda_ctx_reserve, .weight_plan = cuda_weight_plan, .weight_pack = cuda_weight_pack, .weights_end = cuda_weights_end,
+    .weight_release = cuda_weight_release, .stage = cuda_stage, .prepare = cuda_prepare, .record = cuda_record, .commit = cuda_commit,
+    .sample = cuda_sample, .fetch = cuda_fetch, .embed = cuda_embed, .matmul = cuda_matmul, .rms_norm = cuda_rms_norm, .add = cuda_add,
+    .copy_rows = cuda_copy_rows, .rope = cuda_rope, .kv_append = cuda_kv_append, .attention = cuda_attention, .route = cuda_route,
+    .combine = cuda_combine,
+    .experts = cuda_experts,
+};

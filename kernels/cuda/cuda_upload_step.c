@@ -1,0 +1,252 @@
+/* cuda_upload_step.c - what a step's rows are, packed into one piece of pinned memory and sent in one copy:
+ *
+ *   counts of rows, of rows of logits and of every list | ids | positions | rows of logits | what sampling is asked | per list: sequences, rows
+ *   | block tables of all lists, then sampling's edits and masks
+ *
+ * All but the last part lie where the numbers of rows, of logits and of lists say, which a recording fixes: the addresses that its launches hold
+ * are the same in every step that it serves. There are two pieces on the host, which take turns, so that a step is written while the copy of the
+ * one before waits for its turn on the card; the card has one, since its work runs in order.
+ * cuda_prepare makes room for the largest step. Without it (tests) room grows with the steps, and nothing can be recorded. */
+#include "kernels/cuda/cuda_backend.h"
+
+#include <string.h>
+
+#include "kernels/cpu/sizes.h"
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+
+enum { ALIGN = 64, LEAST_BYTES = 1 << 20 };
+
+/* ---- room -------------------------------------------------------------------------------------------------------- */
+
+static size_t padded(size_t n, size_t size) { return round_up(n * size, ALIGN); }
+
+static size_t list_bytes(size_t n_seqs, size_t n_rows)
+{
+    return padded(1, sizeof(struct cuda_counts)) + padded(n_seqs, sizeof(struct cuda_seq)) + padded(n_rows, sizeof(struct cuda_row));
+}
+
+static size_t rows_bytes(size_t n_rows, size_t n_logits)
+{
+    return padded(1, sizeof(struct cuda_live)) + 2 * padded(n_rows, sizeof(int32_t)) + padded(n_logits, sizeof(int32_t)) +
+           padded(n_logits, sizeof(struct sample_ask));
+}
+
+
+/* A row is in two lists at most, all and one other; a sequence that lists cut is in one more for every cut, with its table. */
+size_t cuda_staging_bytes(const struct cuda_ctx *c)
+{
+    const struct kernel_limits *l = &c->limits;
+    const size_t lists = l->max_lists, times = lists > 1 ? 2 : 1, rows = times * l->max_rows;
+    const size_t tables = (times * l->max_seqs + lists) * (l->max_len / l->block_tokens + 1);
+    return rows_bytes(l->max_rows, l->max_logits) + list_bytes(rows + lists, rows) + lists * list_bytes(1, 1) + padded(tables, sizeof(int32_t)) +
+           c->sampling.room;
+}
+
+void cuda_staging_release(struct cuda_ctx *c)
+{
+    struct cuda_staging *st = &c->staging;
+    for (int i = 0; i < 2; i++) {
+        if (st->copied[i]) (void)cuda_check(c->device, cudaEventDestroy(st->copied[i]), "ending an event");
+        if (st->host[i]) (void)cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory");
+    }
+    device_mem_free(c->base.device, &st->card);
+    mem_free(st->lists);
+    mem_free(st->places);
+    *st = (struct cuda_staging){ 0 };
+}
+
+/* The copies that read the pinned pieces must be over. */
+static bool replace_room(struct cuda_ctx *c, size_t bytes)
+{
+    struct cuda_staging *st = &c->staging;
+    struct err           err;
+    st->bytes = 0;
+    device_mem_free(c->base.device, &st->card);
+    for (int i = 0; i < 2; i++) {
+        void *host = NULL;
+        if (st->host[i] && !cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory")) return false;
+        st->host[i] = NULL;
+        if (!cuda_check(c->device, cudaMallocHost(&host, bytes), "getting pinned memory")) return false;
+        st->host[i] = host;
+    }
+    if (device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &st->card, &err) != OK)
+        return cuda_check(c->device, cudaErrorMemoryAllocation, "getting memory for a step's rows");
+    st->bytes = bytes;
+    return true;
+}
+
+/* False: the card failed, or has no memory for it, which then counts as a failure. */
+bool cuda_staging_grow(struct cuda_ctx *c, size_t bytes)
+{
+    if (bytes <= c->staging.bytes) return true;
+    ASSERT(c->n_recordings == 0); /* they hold addresses; cuda_prepare's room is enough for all steps */
+    if (c->limits.max_rows == 0) bytes = bytes < LEAST_BYTES ? LEAST_BYTES : bytes + bytes / 2;
+    return cuda_check(c->device, cudaStreamSynchronize(c->device->stream), "a step") && replace_room(c, bytes);
+}
+
+/* ---- places ------------------------------------------------------------------------------------------------------ */
+
+/* The next n elements on both sides; *card gets the card's address. */
+static void *put(struct cuda_staging *st, size_t n, size_t size, const void **card)
+{
+    void *host = st->host[st->turn] + st->used;
+    *card = (const char *)st->card.ptr + st->used;
+    st->used += padded(n, size);
+    ASSERT(st->used <= st->bytes);
+    return host;
+}
+
+static void room_for_lists(struct cuda_staging *st, int32_t n)
+{
+    if (n <= st->max_lists) return;
+    st->lists = mem_realloc(st->lists, (size_t)n, sizeof *st->lists);
+    st->places = mem_realloc(st->places, (size_t)n, sizeof *st->places);
+    st->max_lists = n;
+}
+
+/* Gives every part its place; what `to` and `places` then point at is not written yet. n_seqs and n_rows of lists: `most`, or each list's own. */
+static void lay_out(struct cuda_staging *st, const struct kernel_step *s, size_t most, struct cuda_step_parts *to)
+{
+    room_for_lists(st, s->n_lists);
+    st->used = 0;
+    to->live = put(st, 1, sizeof *to->live, (const void **)&st->live);
+    to->ids = put(st, (size_t)s->n_rows, sizeof *to->ids, (const void **)&st->ids);
+    to->pos = put(st, (size_t)s->n_rows, sizeof *to->pos, (const void **)&st->pos);
+    to->logit_rows = put(st, (size_t)s->n_logits, sizeof *to->logit_rows, (const void **)&st->logit_rows);
+    to->asks = put(st, (size_t)s->n_logits, sizeof *to->asks, (const void **)&st->asks);
+    for (int32_t i = 0; i < s->n_lists; i++) {
+        struct cuda_list       *l = &st->lists[i];
+        struct cuda_list_place *p = &st->places[i];
+        size_t n_seqs = most, n_rows = most;
+        if (most == 0) {
+            n_seqs = (size_t)s->lists[i].n_seqs;
+            for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n_rows += (size_t)s->lists[i].seqs[q].n_q;
+        }
+        p->counts = put(st, 1, sizeof *p->counts, (const void **)&l->counts);
+        p->seqs = put(st, n_seqs, sizeof *p->seqs, (const void **)&l->seqs);
+        p->rows = put(st, n_rows, sizeof *p->rows, (const void **)&l->rows);
+    }
+    to->variable = put(st, 0, 1, (const void **)&st->variable);
+    for (int32_t i = 0; i < s->n_lists; i++) st->lists[i].tables = (const int32_t *)st->variable;
+}
+
+static void hand_over(const struct cuda_staging *st, struct kernel_step *s)
+{
+    s->ids = st->ids;
+    s->pos = st->pos;
+    s->logit_rows = st->logit_rows;
+    for (int32_t i = 0; i < s->n_lists; i++) s->lists[i].staged = &st->lists[i];
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+static size_t table_length(const struct attn_seq *s, int32_t block_tokens)
+{
+    return s->n_q > 0 ? (size_t)((s->pos_begin + s->n_q + block_tokens - 1) / block_tokens) : 0;
+}
+
+static size_t tables_length(const struct kernel_step *s)
+{
+    size_t n = 0;
+    for (int32_t i = 0; i < s->n_lists; i++)
+        for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n += table_length(&s->lists[i].seqs[q], s->block_tokens);
+    return n;
+}
+
+static size_t step_bytes(const struct kernel_step *s)
+{
+    size_t n = rows_bytes((size_t)s->n_rows, (size_t)s->n_logits) + padded(tables_length(s), sizeof(int32_t));
+    for (int32_t i = 0; i < s->n_lists; i++) {
+        size_t n_rows = 0;
+        for (int32_t q = 0; q < s->lists[i].n_seqs; q++) n_rows += (size_t)s->lists[i].seqs[q].n_q;
+        n += list_bytes((size_t)s->lists[i].n_seqs, n_rows);
+    }
+    return n; /* what is left is for sampling */
+}
+
+/* Copies n, then zeros up to n_all: a row that is there. */
+static void fill(int32_t *to, const int32_t *from, size_t n, size_t n_all)
+{
+    if (n > 0) memcpy(to, from, n * sizeof *to);
+    if (n_all > n) memset(to + n, 0, (n_all - n) * sizeof *to);
+}
+
+/* From *table on; *table comes back behind the list's last. */
+static void put_list(const struct attn_list *l, int32_t block_tokens, const struct cuda_list_place *to, int32_t *tables, int32_t *table)
+{
+    for (int32_t i = 0; i < l->n_seqs; i++) {
+        const struct attn_seq *s = &l->seqs[i];
+        const size_t           n = table_length(s, block_tokens);
+        to->seqs[i] = (struct cuda_seq){ .q_begin = s->q_begin, .n_q = s->n_q, .pos_begin = s->pos_begin, .table = *table };
+        if (n > 0) memcpy(tables + *table, s->block_table, n * sizeof *tables);
+        *table += (int32_t)n;
+    }
+}
+
+static bool send(struct cuda_ctx *c)
+{
+    struct cuda_staging *st = &c->staging;
+    return cuda_check(c->device, cudaMemcpyAsync(st->card.ptr, st->host[st->turn], st->used, cudaMemcpyHostToDevice, c->device->stream), "sending a step's rows") &&
+           cuda_check(c->device, cudaEventRecord(st->copied[st->turn], c->device->stream), "sending a step's rows");
+}
+
+/* Rows and sequences of the lists, whose counts a recording is chosen by. They are numbered before anything has its place: into the lists' bounds. */
+static void count_lists(struct cuda_staging *st, const struct kernel_step *s)
+{
+    room_for_lists(st, s->n_lists);
+    for (int32_t i = 0; i < s->n_lists; i++) attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, NULL);
+}
+
+/* True: what its rows want of sampling is part of it. */
+static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const struct kernel_step *filled, const struct cuda_recording *r)
+{
+    struct cuda_staging   *st = &c->staging;
+    struct cuda_step_parts to;
+    int32_t                table = 0;
+    lay_out(st, filled, r ? (size_t)r->n_rows : 0, &to);
+    *to.live = (struct cuda_live){ .n_rows = s->n_rows };
+    fill(to.ids, s->ids, (size_t)s->n_rows, (size_t)filled->n_rows);
+    fill(to.pos, s->pos, (size_t)s->n_rows, (size_t)filled->n_rows);
+    fill(to.logit_rows, s->logit_rows, (size_t)s->n_logits, (size_t)filled->n_logits);
+    for (int32_t i = 0; i < s->n_lists; i++) {
+        put_list(&s->lists[i], s->block_tokens, &st->places[i], (int32_t *)(void *)to.variable, &table);
+        attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, st->places[i].rows);
+        *st->places[i].counts = st->lists[i].bounds;
+    }
+    st->used += padded((size_t)table, sizeof(int32_t));
+    return cuda_sampling_write(c, s->wants, s->n_logits, &to);
+}
+
+void cuda_stage(struct kernel_ctx *base, struct kernel_step *s)
+{
+    struct cuda_ctx     *c = cuda_ctx_of(base);
+    struct cuda_staging *st = &c->staging;
+    struct kernel_step   filled = *s;
+    st->turn ^= 1;
+    s->replayed = false;
+    c->step = (struct cuda_step){ .n_logits = s->n_logits, .turn = s->turn };
+    if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->turn]), "a step") || !cuda_staging_grow(c, step_bytes(s))) return;
+    count_lists(st, s);
+    const struct cuda_recording *r = cuda_recording_for(c, s);
+    if (r) {
+        filled.n_rows = r->n_rows;
+        filled.n_logits = r->n_logits;
+    }
+    s->sampled = write_step(c, s, &filled, r);
+    if (!send(c)) return;
+    hand_over(st, s);
+    s->n_rows = filled.n_rows;
+    s->n_logits = filled.n_logits;
+    s->replayed = r != NULL;
+    c->step.recording = r;
+}
+
+/* Where the parts of a recording's steps will lie. Nothing is sent: its launches are not run. */
+void cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_counts *bounds)
+{
+    struct cuda_step_parts unused;
+    lay_out(&c->staging, s, (size_t)s->n_rows, &unused);
+    for (int32_t i = 0; i < s->n_lists; i++) c->staging.lists[i].bounds = *bounds;
+    hand_over(&c->staging, s);
+}

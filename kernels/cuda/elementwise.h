@@ -1,0 +1,43 @@
+/* elementwise.h - the slots that work row by row, on the card; kernels.h says what they compute.
+ *
+ * All pointers are to device memory. Calls put work on the stream and return. A row's result depends on the row alone, and sums run in a
+ * fixed order. Thread: engine. */
+#ifndef BATON_KERNELS_CUDA_ELEMENTWISE_H
+#define BATON_KERNELS_CUDA_ELEMENTWISE_H
+
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Strides in floats. */
+cudaError_t rows_norm(cudaStream_t s, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps);
+cudaError_t rows_copy(cudaStream_t s, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
+cudaError_t rows_add(cudaStream_t s, float *x, const float *y, size_t n);
+cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a);
+
+cudaError_t rows_rope(cudaStream_t s, const struct rope_args *a);
+
+/* Rows of a matrix of any form as f32. */
+struct embed_rows {
+    float         *x;       /* [n_rows, n_in] */
+    enum gemm_form form;
+    const void    *w;
+    size_t         n_out, n_in, n_rows;
+    const int32_t *ids;     /* -1 - i: chosen[i] */
+    const int32_t *chosen;
+};
+cudaError_t rows_embed(cudaStream_t s, const struct embed_rows *e);
+
+/* With rows, index and begin also what rows_sort does. */
+cudaError_t rows_route(cudaStream_t s, const struct route_args *a, const int32_t *n_live);
+/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an experts call. `n_live`, in device memory:
+ * rows from there on get no slots; NULL: all get theirs. */
+cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a, const int32_t *n_live);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

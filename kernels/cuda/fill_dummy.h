@@ -1,0 +1,31 @@
+/* fill_dummy.h - made-up weights (kernels/made_up.h) written where they are used, in the forms of gemm.h: nothing travels from the host.
+ *
+ * The bits are those that cuda_weight_pack.c makes of the same source: elements, their quantisation by the rules of quantize.h, scales. A call puts
+ * work on the stream and returns. Thread: loading. */
+#ifndef BATON_KERNELS_CUDA_FILL_DUMMY_H
+#define BATON_KERNELS_CUDA_FILL_DUMMY_H
+
+#include "kernels/cuda/gemm/gemm.h"
+#include "kernels/made_up.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One part of a matrix: its row i is row first + i * every of the matrix. */
+struct fill {
+    enum gemm_form form;
+    void          *rows;      /* of the matrix, in device memory: row 0 */
+    size_t         row_bytes;
+    float         *scales;    /* W8, W4: of row 0; F8: of the part's first 128 rows */
+    size_t         first, every;
+    size_t         n_rows, n_in;
+    struct made_up from;
+    size_t         row_step, k_step; /* between the places of its elements */
+};
+cudaError_t fill_run(cudaStream_t stream, const struct fill *f);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,42 @@
+/* gemm_cublaslt.h - large dense products of bf16 and of f16 by NVIDIA's cublasLt, where a machine has it.
+ *
+ * The library is loaded on demand, never linked: BATON_CUBLASLT names its file, a folder with it (a Python package's lib), or is `off`; otherwise
+ * libcublasLt.so.13 and .12 as the dynamic loader finds them (LD_LIBRARY_PATH), then those of /usr/local/cuda. Which algorithm a shape takes is
+ * asked once and kept in a table of fixed size; a shape that falls out of it is asked again.
+ * What it adds up in what order depends on n_rows: products that are `fixed` never come here.
+ * Life cycle: gemm_library_create, struct gemm's `library` in calls of one stream at a time, gemm_library_free. Thread: loading thread, then
+ * engine. A step's call allocates only where its shape is new. */
+#ifndef BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
+#define BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+
+#include "shared/base/err.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gemm;
+struct gemm_library;
+
+enum { GEMM_LIBRARY_ROWS = 128 };               /* and more: fewer are bound by memory, which the own kernels read as fast */
+enum { GEMM_LIBRARY_WORKSPACE = 32 << 20 };     /* bytes of device memory, aligned to 256, that the caller gives: struct gemm's `workspace` */
+
+/* Load it for the current device. ERR_NOT_FOUND: there is none; ERR_UNSUPPORTED: switched off, not built in, or a file that is another library;
+ * ERR_NODEV: it finds no card. The sentence says which, for the caller's line in the log: without it the own kernels do all products. */
+enum status gemm_library_create(struct gemm_library **out, struct err *err) MUST_CHECK;
+void        gemm_library_free(struct gemm_library *l);
+/* The file that was loaded. */
+const char *gemm_library_path(const struct gemm_library *l);
+
+/* Whether a call is one that the library may do. */
+bool gemm_library_fits(const struct gemm *g);
+/* Put it on the stream. False: the library has no way for this shape, nothing was done. */
+bool gemm_library_run(cudaStream_t stream, const struct gemm *g) MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

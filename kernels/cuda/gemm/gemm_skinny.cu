@@ -1,0 +1,309 @@
+/* gemm_skinny.cu - products with few rows of x (a decode step): W goes by once, 16 bytes a load, for all rows of a group.
+ *
+ * Bound by reading W from memory. A block has 16 rows of W; k goes to its 8 warps in spans of 128, warp i taking spans i, i + 8, ... whatever
+ * the number of rows is. The tensor cores multiply because plain fma would be the bound from 4 rows on: W's rows are their M, x's rows their N
+ * of 8, so that one row costs as much as 8 and has the same bits. A thread's 16 bytes of a row are consecutive elements; they serve as the
+ * k's of its fragment in both operands, and no element moves between lanes. Two buffers in registers: eight loads of W are under way while
+ * the eight before are multiplied, 64 KiB per SM with two blocks of 128 registers on it (4.8 TB/s and 1 us ask for some 36). x comes from the
+ * caches.
+ * Sums of a warp are one chain over its spans, ascending; the warps' are added in ascending order. F8: a span has one scale. Matrices with fewer
+ * than 4,096 columns have their spans cut into slices (gemm_split_k.cuh).
+ * Instructions count too: at 4.8 TB/s and 132 SMs of 4 a cycle an H200 can afford some 12 for an element of bf16, 6 of 8 bits and 3 of 4 bits;
+ * up to 8 rows take 2, 3 (int8), 4 (e4m3) and 2 (counted in the SASS of sm_90a).
+ * Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_few: engine. */
+#include "kernels/cuda/gemm/gemm_split_k.cuh"
+#include "kernels/cuda/gemm/gemm_upconvert.cuh"
+
+enum { FEW_W_ROWS = 16, FEW_PART = FEW_W_ROWS * GEMM_FEW_ROWS };
+enum { FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = GEMM_FEW_WHOLE, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
+static_assert((int)FEW_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
+
+/* Per form: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
+template <enum gemm_form F> struct few_shape {
+    enum {
+        ELEMENTS = stored<F>::PER_16_BYTES, LOADS = FEW_SPAN / (4 * ELEMENTS), SPANS = FEW_LOADS / (2 * LOADS), SPAN_BYTES = LOADS * 64
+    };
+};
+
+/* What a thread works on: rows `lane / 4` and 8 on of W, row `lane / 4` (and 8 on) of x, the k's of `lane % 4`. Where there is no such row it
+ * works on one that there is, in the same instruction as the lane that needs it, and its sums are left out at the end. */
+template <int N_TILES> struct few_place {
+    const unsigned char *w[2];       /* where its 16 bytes of the row's first 64 are */
+    const uint16_t      *x[N_TILES]; /* and the same elements of x */
+    int32_t              n_in;       /* elements of a row from there on */
+    int32_t              n_spans;    /* the spans to take end here */
+    const float         *f8_scale;   /* of span 0 */
+};
+
+struct few_weights {
+    uint4 v[FEW_LOADS];
+};
+
+/* seen: of F8, both rows' bytes so far, more than 0x7f where one was NaN. */
+template <int N_TILES> struct few_sums {
+    float    v[N_TILES][4];
+    unsigned seen;
+};
+
+/* First element of the thread's load i of a span, counted from those of its first one. */
+template <enum gemm_form F> static __device__ __forceinline__ int32_t few_k(int32_t span, int i)
+{
+    return span * FEW_SPAN + i * 4 * few_shape<F>::ELEMENTS;
+}
+
+/* Whether there is such a load: of whole spans it is known, rows of others end in the middle of one. */
+template <enum gemm_form F, int N_TILES, bool WHOLE> static __device__ __forceinline__ bool few_has(const few_place<N_TILES> &p, int32_t span, int i)
+{
+    return span < p.n_spans && (WHOLE || few_k<F>(span, i) < p.n_in);
+}
+
+/* Spans `span`, span + FEW_WARPS, ... */
+template <enum gemm_form F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_load(few_weights *to, const few_place<N_TILES> &p, int32_t span)
+{
+    typedef few_shape<F> shape;
+#pragma unroll
+    for (int i = 0; i < FEW_LOADS; i++) {
+        const int s = i / (2 * shape::LOADS), load = i / 2 % shape::LOADS, row = i % 2;
+        to->v[i] = make_uint4(0, 0, 0, 0);
+        if (few_has<F, N_TILES, WHOLE>(p, span + s * FEW_WARPS, load))
+            to->v[i] = __ldcs((const uint4 *)(p.w[row] + (size_t)span * shape::SPAN_BYTES + s * FEW_WARPS * shape::SPAN_BYTES + load * 64));
+    }
+}
+
+template <enum gemm_form F> static __device__ __forceinline__ void few_widen(unsigned out[4], const unsigned *in, unsigned *seen)
+{
+    if (F != GEMM_F8) {
+        widen_8<F>(out, in);
+        return;
+    }
+    widen_e4m3_numbers(out, in);
+    for (int i = 0; i < 2; i++) *seen |= (in[i] & 0x7f7f7f7fu) + 0x01010101u; /* nan_e4m3, but for the last step */
+}
+
+/* One load's worth of k: both rows of W by the rows of x. */
+template <enum gemm_form F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], unsigned *seen, const few_place<N_TILES> &p, const uint4 w[2],
+                                                    int32_t span, int load)
+{
+    const int32_t  k = few_k<F>(span, load);
+    const unsigned low[4] = { w[0].x, w[0].y, w[0].z, w[0].w }, high[4] = { w[1].x, w[1].y, w[1].z, w[1].w };
+#pragma unroll
+    for (int e = 0; e < few_shape<F>::ELEMENTS / 8; e++) {
+        unsigned a[2][4];
+        few_widen<F>(a[0], low + e * stored<F>::WORDS_PER_8, seen);
+        few_widen<F>(a[1], high + e * stored<F>::WORDS_PER_8, seen);
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+            uint4 x = make_uint4(0, 0, 0, 0);
+            if (WHOLE || k < p.n_in) x = __ldca((const uint4 *)(p.x[n] + k + 8 * e));
+            const unsigned first[4] = { a[0][0], a[1][0], a[0][1], a[1][1] }, second[4] = { a[0][2], a[1][2], a[0][3], a[1][3] };
+            const unsigned b_first[2] = { x.x, x.y }, b_second[2] = { x.z, x.w };
+            mma_of<F>(sums[n], first, b_first);
+            mma_of<F>(sums[n], second, b_second);
+        }
+    }
+}
+
+template <enum gemm_form F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_spans(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, const few_weights &w, int32_t span)
+{
+    typedef few_shape<F> shape;
+#pragma unroll
+    for (int s = 0; s < shape::SPANS; s++) {
+        const int32_t at = span + s * FEW_WARPS;
+        float of_span[N_TILES][4] = {};
+        if (at >= p.n_spans) return;
+#pragma unroll
+        for (int load = 0; load < shape::LOADS; load++)
+            few_multiply<F, N_TILES, WHOLE>(F == GEMM_F8 ? of_span : sums->v, &sums->seen, p, &w.v[(s * shape::LOADS + load) * 2], at, load);
+        if (F != GEMM_F8) continue;
+        const float scale = __ldg(p.f8_scale + at);
+        for (int n = 0; n < N_TILES; n++)
+            for (int i = 0; i < 4; i++) sums->v[n][i] = __fmaf_rn(of_span[n][i], scale, sums->v[n][i]);
+    }
+}
+
+/* The warp's spans, one chain. */
+template <enum gemm_form F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_sum(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, int32_t span)
+{
+    const int32_t step = FEW_WARPS * few_shape<F>::SPANS;
+    few_weights now, next;
+    few_load<F, N_TILES, WHOLE>(&now, p, span);
+    for (; span < p.n_spans; span += step) {
+        few_load<F, N_TILES, WHOLE>(&next, p, span + step);
+        few_spans<F, N_TILES, WHOLE>(sums, p, now, span);
+        now = next;
+    }
+}
+
+/* F8: a NaN among a row's weights is one of all its sums, which four lanes have between them. Whose it is is looked for again, as there should be
+ * none. */
+template <int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_keep_nan(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, int32_t span)
+{
+    if (!__any_sync(0xffffffffu, (sums->seen & 0x80808080u) != 0)) return;
+    unsigned nan[2] = { 0, 0 };
+#pragma unroll 1
+    for (; span < p.n_spans; span += FEW_WARPS)
+#pragma unroll 1
+        for (int load = 0; load < few_shape<GEMM_F8>::LOADS; load++) {
+            if (!few_has<GEMM_F8, N_TILES, WHOLE>(p, span, load)) continue;
+            for (int i = 0; i < 2; i++) {
+                const uint4 w = *(const uint4 *)(p.w[i] + (size_t)span * few_shape<GEMM_F8>::SPAN_BYTES + load * 64);
+                nan[i] |= nan_e4m3(w.x) | nan_e4m3(w.y) | nan_e4m3(w.z) | nan_e4m3(w.w);
+            }
+        }
+    for (int i = 0; i < 2; i++) {
+        nan[i] |= __shfl_xor_sync(0xffffffffu, nan[i], 1);
+        nan[i] |= __shfl_xor_sync(0xffffffffu, nan[i], 2);
+        for (int n = 0; nan[i] && n < N_TILES; n++) sums->v[n][2 * i] = sums->v[n][2 * i + 1] = __uint_as_float(0x7fc00000u);
+    }
+}
+
+/* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on. of_tile: may lie in shared memory until it is asked for. */
+template <enum gemm_form F, int N_TILES>
+static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &kept, const int32_t &of_tile, const few_sums<N_TILES> &sums)
+{
+    __shared__ float part[FEW_WARPS][FEW_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    for (int n = 0; n < N_TILES; n++)
+        for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][n * 8 + lane % 4 * 2 + i % 2] = sums.v[n][i];
+    __syncthreads();
+    const gemm_rows rows = kept;
+    const int     pair = (int)threadIdx.x % (FEW_W_ROWS / 2), row = (int)threadIdx.x / (FEW_W_ROWS / 2);
+    const int32_t tile = of_tile, column = tile * FEW_W_ROWS + 2 * pair, at = row * FEW_W_ROWS + 2 * pair;
+    const bool    has = row < rows.n && column < c.n_columns;
+    float2        sum = make_float2(0, 0);
+    for (int i = 0; has && i < FEW_WARPS; i++)
+        sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]), __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
+    if (c.n_slices > 1) {
+        if (has) __stcg((float2 *)(slice_part(c, tile, (int32_t)blockIdx.z, FEW_PART) + at), sum);
+        if (!is_last_slice(c, tile)) return;
+        if (has) sum = add_slices(c, tile, FEW_PART, at);
+    }
+    if (!has) return;
+    put_pair(c, rows, row, column, __fmul_rn(sum.x, column_scale<F>(c, rows.group, column)),
+             __fmul_rn(sum.y, column_scale<F>(c, rows.group, column + 1)));
+}
+
+template <enum gemm_form F, int N_TILES, bool WHOLE>
+static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows, const int32_t &tile)
+{
+    __shared__ gemm_rows kept; /* for the end: registers are short */
+    if (threadIdx.x == 0) kept = rows;
+    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = tile * FEW_W_ROWS;
+    const int32_t n_spans = (c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, per_slice = (n_spans + c.n_slices - 1) / c.n_slices;
+    const int32_t first_span = (int32_t)blockIdx.z * per_slice;
+    few_place<N_TILES> p;
+    p.n_in = c.n_in_filled - quarter * few_shape<F>::ELEMENTS;
+    p.n_spans = min(n_spans, first_span + per_slice);
+    for (int i = 0; i < 2; i++) {
+        const int32_t row = min(first_column + lane / 4 + 8 * i, c.n_out - 1);
+        p.w[i] = c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + quarter * 16;
+    }
+    for (int n = 0; n < N_TILES; n++) {
+        p.x[n] = (const uint16_t *)c.x + x_row(c, rows, min(lane / 4 + 8 * n, rows.n - 1)) + quarter * few_shape<F>::ELEMENTS;
+    }
+    /* Both rows of W are of one block of scales: 8 apart, from a multiple of 16 on, and both of gate or of up. */
+    p.f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1)) : nullptr;
+    few_sums<N_TILES> sums = {};
+    few_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+    if (F == GEMM_F8) few_keep_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+    few_finish<F, N_TILES>(c, kept, tile, sums);
+}
+
+enum { FEW_AHEAD = 4096 /* bytes of each of a block's 16 rows: what its warps' first two buffers take */ };
+
+/* The rows of W that the block begins with set out before it waits for its x. Which expert's they are is known as soon as routing is more than one kernel
+ * ago; before that it is a guess. tile: below 0, none. */
+template <enum gemm_form F> static __device__ __forceinline__ void few_ahead(const gemm_call &c, int32_t tile)
+{
+    const int32_t row = tile * FEW_W_ROWS + (int32_t)threadIdx.x;
+    if (!BRINGS_AHEAD || threadIdx.x >= WARP) return;
+    const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
+    if (rows.n == 0 || threadIdx.x >= FEW_W_ROWS || row < 0 || row >= c.n_out) return;
+    const size_t n_spans = (size_t)(c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, per_slice = (n_spans + (size_t)c.n_slices - 1) / (size_t)c.n_slices;
+    const size_t from = blockIdx.z * per_slice * few_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
+    const size_t n = min(min(left, per_slice * few_shape<F>::SPAN_BYTES), (size_t)FEW_AHEAD) / 16 * 16;
+    bring_ahead(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
+}
+
+/* WHOLE: rows of W are of whole spans. */
+template <enum gemm_form F, bool WHOLE> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
+{
+    few_ahead<F>(c, (int32_t)blockIdx.x);
+    kernel_begins();
+    const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
+    if (rows.n == 0) return;
+    if (rows.n <= 8) few_rows<F, 1, WHOLE>(c, rows, (int32_t)blockIdx.x);
+    else few_rows<F, 2, WHOLE>(c, rows, (int32_t)blockIdx.x);
+}
+
+/* Several products' tiles, one product after the other. */
+struct few_calls {
+    gemm_call of[GEMM_BESIDE_MAX];
+    int32_t   first_tile[GEMM_BESIDE_MAX]; /* of those that there are not: behind the last */
+};
+
+template <enum gemm_form F> static __device__ __forceinline__ void beside_ahead(const few_calls &all)
+{
+#pragma unroll
+    for (int i = 0; i < GEMM_BESIDE_MAX; i++) few_ahead<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]); /* where it is not the block's: no rows */
+}
+
+template <enum gemm_form F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_beside_kernel(const __grid_constant__ few_calls all)
+{
+    beside_ahead<F>(all);
+    kernel_begins();
+    __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a copy for each thread */
+    __shared__ int32_t   tile;
+    int i = 0;
+    while (i + 1 < GEMM_BESIDE_MAX && (int32_t)blockIdx.x >= all.first_tile[i + 1]) i++;
+    for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += FEW_THREADS) ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
+    if (threadIdx.x == 0) tile = (int32_t)blockIdx.x - all.first_tile[i];
+    __syncthreads();
+    if ((int32_t)blockIdx.z >= c.n_slices) return;
+    const gemm_rows rows = { 0, 0, c.n_rows };
+    if (c.n_rows <= 8) few_rows<F, 1, true>(c, rows, tile);
+    else few_rows<F, 2, true>(c, rows, tile);
+}
+
+template <bool WHOLE> static void (*kernel_of(enum gemm_form form))(const gemm_call)
+{
+    static void (*const kernels[GEMM_FORMS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16, WHOLE>, few_kernel<GEMM_F16, WHOLE>,
+                                                                  few_kernel<GEMM_W8, WHOLE>, few_kernel<GEMM_W4, WHOLE>, few_kernel<GEMM_F8, WHOLE> };
+    return kernels[form];
+}
+
+/* Two blocks on every SM; a slice gives each of its warps a span at least. */
+enum { FEW_BLOCKS_WANTED = 256, FEW_SLICE_LEAST = FEW_WARPS * FEW_SPAN };
+static_assert((int)FEW_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * FEW_BLOCKS_WANTED * FEW_PART <= SLICES_BESIDE_FLOATS, "see n_slices_for");
+static_assert(sizeof(gemm_call) % sizeof(unsigned) == 0, "it is copied by words");
+
+cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *call)
+{
+    gemm_call c = *call;
+    c.n_slices = n_slices_for(c, FEW_W_ROWS, FEW_BLOCKS_WANTED, FEW_SLICE_LEAST);
+    const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups); /* that can have rows at all */
+    return launch(stream, c.n_in_filled % FEW_SPAN == 0 ? kernel_of<true>(form) : kernel_of<false>(form),
+                  dim3(blocks_for((size_t)c.n_columns, FEW_W_ROWS), n_groups, (unsigned)c.n_slices), dim3(FEW_THREADS), 0, c);
+}
+
+cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_form form, const struct gemm_call *calls, int n)
+{
+    static void (*const kernels[GEMM_FORMS])(const few_calls) = { nullptr, few_beside_kernel<GEMM_BF16>, few_beside_kernel<GEMM_F16>,
+                                                                  few_beside_kernel<GEMM_W8>, few_beside_kernel<GEMM_W4>, few_beside_kernel<GEMM_F8> };
+    few_calls all = {};
+    unsigned  n_tiles = 0, n_slices = 1;
+    for (int i = 0; i < GEMM_BESIDE_MAX; i++) {
+        all.first_tile[i] = (int32_t)n_tiles;
+        if (i >= n) continue;
+        all.of[i] = calls[i];
+        all.of[i].n_slices = n_slices_for(calls[i], FEW_W_ROWS, FEW_BLOCKS_WANTED, FEW_SLICE_LEAST);
+        n_tiles += blocks_for((size_t)calls[i].n_columns, FEW_W_ROWS);
+        if ((unsigned)all.of[i].n_slices > n_slices) n_slices = (unsigned)all.of[i].n_slices;
+    }
+    return launch(stream, kernels[form], dim3(n_tiles, 1, n_slices), dim3(FEW_THREADS), 0, all);
+}

@@ -1,0 +1,50 @@
+/* prepare_inputs_rows.cuh - rows of f32 as the kernels of inputs read them: four elements at a time, aligned or not, and what a norm multiplies them by.
+ * Thread: device. */
+#ifndef BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_ROWS_CUH
+#define BATON_KERNELS_CUDA_GEMM_PREPARE_INPUTS_ROWS_CUH
+
+#include "kernels/cuda/dtype_convert.cuh"
+
+enum { INPUTS_THREADS = 256, QUAD = 4 };
+
+static __device__ __forceinline__ bool is_aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
+
+/* Elements k .. k + 3, zeros from n on. */
+static __device__ __forceinline__ float4 read_quad(const float *x, size_t k, size_t n, bool aligned)
+{
+    if (aligned && k + QUAD <= n) return *(const float4 *)(x + k);
+    float4 v = make_float4(0, 0, 0, 0);
+    if (k < n) v.x = x[k];
+    if (k + 1 < n) v.y = x[k + 1];
+    if (k + 2 < n) v.z = x[k + 2];
+    if (k + 3 < n) v.w = x[k + 3];
+    return v;
+}
+
+static __device__ __forceinline__ float norm_factor(const float *x, size_t n, float eps, bool aligned)
+{
+    __shared__ float room[INPUTS_THREADS / WARP];
+    float sum = 0;
+    for (size_t k = threadIdx.x * QUAD; k < n; k += INPUTS_THREADS * QUAD) {
+        const float4 v = read_quad(x, k, n, aligned);
+        sum = __fmaf_rn(v.x, v.x, sum);
+        sum = __fmaf_rn(v.y, v.y, sum);
+        sum = __fmaf_rn(v.z, v.z, sum);
+        sum = __fmaf_rn(v.w, v.w, sum);
+    }
+    return 1.0f / sqrtf(block_sum(sum, room) / (float)n + eps);
+}
+
+/* What lies behind the row of x must not come through: an infinite factor would make NaN of the zeros. */
+static __device__ __forceinline__ float4 keep_below(const float4 &v, size_t k, size_t n)
+{
+    return make_float4(k < n ? v.x : 0, k + 1 < n ? v.y : 0, k + 2 < n ? v.z : 0, k + 3 < n ? v.w : 0);
+}
+
+/* Elements k .. k + 3 normalised. */
+static __device__ __forceinline__ float4 norm_quad(const float4 &v, const float4 &by, float factor, size_t k, size_t n)
+{
+    return keep_below(make_float4(by.x * (v.x * factor), by.y * (v.y * factor), by.z * (v.z * factor), by.w * (v.w * factor)), k, n);
+}
+
+#endif

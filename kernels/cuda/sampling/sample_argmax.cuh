@@ -1,0 +1,205 @@
+/* sample_argmax.cuh - the sampler's first phase: mask and edits, the largest logit; greedy rows are done with it. Bound by memory: a logit is read
+ * once, and written once where edits or a mask change the row. Thread: device. */
+#ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ARGMAX_CUH
+#define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ARGMAX_CUH
+
+#include "kernels/cuda/sampling/sample_row.cuh"
+
+/* How many of e [n], sorted by id, are below id; by a whole warp, which looks at 32 of them at a time. */
+static __device__ int count_edits_below(const sample_edit *e, int n, int id)
+{
+    const int lane = (int)(threadIdx.x % WARP);
+    int       low = 0, high = n;
+    while (low < high) {
+        const int step = (high - low + WARP - 1) / WARP, at = low + (lane + 1) * step - 1;
+        const int n_below = __popc(__ballot_sync(0xffffffffu, at < high && e[at].id < id));
+        const int end = low + (n_below + 1) * step - 1;
+        low += n_below * step;
+        high = end < high ? end : high;
+        if (high < low) high = low;
+    }
+    return low;
+}
+
+static __device__ float penalised(const sample_ask &a, unsigned count, float x)
+{
+    x = x > 0 ? __fdiv_rn(x, a.repetition) : __fmul_rn(x, a.repetition);
+    x = __fsub_rn(x, __fmul_rn(a.frequency, (float)count));
+    return count ? __fsub_rn(x, a.presence) : x;
+}
+
+/* `late`: one more occurrence of the token. */
+static __device__ float edited(const sample_ask &a, const sample_edit &e, bool late, float x)
+{
+    if (e.forbid) x = -INFINITY;
+    x = __fadd_rn(x, e.bias);
+    return e.penalise || late ? penalised(a, (e.penalise ? e.count : 0) + late, x) : x;
+}
+
+enum { NO_TOKEN = -1 };
+
+/* The row's edits e [n] that fall in the block's piece of r.x, and the late token if it does; NO_TOKEN: there is none. */
+static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n, int late)
+{
+    __shared__ int bounds[3]; /* edits below the piece, below its end, below the late token */
+    const int begin = (int)blockIdx.x * SAMPLE_PIECE, end = begin + SAMPLE_PIECE < r.n_vocab ? begin + SAMPLE_PIECE : r.n_vocab;
+    if (threadIdx.x < 3 * WARP) {
+        const int which = (int)threadIdx.x / WARP, at = count_edits_below(e, n, which == 0 ? begin : which == 1 ? end : late);
+        if (threadIdx.x % WARP == 0) bounds[which] = at;
+    }
+    __syncthreads();
+    for (int i = bounds[0] + (int)threadIdx.x; i < bounds[1]; i += SAMPLE_THREADS) {
+        const int id = e[i].id;
+        if (i > bounds[0] && e[i - 1].id == id) continue; /* the thread of the first does all of an id */
+        float x = r.x[id];
+        for (int j = i; j < bounds[1] && e[j].id == id; j++) x = edited(*r.ask, e[j], id == late && (j + 1 == n || e[j + 1].id != id), x);
+        r.x[id] = x;
+    }
+    const bool is_edited = bounds[2] < n && e[bounds[2]].id == late;
+    if (threadIdx.x == 0 && late >= begin && late < end && !is_edited) r.x[late] = penalised(*r.ask, 1, r.x[late]);
+    __syncthreads();
+}
+
+/* v: the thread's logits, which come back as the mask and the edits leave them, in r.x too. */
+static __device__ void change_piece(const sample_call &call, const sample_row &r, float v[SAMPLE_EACH])
+{
+    const sample_ask &ask = *r.ask;
+    if (ask.allowed >= 0) {
+        const uint64_t *allowed = call.allowed + ask.allowed;
+        UNROLL
+        for (int k = 0; k < SAMPLE_EACH; k++) {
+            const int i = element_of(k);
+            if (i < r.n_vocab && !(allowed[i / 64] >> (i % 64) & 1)) v[k] = -INFINITY;
+        }
+    }
+    store_elements(r.x, v, r.n_vocab);
+    if (ask.n_edits <= 0 && ask.late >= 0) return;
+    __syncthreads();
+    edit_piece(r, call.edits + ask.edits, ask.n_edits, ask.late < 0 ? r.state->late : (int)NO_TOKEN);
+    load_elements(v, r.x, r.n_vocab);
+}
+
+/* Of the thread's elements above -inf. */
+static __device__ sample_key best_key(const float v[SAMPLE_EACH])
+{
+    sample_key best = 0;
+    UNROLL
+    for (int k = 0; k < SAMPLE_EACH; k++) {
+        const sample_key key = v[k] > -INFINITY ? key_of(v[k], element_of(k)) : 0;
+        best = key > best ? key : best;
+    }
+    return best;
+}
+
+static __device__ unsigned best_bits(const float v[SAMPLE_EACH])
+{
+    unsigned best = 0;
+    UNROLL
+    for (int k = 0; k < SAMPLE_EACH; k++) {
+        const unsigned bits = isnan(v[k]) ? 0 : ordered_bits(v[k]);
+        best = bits > best ? bits : best;
+    }
+    return best;
+}
+
+/* The first allowed token, or 0: of a row without a single usable logit. All threads get it. */
+static __device__ int32_t first_allowed(const sample_call &call, const sample_row &r)
+{
+    __shared__ int first;
+    if (threadIdx.x == 0) first = r.n_vocab;
+    __syncthreads();
+    const int n_words = r.ask->allowed >= 0 ? (r.n_vocab + 63) / 64 : 0;
+    for (int i = (int)threadIdx.x; i < n_words; i += SAMPLE_THREADS) {
+        const uint64_t word = call.allowed[r.ask->allowed + i];
+        if (word) atomicMin(&first, i * 64 + __ffsll((long long)word) - 1);
+    }
+    __syncthreads();
+    return first < r.n_vocab ? first : 0;
+}
+
+/* By one thread: the row's token, and its result but for logprobs. */
+static __device__ void choose(const sample_call &call, const sample_row &r, int32_t id)
+{
+    r.state->id = id;
+    call.ids[blockIdx.y] = id;
+}
+
+/* By the block that is last: nothing of the token is known but its id. */
+static __device__ void write_plain(const sample_call &call, int32_t id)
+{
+    struct token_logprobs &to = call.results[blockIdx.y];
+    if (threadIdx.x == 0) to.id = id, to.logprob = 0, to.rank = 0, to.ends = FINISH_NONE, to.n_top = 0;
+    if (threadIdx.x < SAMPLER_LOGPROBS_MAX) to.top[threadIdx.x].id = 0, to.top[threadIdx.x].logprob = 0;
+}
+
+/* By the block that is last: the token is chosen, unless it is to be drawn. */
+static __device__ void look_end(const sample_call &call, const sample_row &r)
+{
+    __shared__ sample_key best;
+    if (threadIdx.x == 0) {
+        const unsigned raw = atomicExch(&r.state->raw_max, 0u);
+        r.state->max_raw = raw ? of_ordered_bits(raw) : -INFINITY;
+        best = atomicExch(&r.state->best, 0ull);
+        r.state->draws = r.state->cuts = false;
+    }
+    __syncthreads();
+    if (r.ask->score >= 0) {
+        if (threadIdx.x == 0) r.state->id = r.ask->score;
+        return;
+    }
+    const int32_t id = best ? id_of(best) : first_allowed(call, r);
+    const bool    draws = best && !is_greedy(*r.ask);
+    if (threadIdx.x == 0) {
+        choose(call, r, id);
+        r.state->draws = draws;
+        r.state->max = fminf(best ? value_of(best) : 0.0f, 3.402823466e+38f);
+    }
+    if (!wants_logprobs(*r.ask)) write_plain(call, id);
+}
+
+/* A row that asks for what the call has no launches for would get no token, or a wrong one; a token that there is not has no logit. */
+static __device__ void check_ask(const sample_call &call, const sample_row &r)
+{
+    const sample_ask &a = *r.ask;
+    const bool draws = a.score < 0 && !is_greedy(a);
+    if (a.score >= r.n_vocab) __trap();
+    if (draws && !(call.work & SAMPLE_DRAW)) __trap();
+    if (draws && (counts_top(a, r.n_vocab) || a.top_p < 1) && !(call.work & SAMPLE_CUT)) __trap();
+    if (wants_logprobs(a) && !(call.work & SAMPLE_LOGPROBS)) __trap();
+    if (a.late < 0 && !(call.work & SAMPLE_LATE)) __trap();
+}
+
+/* In a launch of its own: ids[] is written by the block that first has a row's token. */
+static __global__ void __launch_bounds__(WARP) late_kernel(const sample_call call)
+{
+    kernel_begins();
+    sample_row r;
+    if (threadIdx.x == 0 && open_row(call, &r) && r.ask->late < 0) r.state->late = call.ids[-1 - r.ask->late];
+}
+
+static __global__ void __launch_bounds__(SAMPLE_THREADS) look_kernel(const sample_call call)
+{
+    kernel_begins();
+    __shared__ sample_key keys[SAMPLE_WARPS];
+    __shared__ unsigned   raws[SAMPLE_WARPS];
+    sample_row r;
+    if (!open_row(call, &r)) return;
+    const int warp = (int)(threadIdx.x / WARP), lane = (int)(threadIdx.x % WARP);
+    if (blockIdx.x == 0 && threadIdx.x == 0) check_ask(call, r);
+    float v[SAMPLE_EACH];
+    load_elements(v, r.logits, r.n_vocab);
+    const unsigned raw = wants_logprobs(*r.ask) ? __reduce_max_sync(0xffffffffu, best_bits(v)) : 0;
+    if (r.changed) change_piece(call, r, v);
+    const sample_key key = r.ask->score < 0 ? warp_best_key(best_key(v)) : 0;
+    if (lane == 0) keys[warp] = key, raws[warp] = raw;
+    __syncthreads();
+    if (warp == 0) {
+        const sample_key best = warp_best_key(lane < SAMPLE_WARPS ? keys[lane] : 0);
+        const unsigned   best_raw = __reduce_max_sync(0xffffffffu, lane < SAMPLE_WARPS ? raws[lane] : 0u);
+        if (lane == 0 && best) atomicMax(&r.state->best, best);
+        if (lane == 0 && best_raw) atomicMax(&r.state->raw_max, best_raw);
+    }
+    if (is_last_of_row(r)) look_end(call, r);
+}
+
+#endif

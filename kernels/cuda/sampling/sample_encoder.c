@@ -1,0 +1,161 @@
+/* sample_encoder.c - what changes a row's logits, token by token. Each step marks tokens in a table of the vocabulary; a bit per token says which were
+ * marked, and going over those bits gives the edits in order of id, without sorting. Thread: engine. */
+#include "kernels/cuda/sampling/sample_encoder.h"
+
+#include "shared/base/assert.h"
+#include "shared/base/mem.h"
+
+/* In marks[]; below them how often the token occurs in the output. */
+#define IN_PROMPT 0x80000000u
+#define FORBIDDEN 0x40000000u
+#define BIASED    0x20000000u
+#define FLAGS     (IN_PROMPT | FORBIDDEN | BIASED)
+
+struct sample_maker {
+    uint32_t            n_vocab;
+    uint32_t           *marks;   /* [n_vocab]; all 0 between calls */
+    uint64_t           *marked;  /* [n_vocab / 64 + 1] bits: marks[] is not 0; all 0 between calls */
+    int32_t            *bias_of; /* [n_vocab] of a BIASED token: its first bias */
+    int32_t             next[SAMPLER_BIAS_MAX]; /* the same token's next; -1: none */
+    struct sample_edit *edits;   /* [n_vocab + SAMPLER_BIAS_MAX] */
+};
+
+struct sample_maker *sample_maker_create(uint32_t n_vocab)
+{
+    struct sample_maker *m = MEM_NEW(struct sample_maker);
+    m->n_vocab = n_vocab;
+    m->marks = MEM_ARRAY(uint32_t, n_vocab);
+    m->marked = MEM_ARRAY(uint64_t, n_vocab / 64 + 1);
+    m->bias_of = MEM_ARRAY(int32_t, n_vocab);
+    m->edits = MEM_ARRAY(struct sample_edit, (size_t)n_vocab + SAMPLER_BIAS_MAX);
+    return m;
+}
+
+void sample_maker_free(struct sample_maker *m)
+{
+    if (!m) return;
+    mem_free(m->marks);
+    mem_free(m->marked);
+    mem_free(m->bias_of);
+    mem_free(m->edits);
+    mem_free(m);
+}
+
+/* The token's marks; NULL: it is not of the vocabulary. */
+static uint32_t *mark(struct sample_maker *m, int32_t id)
+{
+    if (id < 0 || (uint32_t)id >= m->n_vocab) return NULL;
+    m->marked[id / 64] |= 1ull << (id % 64);
+    return &m->marks[id];
+}
+
+static void mark_all(struct sample_maker *m, const int32_t *ids, uint32_t n, uint32_t with)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t *marks = mark(m, ids[i]);
+        if (marks) *marks |= with;
+    }
+}
+
+/* Biases of a token keep their order: each goes before those that follow it. */
+static void mark_biases(struct sample_maker *m, const struct sampling_params *p)
+{
+    ASSERT(p->n_bias <= SAMPLER_BIAS_MAX);
+    for (int32_t i = (int32_t)p->n_bias - 1; i >= 0; i--) {
+        int32_t   id = p->bias[i].id;
+        uint32_t *marks = mark(m, id);
+        if (!marks) continue;
+        m->next[i] = *marks & BIASED ? m->bias_of[id] : -1;
+        m->bias_of[id] = i;
+        *marks |= BIASED;
+    }
+}
+
+static float repetition_of(const struct sampling_params *p) { return p->repetition_penalty > 0 ? p->repetition_penalty : 1; }
+
+static void mark_occurrences(struct sample_maker *m, const struct sample_want *w)
+{
+    /* Only repetition_penalty looks at the prompt. */
+    if (repetition_of(w->params) != 1) mark_all(m, w->tokens, w->n_prompt, IN_PROMPT);
+    for (uint32_t i = w->n_prompt; i < w->n_tokens; i++) {
+        uint32_t *marks = mark(m, w->tokens[i]);
+        if (marks) ++*marks;
+    }
+}
+
+/* Appends a token's edits at e; how many. */
+static int32_t write_edits(const struct sample_maker *m, const struct sampling_params *p, int32_t id, uint32_t marks, struct sample_edit *e)
+{
+    uint32_t n_out = marks & ~FLAGS;
+    int32_t  n = 1;
+    e[0] = (struct sample_edit){ .id = id, .forbid = (marks & FORBIDDEN) != 0 };
+    if (marks & BIASED) {
+        e[0].bias = p->bias[m->bias_of[id]].bias;
+        for (int32_t i = m->next[m->bias_of[id]]; i >= 0; i = m->next[i])
+            e[n++] = (struct sample_edit){ .id = id, .bias = p->bias[i].bias };
+    }
+    if (n_out == 0 && !(marks & IN_PROMPT)) return n;
+    e[n - 1].penalise = 1;
+    e[n - 1].count = n_out;
+    return n;
+}
+
+/* Edits of all marked tokens; takes the marks away. */
+static int32_t collect_edits(struct sample_maker *m, const struct sampling_params *p)
+{
+    int32_t n = 0;
+    for (uint32_t i = 0; i < m->n_vocab / 64 + 1; i++) {
+        for (uint64_t left = m->marked[i]; left; left &= left - 1) {
+            int32_t id = (int32_t)(i * 64) + __builtin_ctzll(left);
+            n += write_edits(m, p, id, m->marks[id], m->edits + n);
+            m->marks[id] = 0;
+        }
+        m->marked[i] = 0;
+    }
+    return n;
+}
+
+static int32_t make_edits(struct sample_maker *m, const struct sample_want *w)
+{
+    const struct sampling_params *p = w->params;
+    bool too_early = w->n_out < p->min_tokens;
+    if (!too_early && p->n_bias == 0 && !sampling_has_penalties(p)) return 0;
+    if (too_early) {
+        mark_all(m, w->eos, w->n_eos, FORBIDDEN);
+        mark_all(m, p->stop_ids, p->n_stop_ids, FORBIDDEN);
+    }
+    mark_biases(m, p);
+    if (sampling_has_penalties(p)) mark_occurrences(m, w);
+    return collect_edits(m, p);
+}
+
+static unsigned work_of(const struct sample_ask *a, uint32_t n_vocab)
+{
+    unsigned work = (a->score >= 0 || a->n_logprobs >= 0 ? SAMPLE_LOGPROBS : 0) | (a->late < 0 ? SAMPLE_LATE : 0);
+    if (a->score >= 0 || !(a->temperature >= 1e-5f)) return work;
+    if ((a->top_k > 0 && (uint32_t)a->top_k < n_vocab) || a->top_p < 1) work |= SAMPLE_CUT;
+    return work | SAMPLE_DRAW;
+}
+
+void sample_maker_make(struct sample_maker *m, const struct sample_want *w, struct sample_made *out)
+{
+    const struct sampling_params *p = w->params;
+    bool chooses = w->score < 0;
+    ASSERT(w->n_tokens >= w->n_prompt);
+    ASSERT(w->late <= 0 && w->n_out == w->n_tokens - w->n_prompt + (w->late < 0));
+    *out = (struct sample_made){
+        .ask = { .seed = p->seed, .index = w->n_out, .temperature = p->temperature, .min_p = p->min_p, .top_p = p->top_p,
+                 .top_k = p->top_k, .allowed = chooses && p->allowed ? 0 : -1, .n_logprobs = p->n_logprobs, .score = w->score },
+        .edits = m->edits,
+        .allowed = chooses ? p->allowed : NULL,
+        .n_words = chooses && p->allowed ? (m->n_vocab + 63) / 64 : 0,
+    };
+    if (chooses) out->ask.n_edits = make_edits(m, w);
+    if (chooses && sampling_has_penalties(p)) {
+        out->ask.repetition = repetition_of(p);
+        out->ask.frequency = p->frequency_penalty;
+        out->ask.presence = p->presence_penalty;
+        out->ask.late = w->late;
+    }
+    out->work = work_of(&out->ask, m->n_vocab);
+}

@@ -1,0 +1,39 @@
+/* sample_encoder.h - a request's parameters and tokens, as the card's sampler (sample.h) takes them. On the host; calls nothing of CUDA.
+ *
+ * Masks, biases, min_tokens and penalties become edits, at most one for a token of the vocabulary and one more for each further bias of the same
+ * token. What comes out says first how much there is of it, and lies in the maker's memory until the next row: the caller copies it to where the card
+ * reads, or samples on the host if there is no room.
+ *
+ *     sample_maker_make(m, &want, &made);
+ *     made.ask.edits = where made.edits will lie among the call's; if (made.n_words) made.ask.allowed = where made.allowed will
+ *
+ * Life cycle: one for all rows, create .. free. Thread: engine, one row at a time. */
+#ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ENCODER_H
+#define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ENCODER_H
+
+#include "kernels/cuda/sampling/sample.h"
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct sample_made {
+    struct sample_ask         ask;   /* `edits` is 0; `allowed` is 0, or -1 without a mask */
+    const struct sample_edit *edits; /* [ask.n_edits] */
+    const uint64_t           *allowed;
+    size_t                    n_words; /* of allowed; 0: no mask */
+    unsigned                  work;  /* enum sample_work: what the call must be able to */
+};
+
+struct sample_maker;
+
+struct sample_maker *sample_maker_create(uint32_t n_vocab);
+void                 sample_maker_free(struct sample_maker *m);
+/* `want` is borrowed for the call, but for params->allowed, which out->allowed points to. n_bias is at most SAMPLER_BIAS_MAX. */
+void                 sample_maker_make(struct sample_maker *m, const struct sample_want *want, struct sample_made *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

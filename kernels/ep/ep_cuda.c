@@ -1,0 +1,178 @@
+/* ep_cuda.c - what rows of ep.h on cards have in common: the window, memory to work in, a call's arguments, faults. */
+#include "kernels/ep/ep_cuda.h"
+
+#include <string.h>
+
+#include "kernels/cpu/sizes.h"
+#include "shared/base/mem.h"
+
+enum { ALIGN = 256 };
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static size_t place(size_t *at, size_t bytes)
+{
+    const size_t here = *at;
+    *at = round_up(here + bytes, ALIGN);
+    return here;
+}
+
+/* Where the pieces of a window are, in bytes from its beginning. `rows` and `back`: how many of them; `shared`: bytes. */
+static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t back, size_t shared)
+{
+    const size_t size = (size_t)c->size;
+    size_t at = 0;
+    struct ep_layout l = { .shared_bytes = round_up(c->collective_bytes, 16) };
+    l.fault = place(&at, EP_FLAG_BYTES);
+    l.flags = place(&at, EP_FLAGS * size * EP_FLAG_BYTES);
+    if (c->placement.n_logical > 0) {
+        const struct ep_row_form f = ep_row_form_of(c);
+        l.row_bytes = f.row_bytes;
+        l.scales_at = f.scales_at;
+        l.tail_at = f.tail_at;
+        l.back_bytes = f.back_bytes;
+        l.pair_slots = ep_pair_slots(c);
+        l.counts = place(&at, sizeof(int32_t) * size * (size_t)c->placement.n_physical);
+        l.rows = place(&at, rows * f.row_bytes);
+        l.back = place(&at, back * f.back_bytes);
+    }
+    l.shared = place(&at, shared);
+    l.bytes = at;
+    return l;
+}
+
+struct piece {
+    const int32_t *from; /* NULL: to work in */
+    size_t         n;
+    const int32_t **to;
+};
+
+/* Arrays of int32 one after the other in card->work. */
+static enum status make_work(struct ep_card *card, const int32_t *owner, struct err *err)
+{
+    const struct ep_config    *c = &card->base.config;
+    const struct ep_placement *p = &c->placement;
+    struct ep_call            *call = &card->call;
+    const size_t n = ep_pair_slots(c), size = (size_t)c->size, n_logical = (size_t)p->n_logical, n_physical = (size_t)p->n_physical;
+    const struct piece pieces[] = {
+        { p->first, size + 1, &call->first },
+        { p->copies, n_logical + 1, &call->copies },
+        { p->physical, n_logical ? (size_t)p->copies[n_logical] : 0, &call->physical },
+        { owner, n_physical, &call->owner },
+        { NULL, EP_FLAGS + 1, (const int32_t **)&call->epochs },
+        { NULL, n, (const int32_t **)&call->chosen },
+        { NULL, n, (const int32_t **)&call->rows },
+        { NULL, n, (const int32_t **)&call->index },
+        { NULL, n, (const int32_t **)&call->back_at },
+        { NULL, n_physical + 1, (const int32_t **)&call->begin },
+        { NULL, (size_t)card->base.n_local + 1, (const int32_t **)&call->recv_begin },
+        { NULL, n_logical ? ep_max_slots(c) : 0, (const int32_t **)&call->x_rows },
+    };
+    size_t bytes = 0;
+    for (size_t i = 0; i < COUNT_OF(pieces); i++) place(&bytes, pieces[i].n * sizeof(int32_t));
+    TRY(device_mem_alloc(c->device, bytes, DEVICE_MEM_PRIVATE, &card->work, err));
+    bytes = 0;
+    for (size_t i = 0; i < COUNT_OF(pieces); i++) {
+        int32_t *at = (int32_t *)(void *)((char *)card->work.ptr + place(&bytes, pieces[i].n * sizeof(int32_t)));
+        *pieces[i].to = at;
+        if (pieces[i].from) device_upload(c->device, at, pieces[i].from, pieces[i].n * sizeof(int32_t));
+    }
+    call->done = call->epochs + EP_FLAGS;
+    return OK;
+}
+
+static int32_t *owners(const struct ep_config *c)
+{
+    int32_t *owner = MEM_ARRAY(int32_t, (size_t)c->placement.n_physical + 1);
+    for (int32_t r = 0; c->placement.n_logical > 0 && r < c->size; r++)
+        for (int32_t x = c->placement.first[r]; x < c->placement.first[r + 1]; x++) owner[x] = r;
+    return owner;
+}
+
+static enum status make_fault_word(struct ep_card *card, struct err *err)
+{
+    void       *host = NULL, *device = NULL;
+    cudaError_t e = cudaHostAlloc(&host, sizeof *card->fault, cudaHostAllocMapped);
+    if (e == cudaSuccess) {
+        card->fault = host;
+        *card->fault = 0;
+        e = cudaHostGetDevicePointer(&device, host, 0);
+    }
+    card->call.host_fault = device;
+    return e == cudaSuccess ? OK : err_set(err, ERR_NOMEM, "ep: no pinned memory: %s", cudaGetErrorString(e));
+}
+
+static void fill_call(struct ep_card *card, bool packed)
+{
+    const struct ep_config *c = &card->base.config;
+    struct ep_call         *call = &card->call;
+    call->rank = c->rank;
+    call->size = c->size;
+    call->n_used = c->n_used;
+    call->hidden = c->hidden;
+    call->n_logical = c->placement.n_logical;
+    call->n_physical = c->placement.n_physical;
+    call->first_local = c->placement.n_logical ? c->placement.first[c->rank] : 0;
+    call->n_local = card->base.n_local;
+    call->send = c->send;
+    call->back = c->back;
+    call->packed = packed;
+    call->timeout_ns = (unsigned long long)c->timeout_ms * 1000000;
+}
+
+enum { SORT_SHARED_MAX = 96 * 1024 }; /* what a block has on every card from sm_80 on */
+
+enum status ep_card_init(struct ep_card *card, const struct ep_ops *ops, const struct ep_config *c, bool packed, struct err *err)
+{
+    ep_init(&card->base, ops, c);
+    card->device = cuda_device_of(c->device);
+    if (3 * sizeof(int) * ((size_t)c->size * (size_t)card->base.n_local + 1) > SORT_SHARED_MAX)
+        return err_set(err, ERR_UNSUPPORTED, "ep: %d experts of one of %d ranks are too many", card->base.n_local, c->size);
+    fill_call(card, packed);
+    card->host_counts = MEM_ARRAY(int32_t, 2 * (size_t)c->placement.n_physical + 1);
+    const size_t size = (size_t)c->size, pairs = ep_pair_slots(c), of_one = round_up(c->collective_bytes, 16);
+    card->call.at = layout_of(c, packed ? ep_max_slots(c) : pairs * size, card->back_slots ? card->back_slots : pairs,
+                              card->call.direct ? 2 * size * of_one : of_one + size * sizeof(float));
+    TRY(device_mem_alloc(c->device, card->call.at.bytes, DEVICE_MEM_SHARED, &card->window, err));
+    card->call.own = card->window.ptr;
+    int32_t    *owner = owners(c);
+    enum status st = make_work(card, owner, err);
+    mem_free(owner);
+    if (st == OK) st = make_fault_word(card, err);
+    return st == OK ? device_fault(c->device, err) : st;
+}
+
+void ep_card_release(struct ep_card *card)
+{
+    struct device *d = card->base.config.device;
+    device_mem_free(d, &card->window);
+    device_mem_free(d, &card->work);
+    if (card->fault) (void)cudaFreeHost(card->fault);
+    ep_release(&card->base);
+    mem_free(card->host_counts);
+    mem_free(card);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+enum status ep_card_check(struct ep_card *card, cudaError_t e, const char *what, struct err *err)
+{
+    return cuda_check(card->device, e, what) ? OK : device_fault(card->base.config.device, err);
+}
+
+enum status ep_card_told(const struct ep_card *card, struct err *err)
+{
+    const struct ep_config *c = &card->base.config;
+    const unsigned word = *(const volatile unsigned *)card->fault;
+    const int      rank = (int)(word & 0xffff) - 1;
+    if (word == 0) return OK;
+    if (word >> 16 == EP_FAULT_EXPERT) return err_set(err, ERR_INVALID, "ep: a row of rank %d chose an expert that there is not", rank);
+    return err_set(err, ERR_PEER_LOST, "ep: rank %d of %d gave no sign for %d ms", rank, c->size, c->timeout_ms);
+}
+
+struct ep_batch ep_card_batch(const struct ep_card *card, size_t n_slots)
+{
+    const struct ep_call *c = &card->call;
+    return (struct ep_batch){ .n_slots = n_slots, .n_local = c->n_local, .begin = c->recv_begin, .x_rows = c->x_rows, .x = c->own + c->at.rows,
+                              .row_bytes = c->at.row_bytes, .scales_at = c->at.scales_at };
+}

@@ -1,0 +1,134 @@
+/* test_gemm_fused.cc - several products of the same rows by one launch have the bits of each alone, and write nothing beside their results.
+ *
+ * Runs on a card or on tests/simt. What a product alone computes is test_gemm.cc's affair. */
+#include <string.h>
+
+#include "tests/cuda/device_case.h"
+#include "tests/cuda/gemm_reference.h"
+
+enum { COUNTER_BYTES = 3 * 1024 }; /* that scratch begins with */
+
+/* A product of its own besides x. */
+struct one_product {
+    size_t         n_out, y_stride;
+    enum gemm_then then;
+    bool           bias;
+};
+
+/* Three matrices' memory and the rows they share. */
+struct side_by_side {
+    std::vector<device_bytes *> memory;
+    std::vector<struct gemm>    products;
+    std::vector<void *>         y;
+    std::vector<size_t>         y_bytes;
+    ~side_by_side()
+    {
+        for (device_bytes *m : memory) delete m;
+    }
+    void *keep(const std::vector<unsigned char> &bytes)
+    {
+        memory.push_back(new device_bytes(bytes));
+        return memory.back()->p;
+    }
+};
+
+static std::vector<unsigned char> some_x(enum gemm_form form, size_t n, numbers *from)
+{
+    std::vector<unsigned char> x(n * 2);
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t bits = bits_of(gemm_x_type(form), (float)from->next());
+        memcpy(&x[2 * i], &bits, 2);
+    }
+    return x;
+}
+
+static std::vector<unsigned char> some_floats(size_t n, numbers *from)
+{
+    std::vector<unsigned char> f(n * 4);
+    for (size_t i = 0; i < n; i++) {
+        const float v = (float)from->next();
+        memcpy(&f[4 * i], &v, 4);
+    }
+    return f;
+}
+
+static void make(side_by_side *s, enum gemm_form form, size_t n_rows, size_t n_in, const std::vector<one_product> &list, void *scratch)
+{
+    numbers      from = { 5 + (uint64_t)form };
+    const size_t x_stride = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
+    void        *x = s->keep(some_x(form, n_rows * x_stride, &from));
+    for (const one_product &o : list) {
+        const reference_matrix w = reference_pack(form, false, o.n_out, n_in, &from);
+        struct gemm            g = {};
+        g.form = form, g.n_out = o.n_out, g.n_in = n_in, g.then = o.then, g.n_groups = 1, g.n_rows = n_rows, g.x = x, g.x_stride = x_stride;
+        g.w = s->keep(w.bytes), g.w_stride = w.bytes.size(), g.scratch = scratch;
+        if (o.bias) g.bias = (const float *)s->keep(some_floats(o.n_out, &from));
+        s->y_bytes.push_back(n_rows * o.y_stride * 4);
+        s->y.push_back(s->keep(some_floats(n_rows * o.y_stride, &from)));
+        g.y = s->y.back(), g.y_stride = o.y_stride;
+        s->products.push_back(g);
+    }
+}
+
+/* All of y after the products, from what it was before. */
+static std::vector<std::vector<unsigned char>> run(const side_by_side &s, const std::vector<std::vector<unsigned char>> &before, bool together)
+{
+    std::vector<std::vector<unsigned char>> y = before;
+    for (size_t i = 0; i < y.size(); i++) GOOD(cudaMemcpy(s.y[i], before[i].data(), s.y_bytes[i], cudaMemcpyHostToDevice));
+    if (together) GOOD(gemm_run_beside(nullptr, s.products.data(), (int)s.products.size()));
+    for (size_t i = 0; !together && i < y.size(); i++) GOOD(gemm_run(nullptr, &s.products[i]));
+    GOOD(cudaDeviceSynchronize());
+    for (size_t i = 0; i < y.size(); i++) GOOD(cudaMemcpy(y[i].data(), s.y[i], s.y_bytes[i], cudaMemcpyDeviceToHost));
+    return y;
+}
+
+static void check(enum gemm_form form, size_t n_rows, size_t n_in, const std::vector<one_product> &list, bool sliced)
+{
+    const device_bytes scratch{ std::vector<unsigned char>(gemm_scratch_bytes()) };
+    side_by_side       s;
+    make(&s, form, n_rows, n_in, list, sliced ? scratch.p : nullptr);
+    std::vector<std::vector<unsigned char>> before;
+    for (size_t i = 0; i < list.size(); i++) {
+        before.emplace_back(s.y_bytes[i]);
+        GOOD(cudaMemcpy(before[i].data(), s.y[i], s.y_bytes[i], cudaMemcpyDeviceToHost));
+    }
+    const auto alone = run(s, before, false);
+    for (int again = 0; again < 2; again++) { /* the first leaves scratch as the next needs it */
+        const auto together = run(s, before, true);
+        for (size_t i = 0; i < list.size(); i++)
+            if (memcmp(alone[i].data(), together[i].data(), alone[i].size()) != 0)
+                test_fail(__FILE__, __LINE__, "form %d, %zu rows of %zu, product %zu of %zu%s: other bits than alone", form, n_rows, n_in, i, list.size(),
+                          sliced ? ", in slices" : "");
+    }
+    std::vector<unsigned char> counters(COUNTER_BYTES);
+    GOOD(cudaMemcpy(counters.data(), scratch.p, counters.size(), cudaMemcpyDeviceToHost));
+    for (unsigned char byte : counters) CHECK_EQ_INT(byte, 0);
+}
+
+/* q, k and v; narrow ones are cut into slices, and not all into as many. */
+TEST(products_beside_each_other_have_their_own_bits)
+{
+    need_card();
+    const std::vector<std::vector<one_product>> lists = {
+        { { 96, 99, GEMM_STORE, false }, { 32, 32, GEMM_STORE, false }, { 32, 37, GEMM_STORE, false } },
+        { { 128, 128, GEMM_STORE, true }, { 2, 5, GEMM_ADD, true }, { 61, 64, GEMM_STORE, false } },
+        { { 1, 1, GEMM_STORE, true }, { 300, 300, GEMM_ADD, false } },
+    };
+    for (int form = GEMM_BF16; form < GEMM_FORMS; form++)
+        for (const auto &list : lists) {
+            for (size_t n_rows : { 1, 8, 9, 16, 17 }) /* of 17 each is a call of its own */
+                for (size_t n_in : { 128, 192 })      /* 192: not whole */
+                    check((enum gemm_form)form, n_rows, n_in, list, n_rows % 2 == 0);
+            check((enum gemm_form)form, 9, 4096, list, true); /* of 4,096 there are slices */
+        }
+}
+
+/* So wide that a slice of one would be two of another. */
+TEST(wide_ones_have_fewer_slices)
+{
+    need_card();
+    check(GEMM_BF16, 3, 2048, { { 2560, 2560, GEMM_STORE, false }, { 512, 512, GEMM_STORE, false }, { 512, 512, GEMM_STORE, false } }, true);
+    check(GEMM_W4, 3, 2048, { { 16, 16, GEMM_STORE, false }, { 4112, 4112, GEMM_STORE, false } }, true);
+}
+
+TEST_MAIN(CASE_T(products_beside_each_other_have_their_own_bits, 250), CASE_T(wide_ones_have_fewer_slices, 250))

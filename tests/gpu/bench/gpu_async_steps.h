@@ -1,0 +1,19 @@
+/* gpu_async_steps.h - steps as the engine runs them: recorded where they can be, tokens chosen on the card, the host one step ahead. Thread: main. */
+#ifndef BATON_TESTS_GPU_BENCH_GPU_ASYNC_STEPS_H
+#define BATON_TESTS_GPU_BENCH_GPU_ASYNC_STEPS_H
+
+#include "shared/model/model.h"
+#include "tests/gpu/bench/gpu_ops.h"
+
+/* Seconds. */
+struct card_ahead {
+    double wall;  /* from step to step, as the host sees it */
+    double busy;  /* of the card in a step, sampling included */
+    double gap;   /* of the card between two steps */
+};
+
+/* Decode steps, all greedy, each continuing with the tokens that the card chose in the one before. `b` has a row of logits for every row; ids, wants
+ * and turn are set here. False: the card does not choose the tokens, and nothing was measured. */
+bool card_ahead_run(struct card_slots *slots, struct model *m, struct model_batch *b, int n_steps, struct card_ahead *out);
+
+#endif

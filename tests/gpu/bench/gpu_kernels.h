@@ -1,0 +1,26 @@
+/* gpu_kernels.h - kernels that only measure. Calls put work on the stream and return. Thread: main. */
+#ifndef BATON_TESTS_GPU_BENCH_GPU_KERNELS_H
+#define BATON_TESTS_GPU_BENCH_GPU_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Reads `bytes`, a multiple of 16, once. Something is stored to sink only for one value in 2^64. */
+cudaError_t card_read(cudaStream_t stream, const void *from, size_t bytes, unsigned long long *sink);
+/* n bf16 numbers, evenly between -1 and 1, or in f32: never time on zeros, on which a card draws less power and clocks higher. */
+cudaError_t card_fill_bf16(cudaStream_t stream, void *to, size_t n, uint32_t seed);
+cudaError_t card_fill_f32(cudaStream_t stream, float *to, size_t n, uint32_t seed);
+/* Keeps the stream busy for that many cycles of a multiprocessor's clock. */
+cudaError_t card_hold(cudaStream_t stream, int64_t cycles);
+/* Nothing. */
+cudaError_t card_nothing(cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

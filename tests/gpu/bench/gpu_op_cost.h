@@ -1,0 +1,16 @@
+/* gpu_op_cost.h - what a slot's call must read, write and compute, from its arguments. Fill in all of `to` but `us`. Thread: main. */
+#ifndef BATON_TESTS_GPU_BENCH_GPU_OP_COST_H
+#define BATON_TESTS_GPU_BENCH_GPU_OP_COST_H
+
+#include "tests/gpu/bench/gpu_ops.h"
+
+void card_count_matmul(const struct matmul_args *jobs, size_t n_jobs, struct card_call *to);
+/* Fetches the experts that rows go to, which waits for the card. */
+void card_count_experts(struct kernel_ctx *c, const struct experts_args *a, struct card_call *to);
+void card_count_attention(const struct attn_args *a, struct card_call *to);
+void card_count_rope(const struct rope_args *a, struct card_call *to);
+void card_count_append(const struct kv_append_args *a, struct card_call *to);
+/* Slots that read and write rows of f32, `reads` and `writes` of them. */
+void card_count_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes, struct card_call *to);
+
+#endif

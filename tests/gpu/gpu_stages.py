@@ -1,0 +1,110 @@
+"""What run.sh runs, in order. The most telling comes first: what the time does not reach any more is said, and counts as failed."""
+import os, re, subprocess, sys
+from dataclasses import dataclass, field
+from typing import Optional
+
+from gpu_programs import ROOT, card_tests, sanitizer
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CONFIGS, GOLDENS = os.path.join(ROOT, 'tests', 'data', 'configs'), os.path.join(ROOT, 'tests', 'data', 'goldens')
+JOBS = 8  # cases of a test program at a time: most of their time is the processor's, which computes what the card's results are held against
+JOBS_OF, LIMIT_OF = {'test_ep': 2}, {'test_ep': 100}  # whose cases are up to eight processes that share the card
+
+
+@dataclass
+class Stage:
+    name: str
+    argv: list                   # empty: `why` says what is missing
+    limit_s: int
+    kind: str = 'results'        # lines of JSON (bench_card, gpu_split.py); 'tests': the last line counts; 'sanitizer': these under compute-sanitizer
+    why: str = ''
+    env: dict = field(default_factory=dict)
+    found: Optional[str] = None  # how compute-sanitizer says, of every process, how much it found
+
+
+def test_arguments(path):
+    """Only the cases for a card, of programs that have others too. None: the program has no list of cases."""
+    r = subprocess.run([path, '--list'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    names = r.stdout.split()
+    if not names or any(not re.fullmatch(r'\w+', n) for n in names):
+        return None
+    own = [n for n in names if re.search(r'cuda|card|gpu|peer|nccl', n)]
+    return own or names
+
+
+def conformance(programs, emulated):
+    """On an emulated card, which is thousands of times slower, a few: the others are tests of every build with one."""
+    few = ['test_prepare_inputs', 'test_device']
+    for name in card_tests():
+        if emulated and name not in few:
+            continue
+        path = programs.start(name)
+        if not path:
+            yield Stage(f'conformance: {name}', [], 0, 'tests', why=f'{programs.home} has no {name}')
+            continue
+        cases = test_arguments(path)
+        yield Stage(f'conformance: {name}', [path] + (['--jobs', str(JOBS_OF.get(name, JOBS)), *cases] if cases else []), LIMIT_OF.get(name, 60), 'tests')
+
+
+# Short cases through every kind of kernel: (program, cases, seconds).
+MEMCHECK = [('test_prepare_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups', 'gemm_every_stored_number'], 40),
+            ('test_attention_cuda', ['lengths'], 40), ('test_route', ['cuda_route'], 25), ('test_experts', ['cuda_experts'], 30),
+            ('test_kernels', ['cuda_rms_norm', 'cuda_rope', 'cuda_combine'], 25), ('test_sample', ['five_tokens_as_the_host'], 30),
+            ('test_gemm_sm90', ['hopper_rows_have_the_same_bits_among_others'], 30)]
+RACECHECK = [('test_prepare_inputs', ['inputs_equal_a_plain_loop'], 25), ('test_gemm', ['gemm_groups'], 40), ('test_attention_cuda', ['lengths'], 40),
+             ('test_route', ['cuda_route'], 25), ('test_sample', ['one_token_as_the_host'], 30),
+             ('test_gemm_sm90', ['hopper_nan_stays_in_its_row'], 30)]
+
+
+def sanitized(programs):
+    tool = sanitizer()
+    for kind, chosen, found in (('memcheck', MEMCHECK, r'ERROR SUMMARY: (\d+) error'), ('racecheck', RACECHECK, r'RACECHECK SUMMARY: (\d+) hazard')):
+        for name, cases, limit in chosen:
+            path = programs.start(name)
+            why = '' if tool and path else f'{programs.home} has no {name}' if tool else 'there is no compute-sanitizer on this machine'
+            argv = [tool, '--tool', kind, '--target-processes', 'all', path, *cases] if not why else []
+            yield Stage(f'{kind}: {name}', argv, limit, 'sanitizer', why=why, env={'BATON_CUBLASLT': 'off'}, found=found)
+
+
+MODELS = [('ernie-4.5-21b-a3b', 'ERNIE-4.5-21B-A3B'), ('qwen3-30b-a3b', 'Qwen3-30B-A3B')]
+FORMS = [('none', 'bf16'), ('wint4', 'wint4'), ('block_wise_fp8', 'fp8')]
+DECODE = '1x1024,8x1024,64x1024,128x1024,256x1024,1x32768,8x32768,64x32768'
+
+
+def models(programs, emulated):
+    bench = programs.start('bench_card')
+    if emulated:
+        for folder, form, load in (('qwen3_moe', 'none', 'auto'), ('deepseek_v3_fp8', 'none', 'auto'), ('ernie_moe', 'wint4', 'dummy')):
+            yield Stage(f'model: {folder} {form}', [bench, '--tiny', 'model', os.path.join(GOLDENS, folder, 'model'), '--load-format', load, '--label', folder,
+                                                    '--quantization', form, '--decode', '1x100,2x40', '--prefill', '20,70'], 60)
+        return
+    for form, short in FORMS:
+        for folder, name in MODELS:
+            decode = DECODE + (',1x131072' if folder.startswith('ernie') else '')
+            yield Stage(f'model: {name} {short}', [bench, 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy', '--label', f'{name} {short}',
+                                                   '--quantization', form, '--decode', decode, '--prefill', '8192'], 45)
+
+
+def overlap(programs):
+    """What it brings that launches overlap."""
+    folder, name = MODELS[1]
+    yield Stage(f'model: {name} bf16, launches one after the other', [programs.start('bench_card'), 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy',
+                '--label', f'{name} bf16, BATON_CUDA_OVERLAP=off', '--quantization', 'none', '--decode', '1x1024,8x1024', '--prefill', '512'], 30,
+                env={'BATON_CUDA_OVERLAP': 'off'})
+
+
+def split(emulated):
+    script = [sys.executable, '-u', os.path.join(HERE, 'gpu_split.py'), *(['--emulated'] if emulated else [])]
+    yield Stage('split: answers', [*script, 'answers'], 90)
+    yield Stage('split: time to first token', [*script, 'ttft'], 60)
+
+
+def stages(programs, emulated):
+    bench, tiny = programs.start('bench_card'), ['--tiny'] if emulated else []
+    if not bench:
+        return [Stage('limits', [], 0, why=f'{programs.home} has no bench_card')]
+    out = [Stage('limits', [bench, *tiny, 'limits'], 40), *conformance(programs, emulated)]
+    answers, ttft = split(emulated)
+    out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),
+            Stage('push, checksums', [bench, *tiny, 'push', 'checksum'], 30), ttft]
+    return out if emulated else out + list(overlap(programs)) + list(sanitized(programs))
