@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "kernels/cpu/device_cpu.h"
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 #ifdef BATON_HAVE_CUDA_KERNELS
 #include "kernels/cuda/device_cuda.h"
 #endif

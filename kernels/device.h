@@ -2,7 +2,7 @@
  *
  * A device allocates memory, and lets another process write into an allocation: the processor by a shared memory file descriptor, a card by a
  * handle (device_mem_export). The KV pool is one such allocation. Memory a device returns is zeroed. The owner of a `struct dev_mem` frees it
- * with device_mem_free before device_close. Copies that run beside a device's own work go through lanes (lane.h); marks say how far that work
+ * with device_mem_free before device_close. Copies that run beside a device's own work go through lanes (copy_stream.h); marks say how far that work
  * has to be before they begin.
  * Thread: loop at start; an allocation may then be used on any thread. device_mark: the thread that gives the device its work. Exports, imports
  * and lanes: any. */

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/kv_rows.h"
 #ifdef BATON_HAVE_CUDA_KERNELS
 #include "kernels/cuda/cuda_backend.h"

@@ -13,7 +13,7 @@
  *   F32    everything in f32: the exact path. y[n] is one chain of fused multiply-adds over k ascending, from +0, then + bias[n];
  *          the weight of a quantised element is the f32 that its format means. The processor's rows all give the same bits;
  *          a card shares k among lanes, and is held to a bound.
- *   FAST   matrices of integer types take inputs rounded to two int8 digits (cpu/act.h says how): products and sums inside a group of k's that
+ *   FAST   matrices of integer types take inputs rounded to two int8 digits (kernels/cpu/matmul/act_quant.h says how): products and sums inside a group of k's that
  *          share a scale are exact integers, groups are chained in f32; the processor's rows all give the same bits here too. Matrices of
  *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16 where nothing else
  *          is asked for, and then on those rows the queries are rounded to bf16 too: scores are bf16 products (but in MLA's naive form, whose keys are expanded in f32).
@@ -34,10 +34,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/cpu/pool.h"
+#include "kernels/compute_pool.h"
 #include "kernels/device.h"
 #include "kernels/dtype.h"
-#include "kernels/made_up.h"
+#include "kernels/dummy_weights.h"
 #include "shared/base/sampling.h"
 
 enum { KERNEL_BLOCK_TOKENS_MAX = 256, KERNEL_HEAD_DIM_MAX = 256, KERNEL_LATENT_MAX = 1024 /* kv_lora + rope of MLA */ };
@@ -67,7 +67,7 @@ struct weight_src {
 
 /* A matrix packed for a row of this table. Owned by whoever called weight_pack; freed with weight_release. */
 struct weight {
-    int    form;             /* enum weight_form of cpu/form.h */
+    int    form;             /* enum weight_form of kernels/cpu/weights/weight_layout.h */
     bool   paired;           /* two matrices of n_out / 2 rows, panel by panel in turn: gate and up of SwiGLU */
     bool   borrowed;         /* data belongs to somebody else's allocation */
     size_t n_out, n_in;

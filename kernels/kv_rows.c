@@ -1,10 +1,10 @@
-/* kv_rows.c - rows of KV from f32 and back; the loops are kv_rows_loops.h's. See kv_rows.h. */
+/* kv_rows.c - rows of KV from f32 and back; the loops are kv_rows_kernels.h's. See kv_rows.h. */
 #include "kernels/kv_rows.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "kernels/kv_rows_loops.h"
+#include "kernels/kv_rows_kernels.h"
 #include "shared/base/assert.h"
 
 static const struct kv_row_loops LOOPS = KV_ROW_LOOPS;

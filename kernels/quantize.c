@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/quantize_loops.h"
+#include "kernels/quantize_kernels.h"
 
 static const char *const NAMES[] = {
     [QUANTIZE_NONE] = "none", [QUANTIZE_WINT8] = "wint8", [QUANTIZE_WINT4] = "wint4", [QUANTIZE_BLOCK_FP8] = "block_wise_fp8"

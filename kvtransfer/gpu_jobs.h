@@ -15,7 +15,7 @@
 
 #include <stdatomic.h>
 
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 #include "kvtransfer/plan.h"
 #include "kvtransfer/staging.h"
 #include "shared/base/list.h"

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "deploy/doctor/doctor.h"
-#include "kernels/cpu/nodes.h"
+#include "kernels/numa.h"
 
 enum { LIST_MAX = 4096, NODES_MAX = 1024 };
 

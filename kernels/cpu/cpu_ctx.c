@@ -1,10 +1,10 @@
 /* cpu_ctx.c - the context of the processor's rows: threads, and memory for what the slots work in.
  *
  * Life cycle: cpu_ctx_create at start, cpu_ctx_free after the last model that uses it. Thread: loading; engine afterwards. */
-#include "kernels/cpu/attention.h"
-#include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/attention/attention.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/pages.h"
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "shared/base/mem.h"
 
 /* What a thread's scratch must hold for any slot. */

@@ -5,8 +5,8 @@
  * changes where it is computed, not how. Thread: engine. */
 #include <string.h>
 
-#include "kernels/cpu/cpu_row.h"
-#include "kernels/cpu/sizes.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "shared/base/arith.h"
 
 /* Slots in order of expert, and inside an expert in order of row. */
 static void sort_by_expert(const struct experts_args *a)

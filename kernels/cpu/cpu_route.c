@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "shared/base/assert.h"
 
 enum { ROWS_PER_ITEM = 8 };

@@ -1,8 +1,8 @@
 /* cpu_sample.c - the two slots of the cpu rows that go over a whole vocabulary for one token. Thread: engine, pool. */
 #include <math.h>
 
-#include "kernels/cpu/cpu_row.h"
-#include "kernels/cpu/sizes.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "shared/base/arith.h"
 
 enum { ARGMAX_CHUNK = 4096, TERMS_PER_ITEM = 32768 };
 

@@ -2,7 +2,7 @@
  *
  * A lane touches nothing of its device but the marks, which never change after open; what fails is the lane's own to say, and the engine sees
  * the same failure in its next call, since CUDA's errors stay. Source: CUDA Runtime API. Thread: one per lane, any. */
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/cuda/kv/kv_checksum.h"

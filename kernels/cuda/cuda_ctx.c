@@ -1,7 +1,7 @@
 /* cuda_ctx.c - the context of a card: its device, a processor's context for what the host computes, memory to work in. */
 #include "kernels/cuda/cuda_backend.h"
 
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "shared/base/log.h"

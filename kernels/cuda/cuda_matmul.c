@@ -3,7 +3,7 @@
  * Inputs are f32 as they are, f32, bf16 or f16 made ready in the context's room (gathered, normalised, rounded), rows that the product before left
  * ready for this one, or e4m3 with scales where gemm.h says that a card multiplies those. Neighbouring jobs that differ in nothing but columns -
  * the heads of latent attention - become one product of groups. Thread: engine. */
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/prepare_inputs.h"

@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 

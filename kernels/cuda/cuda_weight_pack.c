@@ -6,12 +6,12 @@
  * Life cycle: struct weight. Thread: loading thread, pool. */
 #include <string.h>
 
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/fill_dummy.h"
 #include "kernels/cuda/gemm/gemm.h"
 #include "kernels/quantize.h"
-#include "kernels/weight_parts.h"
+#include "kernels/weight_src.h"
 #include "shared/base/mem.h"
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* fill_dummy.h - made-up weights (kernels/made_up.h) written where they are used, in the forms of gemm.h: nothing travels from the host.
+/* fill_dummy.h - made-up weights (kernels/dummy_weights.h) written where they are used, in the forms of gemm.h: nothing travels from the host.
  *
  * The bits are those that cuda_weight_pack.c makes of the same source: elements, their quantisation by the rules of quantize.h, scales. A call puts
  * work on the stream and returns. Thread: loading. */
@@ -6,7 +6,7 @@
 #define BATON_KERNELS_CUDA_FILL_DUMMY_H
 
 #include "kernels/cuda/gemm/gemm.h"
-#include "kernels/made_up.h"
+#include "kernels/dummy_weights.h"
 
 #ifdef __cplusplus
 extern "C" {

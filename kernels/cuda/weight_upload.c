@@ -1,7 +1,7 @@
 /* weight_upload.c - see weight_upload.h. */
 #include "kernels/cuda/weight_upload.h"
 
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"

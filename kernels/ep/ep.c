@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "kernels/ep/ep_backend.h"
 #include "kernels/kernels.h"
 #include "shared/base/assert.h"

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "shared/base/mem.h"
 
 enum { ALIGN = 256 };

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "kernels/ep/ep_cuda.h"
 #include "kernels/ep/nccl_api.h"
 #include "shared/base/clock.h"

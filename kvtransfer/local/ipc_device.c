@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 #include "shared/base/mem.h"
 
 static const uint8_t MAGIC[8] = { 'b', 't', 'n', 'c', 'u', 'd', 'a', '1' };

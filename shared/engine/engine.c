@@ -5,7 +5,7 @@
  * engine_free is called by the owner after everyone who posts has stopped. */
 #include "shared/engine/engine.h"
 
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 #include "shared/engine/engine_state.h"

@@ -7,7 +7,7 @@
  *
  * The order of landing matters: first full blocks are offered to the prefix cache, then the tokens are taken, because a token may end its sequence
  * and free it. Thread: engine. */
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/engine/engine_state.h"

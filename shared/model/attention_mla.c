@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/weight_parts.h"
+#include "kernels/weight_src.h"
 #include "shared/base/mem.h"
 #include "shared/model/sublayers.h"
 

@@ -1,5 +1,5 @@
 /* ffn.c - the dense feed-forward block: x += Wdown (silu(Wgate h) * Wup h), h = norm(x). Shared experts are one, too. */
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "shared/model/sublayers.h"
 
 enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn *f)

@@ -7,7 +7,7 @@
  * Long steps are routed in pieces, which bounds the buffers; weights are then read once per piece. */
 #include <stdio.h>
 
-#include "kernels/cpu/sizes.h"
+#include "shared/base/arith.h"
 #include "shared/base/mem.h"
 #include "shared/model/sublayers.h"
 

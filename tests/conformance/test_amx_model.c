@@ -1,7 +1,7 @@
 /* test_amx_model.c - the loops of the amx row on processors without tiles: amx_int8.c and amx_bf16.c are built into this program with the
  * tile instructions in plain C (tests/harness/tile_model.h) and take the place of those in the library. What this cannot show is the
  * processor's own rounding and speed: test_matmul runs the row itself where there is one. */
-#include "kernels/cpu/cpu_row.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "tests/conformance/kernel_fixture.h"
 #include "tests/harness/tile_model.h"
 

@@ -6,7 +6,7 @@
  * its own bits. A row that this CPU cannot run is skipped by name. */
 #include <float.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention/attention.h"
 #include "tests/conformance/kernel_fixture.h"
 
 enum { N_SEQS = 3 };

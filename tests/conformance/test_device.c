@@ -11,7 +11,7 @@
 #include "kernels/float_bits.h"
 #include "kernels/kernels.h"
 #include "kernels/kv_rows.h"
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 #include "shared/base/hash.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# check_cuda.sh - the card is spoken to in kernels/cuda and kernels/ep alone; everybody else goes through device.h, lane.h and the
+# check_cuda.sh - the card is spoken to in kernels/cuda and kernels/ep alone; everybody else goes through device.h, copy_stream.h and the
 # tables of kernels.h and ep.h. Tests may. And no two files of kernels have a type of one name: what templates make of it, launches above all, the
 # linker takes for the same thing. And every kernel waits for the one before it. usage: check_cuda.sh [ROOT]
 set -u

@@ -12,7 +12,7 @@ shared/net       shared/base/
 shared/text      shared/base/
 kernels          shared/base/
 shared/kv        shared/base/ kernels/device.h kernels/dtype.h kernels/kv_rows.h kernels/kernels.h
-kvtransfer       shared/base/ kernels/device.h kernels/lane.h kernels/dtype.h kernels/kv_rows.h shared/kv/kv_layout.h
+kvtransfer       shared/base/ kernels/device.h kernels/copy_stream.h kernels/dtype.h kernels/kv_rows.h shared/kv/kv_layout.h
 shared/model     shared/base/ kernels/ shared/kv/kv_layout.h
 shared/engine    shared/base/ kernels/ shared/kv/ shared/model/
 shared/cluster   shared/base/ shared/net/

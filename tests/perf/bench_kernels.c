@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "kernels/cpu/form.h"
+#include "kernels/cpu/weights/weight_layout.h"
 #include "shared/base/mem.h"
 #include "tests/perf/limits.h"
 

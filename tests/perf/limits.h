@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/cpu/features.h"
+#include "kernels/cpu/cpu_features.h"
 #include "kernels/kernels.h"
 #include "shared/base/clock.h"
 

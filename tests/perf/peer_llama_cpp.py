@@ -21,7 +21,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "fixtures"))
 from gguf_file import read_gguf  # noqa: E402
 
 CONTEXT, STREAMS = 512, 8
-DIGITS = 2  # of an input, kernels/cpu/act.h
+DIGITS = 2  # of an input, kernels/cpu/matmul/act_quant.h
 
 
 class Peer:

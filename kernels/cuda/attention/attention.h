@@ -2,7 +2,7 @@
  *
  * `stage` (cuda_upload_step.c) turns each struct attn_list into a struct cuda_list once per step. Layouts of the pool, of q and of out are those of
  * kernels.h. Every sum runs over keys in an order that is fixed by positions alone: keys in segments of ATTENTION_SEGMENT from position 0,
- * each an online softmax of its own over tiles from its beginning, merged in ascending order (kernels/cpu/cpu_attention.c has the formulas).
+ * each an online softmax of its own over tiles from its beginning, merged in ascending order (kernels/cpu/attention/cpu_attention.c has the formulas).
  * Which kernel a row goes through - attention_decode.cuh has many blocks for one row, attention_decode_mma.cuh and attention_mla_decode.cuh too and on
  * tensor cores, attention_prefill.cuh one block for many rows - depends on the model and on whether its token is an answer's, and they do not
  * give the same bits. So a row's result depends on neither the other rows nor how a prompt was chunked nor how many segments ran at a time.

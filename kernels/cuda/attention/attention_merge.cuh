@@ -1,4 +1,4 @@
-/* attention_merge.cuh - results of segments into rows: (m, l, o) in ascending order, by the formulas of kernels/cpu/cpu_attention.c.
+/* attention_merge.cuh - results of segments into rows: (m, l, o) in ascending order, by the formulas of kernels/cpu/attention/cpu_attention.c.
  *
  * A call merges one wave of segments. What rows have after it and need in the next one is O in `out` and (M, L) in a state.
  * What each segment weighs does not hang on the sums, so a warp's lanes find that out for 32 segments at a time; the sums go in order.

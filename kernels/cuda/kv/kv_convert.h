@@ -4,13 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* lane_convert (lane.h). `c` is the host's and read before this returns. Puts work on the stream. */
+/* lane_convert (copy_stream.h). `c` is the host's and read before this returns. Puts work on the stream. */
 cudaError_t kv_convert_run(cudaStream_t stream, const struct lane_conversion *c);
 
 #ifdef __cplusplus

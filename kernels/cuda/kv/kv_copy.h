@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/lane.h"
+#include "kernels/copy_stream.h"
 
 #ifdef __cplusplus
 extern "C" {

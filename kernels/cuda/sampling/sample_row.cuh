@@ -6,13 +6,13 @@
 #ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
 #define BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ROW_CUH
 
-#include "kernels/cpu/exp.h"
+#include "kernels/exp.h"
 #include "kernels/cuda/dtype_convert.cuh"
 #include "kernels/cuda/sampling/sample.h"
 
 enum { SAMPLE_THREADS = 512, SAMPLE_WARPS = SAMPLE_THREADS / WARP, SAMPLE_EACH = 8 /* logits of a thread, by fours */ };
 enum { SAMPLE_PIECE = SAMPLE_THREADS * SAMPLE_EACH, SAMPLE_PART = SAMPLE_PIECE / SAMPLE_WARPS /* logits of a warp */ };
-enum { SAMPLE_CHUNK = 1024, SAMPLE_CHUNKS_MAX = SAMPLE_VOCAB_MAX / SAMPLE_CHUNK /* SUM_CHUNK of sampler.c and LSE_CHUNK of cpu_row.h */ };
+enum { SAMPLE_CHUNK = 1024, SAMPLE_CHUNKS_MAX = SAMPLE_VOCAB_MAX / SAMPLE_CHUNK /* SUM_CHUNK of sampler.c and LSE_CHUNK of cpu_backend.h */ };
 enum { SAMPLE_LIST = 16384 /* candidates that a list has room for; more are looked for in the whole row */ };
 
 static_assert((int)SAMPLE_CHUNKS_MAX <= (int)SAMPLE_THREADS, "a thread has a chunk's sum");
@@ -174,7 +174,7 @@ static __device__ __forceinline__ sample_key warp_best_key(sample_key key)
     return (sample_key)high << 32 | __reduce_max_sync(0xffffffffu, (unsigned)(key >> 32) == high ? (unsigned)key : 0u);
 }
 
-/* e^x of kernels/cpu/exp.h, operation by operation: the same bits. Nothing here may be fused in another way. */
+/* e^x of kernels/exp.h, operation by operation: the same bits. Nothing here may be fused in another way. */
 static __device__ __forceinline__ float exp_as_host(float x)
 {
     if (x < EXP_MIN) return 0;

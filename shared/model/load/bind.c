@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/weight_parts.h"
+#include "kernels/weight_src.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
 #include "shared/base/mem.h"

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/weight_parts.h"
+#include "kernels/weight_src.h"
 #include "shared/base/hash.h"
 #include "shared/model/load/weights.h"
 

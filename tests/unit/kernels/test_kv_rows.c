@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "kernels/kv_rows.h"
-#include "kernels/kv_rows_loops.h"
+#include "kernels/kv_rows_kernels.h"
 #include "tests/harness/test.h"
 
 enum { N_MAX = 256 };

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/quantize_loops.h"
+#include "kernels/quantize_kernels.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

@@ -1,0 +1,91 @@
+/* attention_ref.c - the definition of attention's inner loops, in plain C: see struct cpu_loops. Thread: engine, pool. */
+#include <string.h>
+
+#include "kernels/cpu/attention/attention.h"
+#include "kernels/exp.h"
+
+/* Element d of row j; rows of odd length leave later ones unaligned. */
+static float element(const struct kv_rows *rows, size_t j, enum dtype t, size_t d)
+{
+    const char *row = rows->at[j] + rows->offset;
+    float    f;
+    uint16_t h;
+    if (t == DTYPE_F32) {
+        memcpy(&f, row + d * sizeof f, sizeof f);
+        return f;
+    }
+    memcpy(&h, row + d * sizeof h, sizeof h);
+    return dtype_bf16_to_f32(h);
+}
+
+void attention_ref_keys(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim)
+{
+    for (size_t j = 0; j < (n_keys + PANEL - 1) / PANEL * PANEL; j++)
+        for (size_t d = 0; d < dim; d++)
+            dst[(j / PANEL * dim + d) * PANEL + j % PANEL] = j < n_keys ? element(rows, j, t, d) : 0;
+}
+
+void attention_ref_values(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim)
+{
+    for (size_t d = 0; d < (dim + PANEL - 1) / PANEL * PANEL; d++)
+        for (size_t j = 0; j < n_keys; j++)
+            dst[(d / PANEL * ATTN_TILE + j) * PANEL + d % PANEL] = d < dim ? element(rows, j, t, d) : 0;
+}
+
+void attention_ref_mac(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride,
+                       size_t n_panels, size_t n_k, const float *carry)
+{
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t p = 0; p < n_panels; p++)
+            for (size_t l = 0; l < PANEL; l++) {
+                float sum = carry ? acc[i * acc_stride + p * PANEL + l] * carry[i] : 0;
+                for (size_t k = 0; k < n_k; k++) sum = fmaf(w[p * w_stride + k * PANEL + l], x[i * x_stride + k], sum);
+                acc[i * acc_stride + p * PANEL + l] = sum;
+            }
+}
+
+static void soften_row(float *scores, size_t n_keys, float scale, float *max, float *sum, float *shrink)
+{
+    float top = -INFINITY, lane[16] = { 0 };
+    for (size_t j = 0; j < n_keys; j++) top = scores[j] > top ? scores[j] : top;
+    top *= scale; /* rounding keeps the order */
+    top = top > *max ? top : *max;
+    for (size_t j = 0; j < n_keys; j++) {
+        scores[j] = exp_ref(fmaf(scores[j], scale, -top));
+        lane[j % 16] += scores[j];
+    }
+    for (int half = 8; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+    *shrink = exp_ref(*max - top);
+    *sum = *sum * *shrink + lane[0];
+    *max = top;
+}
+
+void attention_ref_soften(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *shrink)
+{
+    for (size_t i = 0; i < n_rows; i++) soften_row(scores + i * ATTN_TILE, n_keys, scale, max + i, sum + i, shrink + i);
+}
+
+void attention_ref_scores_few(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_rows *rows,
+                              const struct kv_rows *ahead, enum dtype t, size_t n_keys, size_t dim)
+{
+    (void)ahead;
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t j = 0; j < n_keys; j++) {
+            float sum = 0;
+            for (size_t d = 0; d < dim; d++) sum = fmaf(element(rows, j, t, d), q[i * q_stride + d], sum);
+            scores[i * ATTN_TILE + j] = sum;
+        }
+}
+
+void attention_ref_weigh_few(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_rows *rows,
+                             const struct kv_rows *ahead, enum dtype t, size_t n_keys, size_t dim, const float *carry)
+{
+    (void)ahead;
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t d = 0; d < dim; d++) {
+            float sum = carry ? o[i * o_stride + d] * carry[i] : 0;
+            for (size_t j = 0; j < n_keys; j++) sum = fmaf(element(rows, j, t, d), p[i * ATTN_TILE + j], sum);
+            o[i * o_stride + d] = sum;
+        }
+}

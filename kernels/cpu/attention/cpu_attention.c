@@ -1,0 +1,379 @@
+/* cpu_attention.c - the two slots that touch the KV pool: what appending stores, and how attention is split.
+ *
+ * A work item is one sequence, one head of the cache (of the queries, where MLA's naive form expands each its own) and a run of (query
+ * row, head) pairs; attention_tile_loop.c takes it through the tiles of a segment. Every segment of ATTN_SEGMENT positions is an online softmax
+ * of its own with result (m, l, o): the largest score, the sum of exp(score - m), the sum of exp(score - m) v. A pair's result is
+ * the merging of its segments in ascending order, begun with the first one's (M, L, O) = (m, l, o):
+ *     T = max(M, m);  a = exp(M - T);  b = exp(m - T);  L = fmaf(l, b, L * a);  O = fmaf(o, b, O * a);  M = T
+ * and at the end O * (1 / L). So it depends on the pair's own keys alone, and segments may be computed by anyone in any order.
+ *
+ * Whole items (the usual case) take their segments one after another and merge as they go. When there are too few items to give every
+ * thread its share - few sequences, long contexts - items are single segments: their results wait in ctx->attn, as many segments at a time
+ * as it holds, and are merged in a second pass. Both ways compute the same. Thread: engine, pool. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/attention/attention.h"
+#include "kernels/exp.h"
+#include "kernels/kv_rows.h"
+#include "shared/base/assert.h"
+
+enum {
+    SEQS_PER_CALL = 2048,        /* sequences whose first items are in the work table at a time */
+    ITEMS_PER_THREAD = 4,        /* enough pieces that a thread which comes late costs little */
+    PAIRS_MIN = 8,               /* fewer would load a tile for too little work */
+    PART_HEAD = 16,              /* floats before a part's sums: m, l */
+    PAIRS_PER_MERGE = 16,
+    MERGE_ALONE_FLOATS = 1 << 14, /* less is not worth waking a thread */
+    APPEND_ALONE_FLOATS = 1 << 14,
+    APPEND_AHEAD = 2,            /* rows of a sequence whose places are asked for; further ones of a prompt follow them in memory */
+    SPLIT_PAIRS = ITEMS_PER_THREAD * ATTN_NAIVE_ROWS, /* per thread, in a call that is split */
+    PARTS_FLOATS = SPLIT_PAIRS * (KERNEL_HEAD_DIM_MAX + PART_HEAD)
+};
+_Static_assert((KERNEL_LATENT_MAX + PART_HEAD) * ATTN_LATENT_PAIRS <= (KERNEL_HEAD_DIM_MAX + PART_HEAD) * ATTN_NAIVE_ROWS,
+               "one segment of a split call fits whatever the form");
+
+/* ctx->attn */
+struct attn_shared {
+    int32_t item_begin[SEQS_PER_CALL + 1]; /* of one run of heads, before each sequence */
+    int32_t pair_begin[SEQS_PER_CALL + 1]; /* of all heads */
+    float   floats[];                      /* split calls: [pairs][2] M and L so far, then the parts */
+};
+
+size_t attention_shared_bytes(int n_threads)
+{
+    return sizeof(struct attn_shared) + ((size_t)PARTS_FLOATS + 2 * (size_t)SPLIT_PAIRS) * (size_t)n_threads * sizeof(float);
+}
+
+static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* The i with begin[i] <= at < begin[i + 1]. */
+static int32_t find_in(const int32_t *begin, int32_t n, int32_t at)
+{
+    int32_t low = 0, high = n;
+    while (high - low > 1) {
+        int32_t mid = low + (high - low) / 2;
+        if (begin[mid] <= at) low = mid;
+        else high = mid;
+    }
+    return low;
+}
+
+/* ---- appending ---- */
+
+/* Where the first head of a row of the batch lies in the pool, and its scale; heads are `stride` rows apart, values `part` rows behind keys. */
+struct append_place {
+    char            *at, *scale;
+    size_t           stride, part;
+    struct kv_places bytes;
+};
+
+static struct append_place append_place(const struct kv_layer *kv, const struct attn_seq *seq, int32_t pos)
+{
+    struct append_place p = { .part = (size_t)kv->block_tokens, .bytes = attention_kv_places(kv) };
+    size_t slot = (size_t)(pos % kv->block_tokens);
+    char  *block = (char *)kv->data + (size_t)seq->block_table[pos / kv->block_tokens] * p.bytes.block;
+    p.stride = kv->latent ? p.part : 2 * p.part;
+    p.at = block + slot * p.bytes.row;
+    p.scale = block + p.bytes.scales + slot * p.bytes.scale;
+    return p;
+}
+
+/* The row `i` rows behind the place. */
+static void append_row(const struct kv_layer *kv, const struct append_place *p, size_t i, const float *src)
+{
+    kv_row_store(kv->dtype, src, p->at + i * p->bytes.row, p->scale + i * p->bytes.scale, (size_t)kv->head_dim);
+}
+
+/* Asks for the lines that a sequence's first rows go to: without that each store waits for its own. */
+static void expect_rows(const struct kv_append_args *a, const struct attn_seq *seq)
+{
+    for (int32_t i = 0; i < seq->n_q && i < APPEND_AHEAD; i++) {
+        struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
+        for (int32_t h = 0; h < a->kv.n_heads; h++, p.at += p.stride * p.bytes.row)
+            for (size_t line = 0; line < p.bytes.row; line += CACHE_LINE) {
+                __builtin_prefetch(p.at + line, 1);
+                if (!a->kv.latent) __builtin_prefetch(p.at + p.part * p.bytes.row + line, 1);
+            }
+    }
+}
+
+static void append_seq(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct kv_append_args *a = arg;
+    const struct attn_seq       *seq = &a->on.seqs[index];
+    size_t dim = (size_t)a->kv.head_dim;
+    for (int32_t i = 0; i < seq->n_q; i++) {
+        struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
+        size_t at = (size_t)(seq->q_begin + i) * (size_t)a->kv.n_heads * dim;
+        for (int32_t h = 0; h < a->kv.n_heads; h++, at += dim) {
+            append_row(&a->kv, &p, (size_t)h * p.stride, a->k + at);
+            if (!a->kv.latent) append_row(&a->kv, &p, (size_t)h * p.stride + p.part, a->v + at);
+        }
+    }
+}
+
+void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
+{
+    struct kv_append_args args = *a;
+    int64_t n = 0;
+    if (a->rope) cpu_rope(c, a->rope);
+    for (int32_t s = 0; s < a->on.n_seqs; s++) n += a->on.seqs[s].n_q;
+    if (n * a->kv.n_heads * a->kv.head_dim >= APPEND_ALONE_FLOATS) {
+        compute_pool_run(c->pool, a->on.n_seqs, append_seq, &args);
+        return;
+    }
+    for (int32_t s = 0; s < a->on.n_seqs; s++) expect_rows(&args, &a->on.seqs[s]);
+    for (int32_t s = 0; s < a->on.n_seqs; s++) append_seq(&args, s, 0);
+}
+
+/* ---- attention ---- */
+
+struct attn_job {
+    struct kernel_ctx      *c;
+    const struct attn_args *a;
+    const struct attn_seq  *seqs; /* of this pass */
+    struct attn_shared     *shared;
+    int32_t                 n_seqs, n_heads, group, pairs_per_item, heads_per_item, n_head_runs, n_items;
+    bool                    by_bf16;
+    /* Split calls: */
+    bool                    split;
+    int32_t                 segment, n_segments, segments_per_item; /* that this wave computes */
+    size_t                  part_stride;
+    float                  *state, *parts;       /* [pairs][2]; [pairs][n_segments][part_stride] */
+};
+
+static size_t out_offset(const struct attn_args *a, int32_t row, int32_t head)
+{
+    return ((size_t)row * (size_t)a->n_heads + (size_t)head) * (size_t)a->v_dim;
+}
+
+/* One more segment into (M, L, O); see above. */
+static void merge(const struct cpu_loops *loops, bool first, float *o_all, float *m_all, float *l_all, const float *o, float m, float l, size_t n)
+{
+    if (first) {
+        memcpy(o_all, o, n * sizeof *o);
+        *m_all = m;
+        *l_all = l;
+        return;
+    }
+    float top = m > *m_all ? m : *m_all, a = exp_ref(*m_all - top), b = exp_ref(m - top);
+    *l_all = fmaf(l, b, *l_all * a);
+    if (a != 1) loops->scale(o_all, a, n); /* times 1 changes nothing */
+    loops->axpy(o_all, o, b, n);
+    *m_all = top;
+}
+
+struct item {
+    struct attn_walk walks[ATTN_HEADS];
+    int32_t          n_heads, seq, segment; /* split: the first segment of this wave that it computes */
+};
+
+/* Items are numbered by sequence, run, segments, heads. */
+static void open_item(const struct attn_job *job, int index, int thread, struct item *it)
+{
+    const struct attn_shared *t = job->shared;
+    int32_t unit = index / job->n_head_runs, head = index % job->n_head_runs * job->heads_per_item;
+    int32_t per_run = job->split ? (job->n_segments + job->segments_per_item - 1) / job->segments_per_item : 1;
+    void   *scratch = cpu_scratch(job->c, thread);
+    it->seq = find_in(t->item_begin, job->n_seqs, unit);
+    unit -= t->item_begin[it->seq];
+    it->segment = job->split ? unit % per_run * job->segments_per_item : 0;
+    it->n_heads = min_i32(job->heads_per_item, job->n_heads - head);
+    for (int32_t h = 0; h < it->n_heads; h++) {
+        struct attn_walk *w = &it->walks[h];
+        *w = (struct attn_walk){ .loops = cpu_loops_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group,
+                                .by_bf16 = job->by_bf16, .widened = h > 0 ? it->walks[0].widened : NULL };
+        w->pair_begin = unit / per_run * job->pairs_per_item;
+        w->n_pairs = min_i32(job->pairs_per_item, w->seq->n_q * job->group - w->pair_begin);
+        scratch = attention_walk_open(w, scratch);
+    }
+}
+
+/* M and L of an item's pairs, all heads. */
+enum { ITEM_PAIRS = ATTN_NAIVE_ROWS };
+_Static_assert(ATTN_HEADS * ATTN_FEW <= (int)ITEM_PAIRS && (int)ATTN_PAIRS <= (int)ITEM_PAIRS, "of every form");
+
+static void whole_item(void *arg, int index, int thread)
+{
+    const struct attn_job *job = arg;
+    struct item it;
+    float       m[ITEM_PAIRS], l[ITEM_PAIRS];
+    size_t      n = (size_t)job->a->v_dim;
+    open_item(job, job->n_items - 1 - index, thread, &it); /* late rows of a prompt, which see the most, first */
+    int32_t n_pairs = it.walks[0].n_pairs, last = (it.walks[0].n_keys - 1) / ATTN_SEGMENT;
+    for (int32_t segment = 0; segment <= last; segment++) {
+        int32_t first = attention_walk_segment(it.walks, it.n_heads, segment);
+        for (int32_t h = 0; h < it.n_heads; h++)
+            for (int32_t i = first; i < n_pairs; i++) {
+                const struct attn_walk *w = &it.walks[h];
+                int32_t at = h * n_pairs + i;
+                float  *out = job->a->out + out_offset(job->a, w->seq->q_begin + (w->pair_begin + i) / w->group, attention_query_head(w, i));
+                merge(w->loops, segment == 0, out, &m[at], &l[at], w->o + (size_t)i * w->v_stride, w->max[i], w->sum[i], n);
+                if (attention_pair_pos(w, i) / ATTN_SEGMENT == segment) w->loops->scale(out, 1 / l[at], n);
+            }
+    }
+}
+
+static float *part_of(const struct attn_job *job, int32_t pair, int32_t segment)
+{
+    return job->parts + ((size_t)pair * (size_t)job->n_segments + (size_t)segment) * job->part_stride;
+}
+
+/* The results of one segment to where merge_pair finds them. */
+static void keep_segment(const struct attn_job *job, const struct attn_walk *w, int32_t seq, int32_t segment, int32_t first)
+{
+    int32_t pair = job->shared->pair_begin[seq] + w->head * w->seq->n_q * w->group + w->pair_begin;
+    for (int32_t i = first; i < w->n_pairs; i++) {
+        float *part = part_of(job, pair + i, segment);
+        part[0] = w->max[i];
+        part[1] = w->sum[i];
+        memcpy(part + PART_HEAD, w->o + (size_t)i * w->v_stride, (size_t)job->a->v_dim * sizeof *part);
+    }
+}
+
+static void segments_item(void *arg, int index, int thread)
+{
+    const struct attn_job *job = arg;
+    struct item it;
+    open_item(job, index, thread, &it);
+    int32_t end = min_i32(job->n_segments, it.segment + job->segments_per_item);
+    for (int32_t segment = it.segment; segment < end; segment++) {
+        int32_t first = attention_walk_segment(it.walks, it.n_heads, job->segment + segment);
+        for (int32_t h = 0; h < it.n_heads; h++) keep_segment(job, &it.walks[h], it.seq, segment, first);
+    }
+}
+
+static void merge_pair(const struct attn_job *job, int32_t pair)
+{
+    const struct cpu_loops *loops = cpu_loops_of(job->c);
+    int32_t s = find_in(job->shared->pair_begin, job->n_seqs, pair), at = pair - job->shared->pair_begin[s];
+    const struct attn_seq *seq = &job->seqs[s];
+    int32_t per_head = seq->n_q * job->group, row = at % per_head / job->group, head = at / per_head * job->group + at % job->group;
+    int32_t last = (seq->pos_begin + row) / ATTN_SEGMENT - job->segment;
+    float  *out = job->a->out + out_offset(job->a, seq->q_begin + row, head), *state = job->state + 2 * (size_t)pair;
+    size_t  n = (size_t)job->a->v_dim;
+    for (int32_t i = 0; i < job->n_segments && i <= last; i++) {
+        const float *part = part_of(job, pair, i);
+        merge(loops, job->segment + i == 0, out, &state[0], &state[1], part + PART_HEAD, part[0], part[1], n);
+    }
+    if (last >= 0 && last < job->n_segments) loops->scale(out, 1 / state[1], n);
+}
+
+static void merge_item(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct attn_job *job = arg;
+    int32_t begin = index * PAIRS_PER_MERGE, end = min_i32(begin + PAIRS_PER_MERGE, job->shared->pair_begin[job->n_seqs]);
+    for (int32_t pair = begin; pair < end; pair++) merge_pair(job, pair);
+}
+
+/* ---- how a call is split ---- */
+
+static int64_t count_pairs(const struct attn_job *job)
+{
+    int64_t n = 0;
+    for (int32_t s = 0; s < job->n_seqs; s++) n += (int64_t)job->seqs[s].n_q * job->group;
+    return n;
+}
+
+static int32_t count_segments(const struct attn_job *job)
+{
+    int32_t most = 0;
+    for (int32_t s = 0; s < job->n_seqs; s++) {
+        int32_t n = (job->seqs[s].pos_begin + job->seqs[s].n_q + ATTN_SEGMENT - 1) / ATTN_SEGMENT;
+        if (job->seqs[s].n_q > 0 && n > most) most = n;
+    }
+    return most;
+}
+
+/* Fill the work table; `per_run` items for every run of some heads. */
+static void list_items(struct attn_job *job, int32_t per_run)
+{
+    struct attn_shared *t = job->shared;
+    t->item_begin[0] = t->pair_begin[0] = 0;
+    for (int32_t s = 0; s < job->n_seqs; s++) {
+        int32_t pairs = job->seqs[s].n_q * job->group;
+        t->item_begin[s + 1] = t->item_begin[s] + (pairs + job->pairs_per_item - 1) / job->pairs_per_item * per_run;
+        if (job->split) t->pair_begin[s + 1] = t->pair_begin[s] + pairs * job->n_heads;
+    }
+    job->n_items = t->item_begin[job->n_seqs] * job->n_head_runs;
+}
+
+static void run_split(struct attn_job *job, int32_t n_segments, int64_t n_pairs, int32_t wanted)
+{
+    struct kernel_ctx *c = job->c;
+    size_t capacity = (size_t)PARTS_FLOATS * (size_t)compute_pool_threads(c->pool);
+    job->split = true;
+    job->part_stride = ((size_t)job->a->v_dim + PANEL - 1) / PANEL * PANEL + PART_HEAD;
+    job->state = job->shared->floats;
+    job->parts = job->state + 2 * n_pairs;
+    int32_t per_wave = (int32_t)(capacity / ((size_t)n_pairs * job->part_stride)), runs = job->n_items;
+    for (; job->segment < n_segments; job->segment += job->n_segments) {
+        job->n_segments = min_i32(per_wave, n_segments - job->segment);
+        int32_t even = (int32_t)((int64_t)runs * job->n_segments / wanted);
+        job->segments_per_item = even < 1 ? 1 : even;
+        list_items(job, (job->n_segments + job->segments_per_item - 1) / job->segments_per_item);
+        compute_pool_run(c->pool, job->n_items, segments_item, job);
+        int32_t n_merges = (int32_t)((n_pairs + PAIRS_PER_MERGE - 1) / PAIRS_PER_MERGE);
+        if ((size_t)n_pairs * (size_t)job->n_segments * job->part_stride >= MERGE_ALONE_FLOATS) compute_pool_run(c->pool, n_merges, merge_item, job);
+        else
+            for (int32_t i = 0; i < n_merges; i++) merge_item(job, i, 0);
+    }
+}
+
+static void run_whole(struct attn_job *job, int64_t n_pairs, int32_t wanted)
+{
+    int64_t even = n_pairs * job->n_heads / wanted;
+    if (job->heads_per_item == 1 && even < job->pairs_per_item) {
+        job->pairs_per_item = even < PAIRS_MIN ? PAIRS_MIN : (int32_t)even;
+        list_items(job, 1);
+    }
+    compute_pool_run(job->c->pool, job->n_items, whole_item, job);
+}
+
+/* Heads that go together: several where each has few pairs, as long as there is an item for every thread. */
+static void choose_heads(struct attn_job *job, int32_t n_segments, int32_t n_threads)
+{
+    int32_t most = 0;
+    for (int32_t s = 0; s < job->n_seqs; s++) most = job->seqs[s].n_q > most ? job->seqs[s].n_q : most;
+    bool few = (int64_t)most * job->group <= ATTN_FEW && !job->a->kv.latent;
+    job->heads_per_item = few ? min_i32(ATTN_HEADS, job->n_heads) : 1;
+    for (;; job->heads_per_item = (job->heads_per_item + 1) / 2) {
+        job->n_head_runs = (job->n_heads + job->heads_per_item - 1) / job->heads_per_item;
+        list_items(job, 1);
+        if (job->heads_per_item == 1 || (int64_t)job->n_items * n_segments >= 2 * n_threads) return;
+    }
+}
+
+/* Whether scores are products of bf16. Keys that are expanded from latents are f32. */
+static bool scores_by_bf16(const struct kernel_ctx *c, const struct attn_args *a)
+{
+    return c->activations == ACTIVATIONS_FAST && a->kv.dtype == DTYPE_BF16 && !a->k_up && cpu_loops_of(c)->scores_bf16;
+}
+
+static void attend_seqs(struct kernel_ctx *c, const struct attn_args *a, const struct attn_seq *seqs, int32_t n_seqs)
+{
+    bool naive = a->k_up != NULL;
+    struct attn_job job = { .c = c, .a = a, .seqs = seqs, .n_seqs = n_seqs, .shared = c->attn, .n_heads = naive ? a->n_heads : a->kv.n_heads };
+    job.group = a->n_heads / job.n_heads;
+    job.by_bf16 = scores_by_bf16(c, a);
+    job.pairs_per_item = attention_pairs_max(a);
+    int64_t n_pairs = count_pairs(&job);
+    int32_t n_segments = count_segments(&job), n_threads = compute_pool_threads(c->pool);
+    int32_t wanted = n_threads == 1 ? 1 : n_threads * ITEMS_PER_THREAD;
+    choose_heads(&job, n_segments, n_threads == 1 ? 0 : n_threads);
+    if (n_segments > 1 && job.n_items < wanted) run_split(&job, n_segments, n_pairs * job.n_heads, wanted);
+    else run_whole(&job, n_pairs, wanted);
+}
+
+void cpu_attention(struct kernel_ctx *c, const struct attn_args *a)
+{
+    const bool naive = a->k_up != NULL;
+    ASSERT(a->kv.head_dim <= (a->kv.latent ? KERNEL_LATENT_MAX : KERNEL_HEAD_DIM_MAX)); /* config_check.c refuses what is larger */
+    ASSERT(!naive || a->k_up->n_out + (size_t)a->kv.head_dim - a->k_up->n_in <= KERNEL_HEAD_DIM_MAX);
+    ASSERT(a->v_dim <= (naive ? KERNEL_HEAD_DIM_MAX : a->kv.head_dim));
+    for (int32_t done = 0; done < a->on.n_seqs; done += SEQS_PER_CALL)
+        attend_seqs(c, a, a->on.seqs + done, min_i32(SEQS_PER_CALL, a->on.n_seqs - done));
+}

@@ -1,0 +1,69 @@
+/* act_quant_avx512.c - inputs rounded to two int8 digits in blocks of 32, as act_quant.h defines; and integer panels unpacked for tile_int. Thread: engine, pool. */
+#include "kernels/cpu/matmul/int_blocks_avx512.h"
+#include "kernels/cpu/microkernels_avx512.h"
+
+/* 16 numbers to their digits; the sum of the numbers. */
+static inline int32_t store_half(struct act_block *out, int half, __m512i number)
+{
+    __m512i high = _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(64)), ACT_LOW_BITS);
+    __m512i low = _mm512_sub_epi32(number, _mm512_slli_epi32(high, ACT_LOW_BITS));
+    _mm_storeu_si128((__m128i *)(out->q[0] + 16 * half), _mm512_cvtepi32_epi8(high));
+    _mm_storeu_si128((__m128i *)(out->q[1] + 16 * half), _mm512_cvtepi32_epi8(low));
+    return _mm512_reduce_add_epi32(number);
+}
+
+static inline void quantize_block(struct act_block *out, __m512 x0, __m512 x1)
+{
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    /* As integers the bits of magnitudes are in order, infinities and NaNs on top: neither can hide behind a comparison. */
+    __m512i top = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x0), magnitude), _mm512_and_si512(_mm512_castps_si512(x1), magnitude));
+    int32_t a_bits = _mm512_reduce_max_epi32(top);
+    float   a;
+    __builtin_memcpy(&a, &a_bits, sizeof a);
+    if (a_bits >= 0x7f800000 || a < ACT_TOP_LEAST) {
+        *out = (struct act_block){ .s = a_bits >= 0x7f800000 ? __builtin_nanf("") : 0 };
+        out->ssum = out->s;
+        return;
+    }
+    __m512 r = _mm512_set1_ps(ACT_TOP / a);
+    out->s = a / ACT_TOP;
+    out->sum[0] = store_half(out, 0, _mm512_cvtps_epi32(_mm512_mul_ps(x0, r)));
+    out->sum[1] = store_half(out, 1, _mm512_cvtps_epi32(_mm512_mul_ps(x1, r)));
+    out->ssum = (float)(out->sum[0] + out->sum[1]) * out->s;
+}
+
+void avx512_quantize(struct act_block *out, const float *x, size_t n)
+{
+    size_t i = 0;
+    for (; i + FORM_BLOCK <= n; i += FORM_BLOCK) quantize_block(out++, _mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16));
+    if (i < n) quantize_block(out, _mm512_maskz_loadu_ps(mask16(n - i), x + i), _mm512_maskz_loadu_ps(mask16(n - i > 16 ? n - i - 16 : 0), x + i + 16));
+}
+
+/* The panel's next blocks follow, or after its last the first of the panel that takes its place in the next group of GEMM_PANELS. */
+BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const struct weight *w, const int form)
+{
+    const struct block_kind kind = block_kind(form);
+    const size_t n_parts = kind.halves ? 2 : 1;
+    const size_t all = act_blocks(w->n_in), first = b0 + n_blocks < all ? b0 + n_blocks : 0, left = all - first;
+    dst->next = panel + first * block_bytes(form) + (first ? 0 : GEMM_PANELS * form_panel_bytes(form, w->n_in));
+    dst->next_bytes = (left < WIDE_K / FORM_BLOCK ? left : WIDE_K / FORM_BLOCK) * block_bytes(form);
+    for (size_t b = 0; b < n_blocks; b++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < WORDS; i++) _mm512_storeu_si512(dst->q[b * WORDS + (size_t)i], block_word512(form, panel, b0 + b, i));
+        if (!kind.scaled) continue;
+        for (size_t part = 0; part < n_parts; part++) {
+            struct scales512 s = block_scales512(form, panel, b0 + b, part);
+            _mm512_storeu_ps(dst->d[b * n_parts + part], s.d);
+            if (kind.has_m) _mm512_storeu_ps(dst->m[b * n_parts + part], s.m);
+        }
+    }
+}
+
+void avx512_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+{
+    const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
+    size_t      b = k_begin / FORM_BLOCK, n = n_k / FORM_BLOCK;
+    switch (w->form) {
+    INTEGER_FORMS(FORM_CASE, widen_form(dst, panel, b, n, w, FORM))
+    }
+}

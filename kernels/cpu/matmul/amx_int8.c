@@ -1,0 +1,72 @@
+/* amx_int8.c - int chains of many rows on tiles: one tdpbsud multiplies one digit of 16 rows of 32 inputs by 32 k's of a panel.
+ *
+ * A block of inputs is 32 bytes and a block of a panel eight rows of 64 bytes, which is how tiles want them; both are loaded where they lie.
+ * The sums of a block are stored and carried into the chains on vector lanes, which is most of the time. Integer sums are exact, so rows
+ * that do not fill a tile, and forms whose groups have 16 k's, take the loops of int_vnni.c and get the same bits.
+ * The tile configuration is set and released by every call: nothing is left in the thread. Thread: engine, pool. */
+#include <string.h>
+
+#include "kernels/cpu/matmul/int_accumulate_avx512.h"
+#include "kernels/cpu/microkernels_amx.h"
+#include "kernels/cpu/microkernels_vnni.h"
+
+/* Tiles are named in the instruction, so these are no constants of an enum: gcc pastes them into it. */
+#define T_SUM 0 /* 16 x 16 i32 */
+#define T_X   1 /* 16 rows x 32 bytes */
+#define T_W   2 /* 8 rows x 16 words */
+
+static const struct amx_config CONFIG = {
+    .palette = 1,
+    .row_bytes = { [T_SUM] = PANEL * 4, [T_X] = FORM_BLOCK, [T_W] = PANEL * 4 },
+    .rows = { [T_SUM] = AMX_ROWS, [T_X] = AMX_ROWS, [T_W] = WORDS },
+};
+
+/* AMX_ROWS rows of one panel. */
+BLOCK_INLINE void tile_form(float *acc, const struct act_block *x, size_t x_stride, const struct wide_int *w, size_t n_blocks, const int zero,
+                            const int form)
+{
+    const struct block_kind kind = block_kind(form);
+    int32_t sum[ACT_DIGITS][AMX_ROWS][PANEL] __attribute__((aligned(64)));
+    for (size_t b = 0; b < n_blocks; b++) {
+        struct scales512 scales = { _mm512_setzero_ps(), _mm512_setzero_ps() };
+        if (kind.scaled) scales.d = _mm512_load_ps(w->d[b]);
+        if (kind.has_m) scales.m = _mm512_load_ps(w->m[b]);
+        _tile_loadd(T_W, w->q[b * WORDS], sizeof w->q[0]);
+        for (int digit = 0; digit < ACT_DIGITS; digit++) {
+            _tile_zero(T_SUM);
+            _tile_loadd(T_X, x[b].q[digit], x_stride * sizeof *x);
+            _tile_dpbsud(T_SUM, T_X, T_W);
+            _tile_stored(T_SUM, sum[digit], sizeof sum[digit][0]);
+        }
+        for (size_t r = 0; r < AMX_ROWS; r++) {
+            const struct act_block *in = x + r * x_stride + b;
+            __m512i total = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sum[0][r]), ACT_LOW_BITS), _mm512_load_si512(sum[1][r]));
+            if (kind.zero) total = _mm512_add_epi32(total, sum_times(in, 2, -zero));
+            float *at = acc + r * PANEL;
+            _mm512_storeu_ps(at, chain(_mm512_loadu_ps(at), total, in, 2, kind, scales));
+        }
+    }
+}
+
+void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+                  int form, size_t n_k)
+{
+    if (FORMS[form].group == FORM_BLOCK / 2 || n_rows < AMX_ROWS) {
+        vnni_tile_int(acc, x, x_stride, n_rows, w, n_panels, form, n_k);
+        return;
+    }
+    const int alike = block_alike(form), zero = FORMS[form].zero;
+    _tile_loadconfig(&CONFIG);
+    for (size_t p = 0; p < n_panels; p++, w++, acc += n_rows * PANEL) {
+        size_t r = 0, n_blocks = n_k / FORM_BLOCK;
+        for (; r + AMX_ROWS <= n_rows; r += AMX_ROWS) {
+            const struct act_block *rows = x + r * x_stride;
+            if (alike == FORM_C8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_C8);
+            else if (alike == FORM_S8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_S8);
+            else if (alike == FORM_U4M) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_U4M);
+            else tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_I8);
+        }
+        if (r < n_rows) vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, form, n_k);
+    }
+    _tile_release();
+}

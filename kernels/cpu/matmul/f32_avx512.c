@@ -1,0 +1,158 @@
+/* f32_avx512.c - f32 chains on 16 lanes: matrix times one row (gemv) and times many (widen, tile). A panel is one register of outputs.
+ *
+ * Every accumulator is one chain over k, and a multiply-add takes four cycles: speed comes from many chains. F32 needs no second one to keep
+ * up with memory, 16-bit forms two panels side by side; all others are widened 32 k's at a time, four panels side by side. Tiles hold 12
+ * rows of one panel. Thread: engine, pool. */
+#include "kernels/cpu/matmul/dequantize_avx512.h"
+#include "kernels/cpu/microkernels_avx512.h"
+
+enum { TILE_ROWS = 12, PAIR_PANELS = 2 };
+
+/* ---- one row ---- */
+
+static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
+{
+    __m512 acc = _mm512_setzero_ps();
+    for (size_t k = 0; k < n_in; k++) {
+        const char *at = panel + k * PANEL * 4;
+        _mm_prefetch(at + AHEAD, _MM_HINT_T0);
+        acc = _mm512_fmadd_ps(_mm512_loadu_ps(at), _mm512_set1_ps(x[k]), acc);
+    }
+    _mm512_storeu_ps(out, acc);
+}
+
+/* n panels, `bytes` apart, of a 16-bit form; a constant. Where they end, the n panels that follow are asked for. */
+BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size_t bytes, size_t n_in, const int form, const int n)
+{
+    __m512 acc[PAIR_PANELS];
+#pragma GCC unroll 2
+    for (int p = 0; p < n; p++) acc[p] = _mm512_setzero_ps();
+    for (size_t k = 0; k < n_in; k += 2) {
+        const bool  whole = k + 1 < n_in;
+        size_t      at = k / 2 * PANEL * 4, ahead = at + AHEAD / (size_t)n;
+        __m512      x0 = _mm512_set1_ps(x[k]), x1 = _mm512_set1_ps(whole ? x[k + 1] : 0);
+        if (ahead >= bytes) ahead += (size_t)(n - 1) * bytes;
+#pragma GCC unroll 2
+        for (int p = 0; p < n; p++) {
+            _mm_prefetch(panel + (size_t)p * bytes + ahead, _MM_HINT_T0);
+            __m512i pair = _mm512_loadu_si512(panel + (size_t)p * bytes + at);
+            acc[p] = _mm512_fmadd_ps(even_of(form, pair), x0, acc[p]);
+            if (whole) acc[p] = _mm512_fmadd_ps(odd_of(form, pair), x1, acc[p]);
+        }
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < n; p++) _mm512_storeu_ps(out + p * PANEL, acc[p]);
+}
+
+static void gemv_16bit(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
+{
+    size_t bytes = form_panel_bytes(w->form, w->n_in);
+    while (n_panels > 0) {
+        const char *panel = panel_at(w, i_panel, bytes);
+        size_t      n = n_panels >= PAIR_PANELS ? PAIR_PANELS : 1;
+        if (w->form == FORM_F16 && n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_F16, PAIR_PANELS);
+        else if (w->form == FORM_F16) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_F16, 1);
+        else if (n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_BF16, PAIR_PANELS);
+        else gemv_pairs(out, x, panel, bytes, w->n_in, FORM_BF16, 1);
+        out += n * PANEL;
+        i_panel += n;
+        n_panels -= n;
+    }
+}
+
+/* GEMV_PANELS chains; where there are fewer panels the first one's is repeated and dropped. */
+BLOCK_INLINE void gemv_wide(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels, const int form)
+{
+    float  wide[GEMV_PANELS][FORM_BLOCK * PANEL] __attribute__((aligned(64)));
+    size_t bytes = form_panel_bytes(form, w->n_in);
+    __m512 acc[GEMV_PANELS] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
+    for (size_t k0 = 0; k0 < w->n_in; k0 += FORM_BLOCK) {
+        size_t n_k = w->n_in - k0 < FORM_BLOCK ? w->n_in - k0 : FORM_BLOCK;
+        for (size_t p = 0; p < n_panels; p++)
+            floats_of(wide[p], panel_at(w, i_panel + p, bytes), form_scale(w, i_panel + p), w->n_in, k0, n_k, form);
+        for (size_t k = 0; k < n_k; k++) {
+            __m512 xk = _mm512_set1_ps(x[k0 + k]);
+#pragma GCC unroll 4
+            for (size_t p = 0; p < GEMV_PANELS; p++)
+                acc[p] = _mm512_fmadd_ps(_mm512_load_ps(wide[p < n_panels ? p : 0] + k * PANEL), xk, acc[p]);
+        }
+    }
+    for (size_t p = 0; p < n_panels; p++) _mm512_storeu_ps(out + p * PANEL, acc[p]);
+}
+
+void avx512_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
+{
+    switch (w->form) {
+    case FORM_F32:
+        for (size_t p = 0; p < n_panels; p++) gemv_f32(out + p * PANEL, x, panel_at(w, i_panel + p, form_panel_bytes(FORM_F32, w->n_in)), w->n_in);
+        break;
+    case FORM_F16:
+    case FORM_BF16: gemv_16bit(out, x, w, i_panel, n_panels); break;
+    FORM_CASE(F8, gemv_wide(out, x, w, i_panel, n_panels, FORM))
+    INTEGER_FORMS(FORM_CASE, gemv_wide(out, x, w, i_panel, n_panels, FORM))
+    }
+}
+
+/* ---- many rows ---- */
+
+BLOCK_INLINE void widen_form(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k, const int form)
+{
+    const char  *panel = panel_at(w, i_panel, form_panel_bytes(form, w->n_in));
+    const float *scale = form_scale(w, i_panel);
+    for (size_t k = 0; k < n_k; k += FORM_BLOCK, dst += FORM_BLOCK * PANEL)
+        floats_of(dst, panel, scale, w->n_in, k_begin + k, n_k - k < FORM_BLOCK ? n_k - k : FORM_BLOCK, form);
+}
+
+void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+{
+    switch (w->form) {
+    case FORM_F32: {
+        const float *panel = panel_at(w, i_panel, form_panel_bytes(FORM_F32, w->n_in));
+        __builtin_memcpy(dst, panel + k_begin * PANEL, n_k * PANEL * sizeof *dst);
+        break;
+    }
+    FORM_CASE(F16, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
+    FORM_CASE(BF16, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
+    FORM_CASE(F8, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
+    INTEGER_FORMS(FORM_CASE, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
+    }
+}
+
+BLOCK_INLINE void tile_rows(float *acc, const float *x, size_t x_stride, const float *w, size_t n_k, const int n)
+{
+    __m512 sum[TILE_ROWS];
+#pragma GCC unroll 12
+    for (int i = 0; i < n; i++) sum[i] = _mm512_loadu_ps(acc + i * PANEL);
+    for (size_t k = 0; k < n_k; k++, w += PANEL) {
+        __m512 wk = _mm512_loadu_ps(w);
+#pragma GCC unroll 12
+        for (int i = 0; i < n; i++) sum[i] = _mm512_fmadd_ps(wk, _mm512_set1_ps(x[(size_t)i * x_stride + k]), sum[i]);
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < n; i++) _mm512_storeu_ps(acc + i * PANEL, sum[i]);
+}
+
+/* Tiles of nearly equal height: 13 rows as 7 + 6, not 12 + 1, whose single row would wait for its own additions. */
+void avx512_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k)
+{
+    for (size_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS; n_tiles > 0; n_tiles--) {
+        size_t n = (n_rows + n_tiles - 1) / n_tiles;
+        switch (n) {
+        case 12: tile_rows(acc, x, x_stride, w, n_k, 12); break;
+        case 11: tile_rows(acc, x, x_stride, w, n_k, 11); break;
+        case 10: tile_rows(acc, x, x_stride, w, n_k, 10); break;
+        case 9: tile_rows(acc, x, x_stride, w, n_k, 9); break;
+        case 8: tile_rows(acc, x, x_stride, w, n_k, 8); break;
+        case 7: tile_rows(acc, x, x_stride, w, n_k, 7); break;
+        case 6: tile_rows(acc, x, x_stride, w, n_k, 6); break;
+        case 5: tile_rows(acc, x, x_stride, w, n_k, 5); break;
+        case 4: tile_rows(acc, x, x_stride, w, n_k, 4); break;
+        case 3: tile_rows(acc, x, x_stride, w, n_k, 3); break;
+        case 2: tile_rows(acc, x, x_stride, w, n_k, 2); break;
+        default: tile_rows(acc, x, x_stride, w, n_k, 1); break;
+        }
+        acc += n * PANEL;
+        x += n * x_stride;
+        n_rows -= n;
+    }
+}

@@ -1,0 +1,117 @@
+/* matmul_inputs.c - the inputs of a matmul call: each distinct one is written to ctx->acts once, as its products take it.
+ *
+ * A row is normalised while it is rounded, a few cache lines at a time, so that nothing but the result goes through memory. Inputs that are
+ * used as they are (f32, neither gathered nor normalised; rows a product before left ready) stay where they lie. Thread: engine, pool. */
+#include <string.h>
+
+#include "kernels/cpu/matmul/matmul_job.h"
+#include "shared/base/arith.h"
+#include "shared/base/assert.h"
+
+enum {
+    PREPARE_ELEMENTS = 4096, /* of input per work item: some microsecond of work */
+    NORM_ELEMENTS = 512      /* normalised before they are rounded: they stay in the first-level cache */
+};
+_Static_assert(NORM_ELEMENTS % FORM_BLOCK == 0, "whole blocks but for a row's last");
+
+size_t matmul_acts_bytes(size_t n_rows, size_t n_in)
+{
+    /* f32 rows that are gathered are the largest kind; every input starts on a cache line */
+    return round_up(sizeof(struct tables), 64) + n_rows * round_up(n_in, FORM_BLOCK) * sizeof(float) + 64 * (size_t)JOBS_PER_RUN;
+}
+
+enum arithmetic matmul_arithmetic(const struct kernel_ctx *c, const struct weight *w)
+{
+    if (c->activations == ACTIVATIONS_F32) return BY_F32;
+    if (form_info(w->form)->integer) return BY_INT;
+    bool bf16 = w->form == FORM_BF16 || w->form == FORM_F8;
+    return bf16 && cpu_loops_of(c)->tile_bf16 ? BY_BF16 : BY_F32;
+}
+
+static const size_t ELEMENT[] = { [BY_F32] = sizeof(float), [BY_INT] = sizeof(struct act_block), [BY_BF16] = sizeof(uint16_t) };
+
+/* From row to row of ready ones, in elements. */
+static size_t row_stride(enum arithmetic by, size_t n_in)
+{
+    return by == BY_INT ? act_blocks(n_in) : by == BY_BF16 ? act_bf16_stride(n_in) : n_in;
+}
+
+size_t matmul_row_bytes(enum arithmetic by, size_t n_in) { return row_stride(by, n_in) * ELEMENT[by]; }
+
+static void round_part(const struct cpu_loops *loops, enum arithmetic by, void *to, const float *x, size_t n)
+{
+    if (by == BY_INT) loops->quantize(to, x, n);
+    else if (by == BY_BF16) loops->round_bf16(to, x, n);
+    else memcpy(to, x, n * sizeof *x);
+}
+
+static void normalise_row(const struct cpu_loops *loops, const struct input *in, char *to, const float *x)
+{
+    const size_t n_in = in->a->w->n_in;
+    const float  factor = loops->rms_factor(x, n_in, in->a->norm_eps);
+    float        part[NORM_ELEMENTS];
+    for (size_t k = 0; k < n_in; k += NORM_ELEMENTS) {
+        size_t n = min_size(NORM_ELEMENTS, n_in - k);
+        loops->rms_apply(part, x + k, in->a->norm + k, factor, n);
+        round_part(loops, in->by, to + matmul_row_bytes(in->by, k), part, n);
+    }
+}
+
+static void prepare_rows(void *arg, int index, int thread)
+{
+    (void)thread;
+    const struct run *r = arg;
+    size_t row = (size_t)index * r->rows_per_item, i = 0;
+    size_t end = min_size(row + r->rows_per_item, r->inputs[r->n_inputs - 1].row_end);
+    while (r->inputs[i].row_end <= row) i++;
+    for (; row < end; row++) {
+        if (r->inputs[i].row_end <= row) i++;
+        const struct input *in = &r->inputs[i];
+        size_t       n_in = in->a->w->n_in, local = row - (i ? r->inputs[i - 1].row_end : 0);
+        size_t       source = in->a->x_rows ? (size_t)in->a->x_rows[local] : local;
+        const float *x = in->a->x + source * in->a->x_stride;
+        char        *to = (char *)in->to + local * matmul_row_bytes(in->by, n_in);
+        if (in->a->norm) normalise_row(r->loops, in, to, x);
+        else round_part(r->loops, in->by, to, x, n_in);
+    }
+}
+
+/* Jobs of one input often follow each other (q, k and v, experts of one row), so only the last one is compared. */
+static bool same_input(const struct matmul_args *a, const struct matmul_args *b)
+{
+    return a->x == b->x && a->x_stride == b->x_stride && a->w->n_in == b->w->n_in && a->n_rows == b->n_rows && a->x_rows == b->x_rows &&
+           a->norm == b->norm && a->norm_eps == b->norm_eps;
+}
+
+void matmul_prepare(struct run *r)
+{
+    struct kernel_ctx *c = r->c;
+    char  *at = (char *)c->acts + round_up(sizeof(struct tables), 64), *end = (char *)c->acts + c->acts_bytes;
+    size_t rows = 0, elements = 0;
+    for (size_t i = 0; i < r->n_jobs; i++) {
+        struct job               *j = &r->jobs[i];
+        const struct matmul_args *a = j->a;
+        struct input             *last = r->n_inputs ? &r->inputs[r->n_inputs - 1] : NULL;
+        ASSERT(!a->x_ready || (!a->x_rows && !a->norm));
+        j->x_stride = row_stride(j->by, a->w->n_in);
+        if (a->x_ready) {
+            j->x = a->x;
+        } else if (j->by == BY_F32 && !a->x_rows && !a->norm) {
+            j->x = a->x;
+            j->x_stride = a->x_stride;
+        } else if (last && last->by == j->by && same_input(last->a, a)) {
+            j->x = last->to;
+        } else {
+            rows += a->n_rows;
+            elements += a->n_rows * a->w->n_in;
+            r->inputs[r->n_inputs++] = (struct input){ .a = a, .by = j->by, .to = at, .row_end = rows };
+            j->x = at;
+            at += round_up(a->n_rows * matmul_row_bytes(j->by, a->w->n_in), 64);
+        }
+    }
+    ASSERT(at <= end); /* kernel_ctx_reserve */
+    if (rows == 0) return;
+    size_t per_row = elements / rows + 1;
+    r->rows_per_item = per_row >= PREPARE_ELEMENTS ? 1 : PREPARE_ELEMENTS / per_row;
+    compute_pool_run(c->pool, (int)div_up(rows, r->rows_per_item), prepare_rows, r);
+}

@@ -1,0 +1,12 @@
+/* microkernels_amx.c - the amx row: tiles for many rows of integers and for all bf16 products; the rest is the avx512-vnni row's. Thread: engine, pool. */
+#include "kernels/cpu/microkernels_amx.h"
+
+#include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu/microkernels_avx512.h"
+#include "kernels/cpu/microkernels_vnni.h"
+
+const struct cpu_row cpu_row_amx = {
+    .ops = CPU_ROW_OPS("amx", cpu_has_amx_row),
+    .loops = { AVX512_LOOPS, .gemv_int = vnni_gemv_int, .tile_int = amx_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = amx_gemv_bf16,
+               .widen_bf16 = bf16_widen, .tile_bf16 = amx_tile_bf16, BF16_SCORES },
+};

@@ -1,0 +1,17 @@
+/* microkernels_vnni.c - the rows of processors with AVX-512 that multiply bytes (avx512-vnni), and bf16 as well (avx512-bf16). They are two rows
+ * because their results differ: products of bf16 are not those of f32. All other loops are the avx512 row's. Thread: engine, pool. */
+#include "kernels/cpu/microkernels_vnni.h"
+
+#include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu/microkernels_avx512.h"
+
+const struct cpu_row cpu_row_avx512_vnni = {
+    .ops = CPU_ROW_OPS("avx512-vnni", cpu_has_vnni_row),
+    .loops = { AVX512_LOOPS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int },
+};
+
+const struct cpu_row cpu_row_avx512_bf16 = {
+    .ops = CPU_ROW_OPS("avx512-bf16", cpu_has_bf16_row),
+    .loops = { AVX512_LOOPS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = bf16_gemv,
+               .widen_bf16 = bf16_widen, .tile_bf16 = bf16_tile, BF16_SCORES },
+};

@@ -1,0 +1,24 @@
+/* microkernels_vnni.h - the integer and bf16 loops of the avx512-vnni row; see struct cpu_loops. */
+#ifndef BATON_KERNELS_CPU_MICROKERNELS_VNNI_H
+#define BATON_KERNELS_CPU_MICROKERNELS_VNNI_H
+
+#include "kernels/cpu/cpu_backend.h"
+
+void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
+void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+                   int form, size_t n_k);
+
+void bf16_round(uint16_t *out, const float *x, size_t n);
+void bf16_gemv(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
+void bf16_widen(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
+               const float *scale, size_t n_k);
+
+void bf16_keys(uint32_t *dst, const struct kv_rows *rows, size_t n_keys, size_t dim);
+void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim);
+void bf16_scores_few(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys, const struct kv_rows *ahead,
+                     size_t n_keys, size_t dim);
+
+#define BF16_SCORES .keys_bf16 = bf16_keys, .scores_bf16 = bf16_scores, .scores_few_bf16 = bf16_scores_few
+
+#endif

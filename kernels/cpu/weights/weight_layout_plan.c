@@ -1,0 +1,17 @@
+/* weight_layout_plan.c - what a matrix will be once packed: shapes alone, no element is looked at. Thread: any. */
+#include "kernels/cpu/weights/weight_layout.h"
+#include "kernels/cpu/pages.h"
+#include "kernels/weight_src.h"
+
+enum status form_plan(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err)
+{
+    (void)c;
+    struct weight w;
+    TRY(weight_parts_check(a, &w, err));
+    w.form = form_of(a->parts[0].dtype, a->quantize);
+    if (!__builtin_mul_overflow(panel_count(&w), form_panel_bytes(w.form, w.n_in), &w.bytes)) w.bytes = pages_round(w.bytes);
+    else w.bytes = 0;
+    if (w.bytes == 0) return err_set(err, ERR_TOO_LONG, "a matrix of %zu x %zu elements has more bytes than there are addresses", w.n_out, w.n_in);
+    *out = w;
+    return OK;
+}

@@ -1,0 +1,11 @@
+/* sizes.h - arithmetic on counts that every split of work needs. Thread: any. */
+#ifndef BATON_BASE_ARITH_H
+#define BATON_BASE_ARITH_H
+
+#include <stddef.h>
+
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t div_up(size_t n, size_t by) { return (n + by - 1) / by; }
+static inline size_t round_up(size_t n, size_t to) { return div_up(n, to) * to; }
+
+#endif
