@@ -10,7 +10,7 @@
 #include "kvtransfer/fault/fault.h"
 #include "kvtransfer/progress.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 
 /* ---- peers ---- */
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 enum { STALL_MS_DEFAULT = 10000, DEADLINE_MS_DEFAULT = 600000 };

@@ -11,7 +11,7 @@
 
 #include "kvtransfer/convert.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 /* ---- life ---- */

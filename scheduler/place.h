@@ -11,7 +11,7 @@
 #define BATON_SCHEDULER_PLACE_H
 
 #include "scheduler/directory/directory.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 
 enum { PLACE_SAMPLE = 16, PLACE_AVOID_MAX = 16 };
 

@@ -17,7 +17,7 @@
 
 #include "scheduler/directory/directory.h"
 #include "scheduler/retry.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/list.h"
 #include "shared/cluster/cluster.h"
 #include "shared/serve/backend.h"

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "deploy/bench/kv.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 enum { GIGA = 1000000000 };
 

@@ -10,7 +10,7 @@
 #include "deploy/node/node_options.h"
 #include "deploy/probe/agent.h"
 #include "kvtransfer/transport.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 
 enum { CELLS_MAX = 1024, OWN_SECRET = 32 };

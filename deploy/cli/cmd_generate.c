@@ -6,7 +6,7 @@
 
 #include "deploy/cli/commands.h"
 #include "deploy/node/node.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "deploy/generate/generate.h"
 

@@ -15,8 +15,8 @@
 #include "kernels/device.h"
 #include "scheduler/directory/server.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
-#include "shared/base/json.h"
+#include "shared/base/hash/hash.h"
+#include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "shared/net/http/http_client.h"
 

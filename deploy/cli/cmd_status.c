@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "deploy/cli/commands.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/net/http/http_client.h"
 
 static const char INTRO[] = "usage: baton status [--url http://host:port] [--json]\n\nAsk a node which nodes it sees and how loaded they are.\n";

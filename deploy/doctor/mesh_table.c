@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "deploy/doctor/mesh.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 static const char *const STATES[] = {
     [MESH_NOT_TRIED] = "not_tried", [MESH_MEASURED] = "measured", [MESH_FAILED] = "failed", [MESH_OUT_OF_REACH] = "out_of_reach", [MESH_NOT_BUILT] = "not_built",

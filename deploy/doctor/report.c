@@ -5,7 +5,7 @@
 
 #include "deploy/doctor/doctor.h"
 #include "shared/base/assert.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 static const char *const WORDS[] = { [DOCTOR_OK] = "ok", [DOCTOR_WARN] = "warn", [DOCTOR_FAIL] = "fail" };
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 
 static const char *const URLS[] = { "/v1/chat/completions", "/v1/completions" };

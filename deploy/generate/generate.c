@@ -13,7 +13,7 @@
 
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/list.h"
 #include "shared/base/mem.h"
 #include "shared/base/thread.h"

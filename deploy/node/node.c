@@ -14,7 +14,7 @@
 #include "scheduler/directory/server.h"
 #include "scheduler/scheduler.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mailbox.h"
 #include "shared/base/thread.h"

@@ -12,7 +12,7 @@
 #include "kernels/kv_rows.h"
 #include "kernels/quantize.h"
 #include "kvtransfer/transport.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/log.h"
 #include "shared/model/load/model_files.h"
 #include "shared/text/output/reasoning.h"

@@ -13,7 +13,7 @@
 
 #include "shared/base/assert.h"
 #include "deploy/options/config_internal.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 
 enum { ITEMS_MAX = 4096 };

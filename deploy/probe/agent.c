@@ -12,7 +12,7 @@
 
 #include "deploy/probe/session.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/link.h"

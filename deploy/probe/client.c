@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "shared/cluster/link.h"
 

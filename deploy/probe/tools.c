@@ -23,7 +23,7 @@
 #include "deploy/probe/tool_settings.h"
 #include "shared/base/assert.h"
 #include "shared/base/clock.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 
 enum {

@@ -7,7 +7,7 @@
 #include "kernels/kernels.h"
 #include "kernels/kv_rows.h"
 #include "shared/base/assert.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 static void close_lane(struct lane *l) { mem_free(l); }

@@ -7,7 +7,7 @@
 #include "kernels/ep/ep_backend.h"
 #include "kernels/kernels.h"
 #include "shared/base/assert.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 static const struct ep_ops *const ROWS[] = {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 
 enum { TICKET_FREE, TICKET_CLAIMED, TICKET_LIVE };
 

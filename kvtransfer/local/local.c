@@ -15,7 +15,7 @@
 
 #include "kvtransfer/connect/accept.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 #ifndef SO_PEERPIDFD

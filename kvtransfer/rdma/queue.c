@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "kvtransfer/rdma/cm.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 

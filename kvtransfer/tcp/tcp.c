@@ -16,7 +16,7 @@
 #include "kvtransfer/transports.h"
 #include "kvtransfer/connect/address.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 enum {

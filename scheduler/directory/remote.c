@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 /* In `held` while the request lives, then in `owed` or `sending`. */

@@ -11,7 +11,7 @@
 #include "scheduler/directory/local.h"
 #include "scheduler/directory/wire.h"
 #include "shared/base/assert.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/net/http/http_server.h"

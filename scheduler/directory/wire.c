@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 
 void directory_prove(struct str secret, const char *method, struct str path, struct str body, char out[DIRECTORY_PROOF_MAX])
 {

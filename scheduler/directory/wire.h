@@ -15,7 +15,7 @@
 #include <inttypes.h>
 
 #include "scheduler/directory/directory.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 #define DIRECTORY_PATH "/cluster/v1/"
 #define DIRECTORY_ID   "%016" PRIx64

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
 enum { MAP_CAP_MIN = 16 };

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/list.h"
 #include "shared/base/map.h"
 #include "shared/base/mem.h"

@@ -10,7 +10,7 @@
 #ifndef BATON_KV_KV_POOL_H
 #define BATON_KV_KV_POOL_H
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/kv/kv_layout.h"
 
 struct kv_pool;

@@ -9,7 +9,7 @@
 #ifndef BATON_KV_KV_PREFIX_H
 #define BATON_KV_KV_PREFIX_H
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 
 /* hash(-1): what the first block's hash is chained to. Blocks of another model or another salt never match. */
 struct hash128 kv_prefix_seed(uint64_t model_fingerprint, uint64_t cache_salt);

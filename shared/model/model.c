@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/model/config/config_gguf.h"

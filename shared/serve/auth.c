@@ -3,7 +3,7 @@
 
 #include <strings.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 
 bool auth_allows(const struct serve *s, struct str authorization)
 {

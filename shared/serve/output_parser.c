@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/serve/completion_request.h"
 
 enum { ID_MAX = 40, SHORT_ID_LETTERS = 9 };

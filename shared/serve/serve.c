@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "shared/base/sampling.h"
 #include "shared/base/thread.h"

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "kernels/ep/ep.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

@@ -12,7 +12,7 @@
 #include "kernels/kernels.h"
 #include "kernels/kv_rows.h"
 #include "kernels/copy_stream.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

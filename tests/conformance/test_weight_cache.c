@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/model/load/weight_cache.h"
 #include "tests/fixtures/model_rig.h"
 #include "tests/fixtures/tensor_sheet.h"

@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "shared/model/config/config_gguf.h"
 #include "tests/fuzz/config_properties.h"

@@ -1,7 +1,7 @@
 /* fuzz_json.c - any bytes through json_parse: whatever the check lets through, cJSON must take. */
 #include <stdlib.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/cluster/generation_wire.h"
 #include "shared/cluster/link.h"

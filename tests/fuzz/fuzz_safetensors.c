@@ -1,7 +1,7 @@
 /* fuzz_safetensors.c - arbitrary bytes as a safetensors file; every tensor of an accepted one is read. */
 #include <stdint.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/model/load/safetensors.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -5,7 +5,7 @@
 #ifndef BATON_MODEL_CONFIG_CONFIG_HF_H
 #define BATON_MODEL_CONFIG_CONFIG_HF_H
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/model/families/model_registry.h"
 
 /* Texts of the two files; `generation` may be empty. Outputs only on success. */

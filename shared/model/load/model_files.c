@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "shared/model/load/file_map.h"
 #include "shared/model/load/gguf.h"

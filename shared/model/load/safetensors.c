@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 #define HEADER_MAX ((uint64_t)100000000) /* the format's own limit */
 #define EXACT_MAX  ((double)(1ull << 53)) /* JSON numbers are doubles here: above this they are not exact */

@@ -17,7 +17,7 @@
 #include "kernels/cpu/pages.h"
 #include "shared/base/buf.h"
 #include "shared/base/clock.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 #include "shared/model/load/file_map.h"

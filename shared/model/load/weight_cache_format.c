@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "kernels/cpu/pages.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/model/load/weight_cache.h"
 
 static const char MAGIC[8] = "batonpk";

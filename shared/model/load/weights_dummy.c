@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "kernels/weight_src.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/model/load/weights.h"
 
 static const float DAMPING = 1.0f / 8; /* beside an embedding's row */

@@ -6,7 +6,7 @@
 #ifndef BATON_SERVE_OPENAI_OPENAI_H
 #define BATON_SERVE_OPENAI_OPENAI_H
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/sampling.h"
 #include "shared/serve/openai/openai_tools.h"
 #include "shared/serve/serve_state.h"

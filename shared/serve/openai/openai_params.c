@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 
 enum { COMPLETION_TOKENS = 16 /* OpenAI's default of max_tokens for completions */ };
 /* Added to the logits of tokens that must not be chosen; finite, so that a row where all are

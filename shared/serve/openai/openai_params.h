@@ -8,7 +8,7 @@
 #ifndef BATON_SERVE_OPENAI_OPENAI_PARAMS_H
 #define BATON_SERVE_OPENAI_OPENAI_PARAMS_H
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "shared/base/sampling.h"
 #include "shared/serve/openai/openai_tools.h"

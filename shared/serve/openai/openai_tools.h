@@ -6,7 +6,7 @@
 #ifndef BATON_SERVE_OPENAI_OPENAI_TOOLS_H
 #define BATON_SERVE_OPENAI_OPENAI_TOOLS_H
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "shared/serve/serve_state.h"
 

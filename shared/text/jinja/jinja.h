@@ -11,7 +11,7 @@
 
 #include "shared/base/buf.h"
 #include "shared/base/err.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 struct jinja;
 

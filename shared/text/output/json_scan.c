@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 /* Where in a number; it may end in those from N_ZERO on. */
 enum { N_MINUS, N_DOT, N_E, N_E_SIGN, N_ZERO, N_INT, N_FRACTION, N_EXPONENT };

@@ -14,7 +14,7 @@
 #ifndef BATON_TEXT_OUTPUT_TOOL_PARSER_H
 #define BATON_TEXT_OUTPUT_TOOL_PARSER_H
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/text/output/json_scan.h"
 
 struct tool_parser;

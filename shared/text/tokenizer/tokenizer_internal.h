@@ -6,7 +6,7 @@
 #ifndef BATON_TEXT_TOKENIZER_TOKENIZER_INTERNAL_H
 #define BATON_TEXT_TOKENIZER_TOKENIZER_INTERNAL_H
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/map.h"
 #include "shared/base/mem.h"
 #include "shared/text/codepoint_map.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/text/tokenizer/tokenizer_internal.h"
 
 enum { SEQUENCE_DEPTH_MAX = 4 };

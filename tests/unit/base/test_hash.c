@@ -4,8 +4,8 @@
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
-#include "shared/base/hash.h"
-#include "shared/base/hash_isa.h"
+#include "shared/base/hash/hash.h"
+#include "shared/base/hash/hash_isa.h"
 #include "shared/base/rng.h"
 #include "tests/harness/test.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "shared/base/rng.h"
 #include "tests/harness/test.h"

@@ -5,7 +5,7 @@
 #include "deploy/bench/kv.h"
 #include "deploy/probe/end.h"
 #include "deploy/probe/limits.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

@@ -9,7 +9,7 @@
 #include "deploy/options/options.h"
 #include "deploy/doctor/doctor.h"
 #include "kernels/device.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

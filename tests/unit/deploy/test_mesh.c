@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "deploy/doctor/mesh.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "tests/unit/engine/engine_rig.h"
 
 enum { N_MIXED = 12 };

@@ -6,7 +6,7 @@
 
 #include "kvtransfer/convert.h"
 #include "kvtransfer/gpu_jobs.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "tests/harness/test.h"
 
 enum { BLOCKS = 12, TOKENS = 7 * 16 + 5 };

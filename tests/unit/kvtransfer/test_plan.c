@@ -4,7 +4,7 @@
 
 #include "kvtransfer/convert.h"
 #include "kvtransfer/plan.h"
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

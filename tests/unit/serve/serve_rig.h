@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/serve/serve.h"
 #include "tests/harness/test.h"
 #include "tests/unit/serve/fake_backend.h"

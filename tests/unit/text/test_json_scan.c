@@ -2,7 +2,7 @@
  * good, bad and random texts. */
 #include "shared/text/output/json_scan.h"
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

@@ -12,7 +12,7 @@
 #include <sys/resource.h>
 
 #include "shared/base/clock.h"
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 #include "tests/unit/text/token_ids.h"

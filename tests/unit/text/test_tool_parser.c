@@ -3,7 +3,7 @@
  * tool_formats.c needs examples here. */
 #include "shared/text/output/tool_parser.h"
 
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 #include "tests/harness/test.h"
 

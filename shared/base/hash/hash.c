@@ -1,6 +1,6 @@
 /* hash.c - XXH3 for identity and checksums, SHA-256 and HMAC for authentication, random bytes from the kernel.
  * Thread: any. */
-#include "shared/base/hash.h"
+#include "shared/base/hash/hash.h"
 
 #include <errno.h>
 #include <openssl/crypto.h>
@@ -13,7 +13,7 @@
 #include <xxhash.h>
 
 #include "shared/base/assert.h"
-#include "shared/base/hash_isa.h"
+#include "shared/base/hash/hash_isa.h"
 
 /* Hashes are exchanged between machines and are taken over the bytes in memory. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens and hashes are little endian");

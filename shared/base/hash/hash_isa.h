@@ -2,8 +2,8 @@
  *
  * A checksum is made over every KV byte on both sides of a transfer: at the compiler's baseline (SSE2) it costs as much as the copy itself.
  * Thread: any. */
-#ifndef BATON_BASE_HASH_ISA_H
-#define BATON_BASE_HASH_ISA_H
+#ifndef BATON_BASE_HASH_HASH_ISA_H
+#define BATON_BASE_HASH_HASH_ISA_H
 
 #include <stddef.h>
 #include <stdint.h>

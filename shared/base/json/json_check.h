@@ -1,6 +1,6 @@
 /* json_check.h - the strict reading of a JSON text that json_parse does before cJSON builds the tree; json.c only. */
-#ifndef BATON_BASE_JSON_CHECK_H
-#define BATON_BASE_JSON_CHECK_H
+#ifndef BATON_BASE_JSON_JSON_CHECK_H
+#define BATON_BASE_JSON_JSON_CHECK_H
 
 #include <stdbool.h>
 

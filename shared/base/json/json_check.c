@@ -5,11 +5,11 @@
  * LIMIT: a string with \u0000 is refused, since cJSON's strings end at a 0 byte and it would be cut silently; so is a
  * number of more than 63 characters, which cJSON would cut.
  * Thread: the caller's. */
-#include "shared/base/json_check.h"
+#include "shared/base/json/json_check.h"
 
 #include <string.h>
 
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 #include "shared/base/map.h"
 
 enum { NUMBER_CHARS_MAX = 63 };

@@ -2,8 +2,8 @@
  *
  * A parsed document is a cJSON tree owned by the caller (cJSON_Delete). Numbers above 2^53 lose precision as in every
  * JSON reader built on doubles. Getters treat a missing member and null alike. Thread: the caller's. */
-#ifndef BATON_BASE_JSON_H
-#define BATON_BASE_JSON_H
+#ifndef BATON_BASE_JSON_JSON_H
+#define BATON_BASE_JSON_JSON_H
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>

@@ -3,8 +3,8 @@
  * The chained block hash names a KV block by everything before it: hash(i) = XXH3_128(hash(i-1) || tokens of block i),
  * with hash(-1) a seed made from the model fingerprint and the cache salt. Scheduler and engine compute it alike.
  * Thread: any. */
-#ifndef BATON_BASE_HASH_H
-#define BATON_BASE_HASH_H
+#ifndef BATON_BASE_HASH_HASH_H
+#define BATON_BASE_HASH_HASH_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* json.c - parsing with checks before cJSON, members by type, and writing. Thread: the caller's. */
-#include "shared/base/json.h"
+#include "shared/base/json/json.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "shared/base/json_check.h"
+#include "shared/base/json/json_check.h"
 
 /* What a log probability of minus infinity is written as; clients of the OpenAI API expect a number. */
 static const float LOGPROB_MIN = -9999.0f;

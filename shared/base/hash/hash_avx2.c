@@ -1,6 +1,6 @@
 /* hash_avx2.c - XXH3 with AVX2: the same values, several times as fast on long inputs. Compiled alone with its flags and called only
  * where the CPU has them (hash.c). Thread: any. */
-#include "shared/base/hash_isa.h"
+#include "shared/base/hash/hash_isa.h"
 
 #if HASH_ISA
 #define XXH_INLINE_ALL
