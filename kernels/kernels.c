@@ -1,4 +1,4 @@
-/* kernels.c - the rows of the kernel table in order of preference, and the calls that go through it whatever the row.
+/* kernels.c - the rows of the kernel table in order of preference, and the calls that go through it whatever the backend.
  *
  * Life cycle: kernel_ctx_create at start, kernel_ctx_free after the last model that uses it. Thread: engine. */
 #include "kernels/kernels.h"
@@ -12,27 +12,27 @@
 #endif
 #include "shared/base/buf.h"
 
-const struct kernel_ops *const KERNEL_ROWS[] = { &cpu_row_amx.ops,    &cpu_row_avx512_bf16.ops, &cpu_row_avx512_vnni.ops, &cpu_row_avx512.ops,
-                                                 &cpu_row_avx2.ops, &cpu_row_ref.ops,
+const struct kernel_ops *const KERNEL_BACKENDS[] = { &cpu_backend_amx.ops,    &cpu_backend_avx512_bf16.ops, &cpu_backend_avx512_vnni.ops, &cpu_backend_avx512.ops,
+                                                 &cpu_backend_avx2.ops, &cpu_backend_ref.ops,
 #ifdef BATON_HAVE_CUDA_KERNELS
                                                  &cuda_row, /* behind ref, which is always available: never what "auto" takes */
 #endif
                                                  NULL };
 
-static enum status choose_row(const char *isa, const struct kernel_ops **out, struct err *err)
+static enum status choose_backend(const char *isa, const struct kernel_ops **out, struct err *err)
 {
     bool       any = strcmp(isa, "auto") == 0, known = any;
     struct buf list = { 0 };
-    for (const struct kernel_ops *const *row = KERNEL_ROWS; *row; row++) {
-        bool named = strcmp(isa, (*row)->name) == 0;
+    for (const struct kernel_ops *const *backend = KERNEL_BACKENDS; *backend; backend++) {
+        bool named = strcmp(isa, (*backend)->name) == 0;
         known = known || named;
-        if (!(*row)->available()) continue;
+        if (!(*backend)->available()) continue;
         if (any || named) {
-            *out = *row;
+            *out = *backend;
             buf_release(&list);
             return OK;
         }
-        buf_printf(&list, "%s%s", list.len ? ", " : "", (*row)->name);
+        buf_printf(&list, "%s%s", list.len ? ", " : "", (*backend)->name);
     }
     enum status st = known ? ERR_UNSUPPORTED : ERR_INVALID;
     err_field(err, st, "cpu-isa", "%s \"%s\"; this CPU has: %s",
@@ -43,9 +43,9 @@ static enum status choose_row(const char *isa, const struct kernel_ops **out, st
 
 enum status kernel_ctx_create(const char *isa, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
 {
-    const struct kernel_ops *row;
-    TRY(choose_row(isa, &row, err));
-    return row->create(row, activations, n_threads, out, err);
+    const struct kernel_ops *backend;
+    TRY(choose_backend(isa, &backend, err));
+    return backend->create(backend, activations, n_threads, out, err);
 }
 
 void kernel_ctx_free(struct kernel_ctx *c)

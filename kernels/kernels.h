@@ -296,7 +296,7 @@ struct kernel_ops {
     bool (*available)(void); /* does this machine have what the row needs */
 
     /* kernel_ctx_create, kernel_ctx_free and kernel_ctx_reserve go here. */
-    enum status (*create)(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
+    enum status (*create)(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
     void (*free)(struct kernel_ctx *c);
     enum status (*reserve)(struct kernel_ctx *c, size_t n_rows, size_t n_in);
 
@@ -375,7 +375,7 @@ extern "C" {
 #endif
 
 /* The rows, in order of preference, ended by NULL. */
-extern const struct kernel_ops *const KERNEL_ROWS[];
+extern const struct kernel_ops *const KERNEL_BACKENDS[];
 
 /* `isa`: "auto" takes the first available row of the processor; a name takes that row or fails with a sentence listing what this machine has. */
 enum status kernel_ctx_create(const char *isa, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err) MUST_CHECK;

@@ -13,7 +13,7 @@ static const char INTRO[] = "usage: baton version [--json]\n";
 
 static void add_rows(struct buf *out, const char *quote)
 {
-    for (size_t i = 0; KERNEL_ROWS[i]; i++) buf_printf(out, "%s%s%s%s", i ? ", " : "", quote, KERNEL_ROWS[i]->name, quote);
+    for (size_t i = 0; KERNEL_BACKENDS[i]; i++) buf_printf(out, "%s%s%s%s", i ? ", " : "", quote, KERNEL_BACKENDS[i]->name, quote);
 }
 
 /* Rows that reach another process: the one of tests is no way for KV between nodes. */

@@ -125,15 +125,15 @@ struct cpu_loops {
                             const struct kv_rows *ahead, size_t n_keys, size_t dim);
 };
 
-struct cpu_row {
+struct cpu_backend {
     struct kernel_ops ops; /* first: the context's ops pointer leads to the loops */
     struct cpu_loops  loops;
 };
 
-extern const struct cpu_row cpu_row_ref, cpu_row_avx2, cpu_row_avx512, cpu_row_avx512_vnni, cpu_row_avx512_bf16, cpu_row_amx;
+extern const struct cpu_backend cpu_backend_ref, cpu_backend_avx2, cpu_backend_avx512, cpu_backend_avx512_vnni, cpu_backend_avx512_bf16, cpu_backend_amx;
 
 /* The slots every cpu row fills in the same way. */
-enum status cpu_ctx_create(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
+enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
 void cpu_ctx_free(struct kernel_ctx *c);
 enum status cpu_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
 enum status cpu_weights_end(struct kernel_ctx *c, struct weight_times *out, struct err *err);
@@ -156,7 +156,7 @@ void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, flo
 /* Bytes of ctx->acts for inputs of n_rows rows of n_in elements in all. */
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
-#define CPU_ROW_OPS(name_, available_)                                                                                                    \
+#define CPU_BACKEND_OPS(name_, available_)                                                                                                    \
     { .name = (name_), .forms = "panels of 16", .available = (available_), .create = cpu_ctx_create, .free = cpu_ctx_free,                \
       .reserve = cpu_ctx_reserve, .weight_plan = form_plan, .weight_pack = form_pack, .weights_end = cpu_weights_end,                     \
       .weight_release = form_release, .stage = cpu_stage,                                                                                 \
@@ -166,7 +166,7 @@ size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
 static inline const struct cpu_loops *cpu_loops_of(const struct kernel_ctx *c)
 {
-    return &((const struct cpu_row *)c->ops)->loops;
+    return &((const struct cpu_backend *)c->ops)->loops;
 }
 
 static inline void *cpu_scratch(const struct kernel_ctx *c, int thread)

@@ -17,12 +17,12 @@ static size_t scratch_bytes(void)
 /* Pages that no call is large enough for stay untouched. */
 static void *map_pages(size_t bytes) { return pages_map(pages_round(bytes)); }
 
-enum status cpu_ctx_create(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
+enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
 {
     struct compute_pool *pool;
     TRY(compute_pool_create(n_threads, &pool, err));
     struct kernel_ctx *c = MEM_NEW(struct kernel_ctx);
-    c->ops = row;
+    c->ops = backend;
     c->pool = pool;
     c->activations = activations;
     c->kv = kernel_kv_default(activations);

@@ -50,39 +50,39 @@ void cpu_features_read(struct cpu_features *out)
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) out->avx512_bf16 = zmm && bit(a, 5);
 }
 
-bool cpu_has_avx2_row(void)
+bool cpu_supports_avx2(void)
 {
     struct cpu_features f;
     cpu_features_read(&f);
     return f.avx2 && f.fma && f.f16c;
 }
 
-bool cpu_has_avx512_row(void)
+bool cpu_supports_avx512(void)
 {
     struct cpu_features f;
     cpu_features_read(&f);
-    return cpu_has_avx2_row() && f.avx512f && f.avx512bw && f.avx512vl && f.avx512dq;
+    return cpu_supports_avx2() && f.avx512f && f.avx512bw && f.avx512vl && f.avx512dq;
 }
 
-bool cpu_has_vnni_row(void)
+bool cpu_supports_vnni(void)
 {
     struct cpu_features f;
     cpu_features_read(&f);
-    return cpu_has_avx512_row() && f.avx512_vnni;
+    return cpu_supports_avx512() && f.avx512_vnni;
 }
 
-bool cpu_has_bf16_row(void)
+bool cpu_supports_bf16(void)
 {
     struct cpu_features f;
     cpu_features_read(&f);
-    return cpu_has_vnni_row() && f.avx512_bf16;
+    return cpu_supports_vnni() && f.avx512_bf16;
 }
 
-bool cpu_has_amx_row(void)
+bool cpu_supports_amx(void)
 {
     struct cpu_features f;
     cpu_features_read(&f);
-    return cpu_has_bf16_row() && f.amx_int8 && f.amx_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_TILES) == 0;
+    return cpu_supports_bf16() && f.amx_int8 && f.amx_bf16 && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_TILES) == 0;
 }
 
 void kernel_cpu_features(char *out, size_t cap)

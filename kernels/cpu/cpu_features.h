@@ -13,11 +13,11 @@ struct cpu_features {
 
 void cpu_features_read(struct cpu_features *out);
 /* What the rows of kernels.h need. */
-bool cpu_has_avx2_row(void);
-bool cpu_has_avx512_row(void);
-bool cpu_has_vnni_row(void);
-bool cpu_has_bf16_row(void);
+bool cpu_supports_avx2(void);
+bool cpu_supports_avx512(void);
+bool cpu_supports_vnni(void);
+bool cpu_supports_bf16(void);
 /* Asks the system for tiles, which it grants to the whole process. */
-bool cpu_has_amx_row(void);
+bool cpu_supports_amx(void);
 
 #endif

@@ -128,7 +128,7 @@ void avx512_axpy(float *y, const float *x, float factor, size_t n)
     }
 }
 
-const struct cpu_row cpu_row_avx512 = {
-    .ops = CPU_ROW_OPS("avx512", cpu_has_avx512_row),
+const struct cpu_backend cpu_backend_avx512 = {
+    .ops = CPU_BACKEND_OPS("avx512", cpu_supports_avx512),
     .loops = { AVX512_LOOPS, .gemv_int = avx512_gemv_int, .tile_int = avx512_tile_int },
 };

@@ -188,8 +188,8 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
     for (size_t i = 0; i < n; i++) y[i] = fmaf(factor, x[i], y[i]);
 }
 
-const struct cpu_row cpu_row_ref = {
-    .ops = CPU_ROW_OPS("ref", always),
+const struct cpu_backend cpu_backend_ref = {
+    .ops = CPU_BACKEND_OPS("ref", always),
     .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
                .widen_int = form_widen_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
                .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,

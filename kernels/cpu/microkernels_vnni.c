@@ -5,13 +5,13 @@
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/microkernels_avx512.h"
 
-const struct cpu_row cpu_row_avx512_vnni = {
-    .ops = CPU_ROW_OPS("avx512-vnni", cpu_has_vnni_row),
+const struct cpu_backend cpu_backend_avx512_vnni = {
+    .ops = CPU_BACKEND_OPS("avx512-vnni", cpu_supports_vnni),
     .loops = { AVX512_LOOPS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int },
 };
 
-const struct cpu_row cpu_row_avx512_bf16 = {
-    .ops = CPU_ROW_OPS("avx512-bf16", cpu_has_bf16_row),
+const struct cpu_backend cpu_backend_avx512_bf16 = {
+    .ops = CPU_BACKEND_OPS("avx512-bf16", cpu_supports_bf16),
     .loops = { AVX512_LOOPS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = bf16_gemv,
                .widen_bf16 = bf16_widen, .tile_bf16 = bf16_tile, BF16_SCORES },
 };

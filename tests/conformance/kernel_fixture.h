@@ -29,7 +29,7 @@ static inline float *random_floats(size_t n, float range)
     return x;
 }
 
-/* Every row of KERNEL_ROWS, for tests that each row has of its own: EVERY_ROW(T) is T(name, isa) of each, EVERY_ROW_CASES(C) the C(name). A
+/* Every row of KERNEL_BACKENDS, for tests that each row has of its own: EVERY_ROW(T) is T(name, isa) of each, EVERY_ROW_CASES(C) the C(name). A
  * row that this machine cannot run is skipped under its name; test_kernels holds the list against the table. EVERY_HOST_ROW: those that
  * compute on the processor, where all of them give the same bits. */
 #define EVERY_HOST_ROW(T) \
@@ -48,7 +48,7 @@ static inline struct kernel_ctx *open_row(const char *isa, enum activations acti
 {
     struct err         err;
     struct kernel_ctx *c;
-    for (const struct kernel_ops *const *row = KERNEL_ROWS; *row; row++) {
+    for (const struct kernel_ops *const *row = KERNEL_BACKENDS; *row; row++) {
         static char why[64];
         if (strcmp((*row)->name, isa) != 0 || (*row)->available()) continue;
         snprintf(why, sizeof why, "this machine cannot run the %s row", isa);

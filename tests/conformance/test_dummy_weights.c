@@ -272,7 +272,7 @@ static void counting_route(struct kernel_ctx *c, const struct route_args *a)
 static void count_experts(struct rig *r)
 {
     int32_t        ids[N_ROUTED];
-    struct cpu_row row = *(const struct cpu_row *)r->k->ops;
+    struct cpu_backend row = *(const struct cpu_backend *)r->k->ops;
     for (int32_t i = 0; i < N_ROUTED; i++) ids[i] = (int32_t)((uint32_t)i * 2654435761u % r->n_vocab);
     memset(times_used, 0, sizeof times_used);
     n_routes = 0;

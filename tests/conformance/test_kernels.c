@@ -218,10 +218,10 @@ TEST(every_row_has_its_tests)
     static const char *const tested[] = { EVERY_ROW(NAME) };
 #undef NAME
     size_t n = 0;
-    for (; KERNEL_ROWS[n]; n++) {
+    for (; KERNEL_BACKENDS[n]; n++) {
         bool found = false;
-        for (size_t i = 0; i < COUNT_OF(tested); i++) found |= strcmp(tested[i], KERNEL_ROWS[n]->name) == 0;
-        if (!found) test_fail(__FILE__, __LINE__, "EVERY_ROW lacks %s", KERNEL_ROWS[n]->name);
+        for (size_t i = 0; i < COUNT_OF(tested); i++) found |= strcmp(tested[i], KERNEL_BACKENDS[n]->name) == 0;
+        if (!found) test_fail(__FILE__, __LINE__, "EVERY_ROW lacks %s", KERNEL_BACKENDS[n]->name);
     }
     CHECK_EQ_INT(n, COUNT_OF(tested));
 }
@@ -246,7 +246,7 @@ TEST(context_names_what_this_machine_has)
     printf("features: %s\n", features);
     kernel_cpu_features(features, 7);
     CHECK(strlen(features) < 7);
-    for (const struct kernel_ops *const *row = KERNEL_ROWS; *row; row++)
+    for (const struct kernel_ops *const *row = KERNEL_BACKENDS; *row; row++)
         if (!(*row)->available()) CHECK_STATUS(kernel_ctx_create((*row)->name, ACTIVATIONS_FAST, 1, &c, &err), ERR_UNSUPPORTED);
 }
 

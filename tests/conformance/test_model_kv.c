@@ -134,14 +134,14 @@ TEST(logits_depend_on_neither_cuts_nor_neighbours_nor_the_row)
         float  *want = NULL;
         int32_t ids[200];
         for (int32_t i = 0; i < 200; i++) ids[i] = 4 + i * 37 % 500;
-        for (size_t row = 0; KERNEL_ROWS[row]; row++) {
+        for (size_t row = 0; KERNEL_BACKENDS[row]; row++) {
             struct rig r;
-            if (!is_host_row(KERNEL_ROWS[row]) || !KERNEL_ROWS[row]->available()) continue;
-            open_golden(&r, "qwen3", KERNEL_ROWS[row]->name, ACTIVATIONS_F32, types[t]);
+            if (!is_host_row(KERNEL_BACKENDS[row]) || !KERNEL_BACKENDS[row]->available()) continue;
+            open_golden(&r, "qwen3", KERNEL_BACKENDS[row]->name, ACTIVATIONS_F32, types[t]);
             CHECK(r.n_vocab >= 504);
             if (!want) want = whole(&r, ids, 200);
             check_cut(&r, ids, 200, 200, want);
-            if (strcmp(KERNEL_ROWS[row]->name, "ref") != 0) check_cut(&r, ids, 200, 1, want);
+            if (strcmp(KERNEL_BACKENDS[row]->name, "ref") != 0) check_cut(&r, ids, 200, 1, want);
             check_cut(&r, ids, 200, 47, want);
             rig_close(&r);
         }

@@ -11,7 +11,7 @@ enum { PARTS_MAX = 3 };
 
 static void release(struct weight *w)
 {
-    struct kernel_ctx c = { .ops = KERNEL_ROWS[0] }; /* all rows of the processor release in one way */
+    struct kernel_ctx c = { .ops = KERNEL_BACKENDS[0] }; /* all rows of the processor release in one way */
     weight_release(&c, w);
 }
 

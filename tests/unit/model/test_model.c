@@ -141,10 +141,10 @@ TEST(fingerprint_tells_models_apart)
     CHECK_OK(load(&(struct twist){ .byte = 1 }, "ref", 0, &other, &err));
     CHECK_OK(load(&(struct twist){ 0 }, "ref", 64, &shorter, &err));
     CHECK(a == same && a != other && a == shorter);
-    for (size_t i = 0; KERNEL_ROWS[i]; i++) {
+    for (size_t i = 0; KERNEL_BACKENDS[i]; i++) {
         uint64_t row = 0;
-        if (!KERNEL_ROWS[i]->available() || strcmp(KERNEL_ROWS[i]->name, "ref") == 0) continue;
-        CHECK_OK(load(&(struct twist){ 0 }, KERNEL_ROWS[i]->name, 0, &row, &err));
+        if (!KERNEL_BACKENDS[i]->available() || strcmp(KERNEL_BACKENDS[i]->name, "ref") == 0) continue;
+        CHECK_OK(load(&(struct twist){ 0 }, KERNEL_BACKENDS[i]->name, 0, &row, &err));
         CHECK(row != a);
     }
 }
