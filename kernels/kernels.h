@@ -3,7 +3,7 @@
  * A context computes on one device, whose memory everything lies in that the slots read and write: activations, weights, norms, biases, the angles
  * of rope, the KV pool (ctx->device; device.h moves bytes there and back). The processor's rows compute in place; a GPU's only put work in a queue,
  * in order, and what the host reads of it is fetched with device_download, which waits. What a step's rows are - ids, positions, sequences - is
- * made on the host and handed over once per step, by `stage`.
+ * made on the host and handed over once per step, by `upload_step`.
  *
  * The rule every slot obeys: a row of the output depends only on the same row of the input and on the weights, never on
  * the other rows, on n_rows or on the number of threads (bit for bit). Reductions run in a fixed order. A card's products of bf16 obey it in
@@ -139,7 +139,7 @@ struct attn_seq {
 struct attn_list {
     const struct attn_seq *seqs;   /* [n_seqs], the host's */
     int32_t                n_seqs;
-    const void            *staged; /* what `stage` made of them; the row's own */
+    const void            *uploaded; /* what `upload_step` made of them; the row's own */
 };
 
 /* How the token after a row is to be chosen, or which token is to be scored there. shared/engine/sampler.h has the rules; these are its inputs. */
@@ -154,7 +154,7 @@ struct sample_want {
     int32_t                       score;    /* the token whose logprobs are asked for; -1: choose one */
 };
 
-/* What a step's rows are. `stage` makes pointers the row's own, and may raise the counts: rows are then filled up to what launches were recorded
+/* What a step's rows are. `upload_step` makes pointers the row's own, and may raise the counts: rows are then filled up to what launches were recorded
  * for. What is computed for those that were added means nothing and reaches neither the KV pool nor the results. */
 struct kernel_step {
     int32_t           n_rows, n_logits, n_lists;
@@ -166,8 +166,8 @@ struct kernel_step {
     const struct sample_want *wants; /* [n_logits]: choose tokens on the device where it can; NULL: logits are fetched */
     int               turn;        /* 0 or 1: where the results of sampling go; the last ones of that turn must have been fetched */
     bool              eager;       /* something happens between the layers: no recorded launches */
-    bool              sampled;     /* out: the device chooses the tokens: call sample after commit, and fetch later */
-    bool              replayed;    /* out: the whole step is in the queue: no slot but commit is called */
+    bool              sampled;     /* out: the device chooses the tokens: call sample after submit, and fetch later */
+    bool              replayed;    /* out: the whole step is in the queue: no slot but submit is called */
 };
 
 /* What all steps stay within, so that nothing is allocated once they run. */
@@ -308,20 +308,20 @@ struct kernel_ops {
     enum status (*weight_pack)(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
     /* The weights of a model were packed: none is on its way any more, and memory that packing alone needs is given back. Work that was put in
      * queues by weight_pack may fail as late as here. */
-    enum status (*weights_end)(struct kernel_ctx *c, struct weight_times *out, struct err *err);
+    enum status (*weights_finish)(struct kernel_ctx *c, struct weight_times *out, struct err *err);
     void (*weight_release)(struct kernel_ctx *c, struct weight *w);
 
-    /* Hands a step over: pointers of `s` to ids, positions and rows become the row's own, and `staged` of its lists is filled in; the sequences
+    /* Hands a step over: pointers of `s` to ids, positions and rows become the row's own, and `uploaded` of its lists is filled in; the sequences
      * themselves stay where they are and are needed until the step is over. Good until the next call. */
-    void (*stage)(struct kernel_ctx *c, struct kernel_step *s);
+    void (*upload_step)(struct kernel_ctx *c, struct kernel_step *s);
     /* The next four are NULL in rows that compute as they are called.
      * Memory for all steps within the limits, before the first. ERR_NOMEM. */
     enum status (*prepare)(struct kernel_ctx *c, const struct kernel_limits *l, struct err *err);
-    /* Begins the i-th recording: fills `s` in as stage does, then all slots of the step are called, then commit. False: there are no more. */
+    /* Begins the i-th recording: fills `s` in as upload_step does, then all slots of the step are called, then submit. False: there are no more. */
     bool (*record)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
     /* All slots of the step (or of the recording) have been called. */
-    void (*commit)(struct kernel_ctx *c);
-    /* Chooses the tokens of the committed step's rows of logits, [n_logits, n_vocab]. */
+    void (*submit)(struct kernel_ctx *c);
+    /* Chooses the tokens of the submitted step's rows of logits, [n_logits, n_vocab]. */
     void (*sample)(struct kernel_ctx *c, const float *logits, size_t n_vocab);
     /* Waits for the step of that turn and hands over what was chosen for its n rows; logprobs where they were asked for. */
     void (*fetch)(struct kernel_ctx *c, int turn, struct token_logprobs *out, size_t n);

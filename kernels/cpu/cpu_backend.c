@@ -34,7 +34,7 @@ static void rows_of_item(const struct rows_job *job, int index, size_t *begin, s
 }
 
 /* The slots compute where the host writes. */
-void cpu_stage(struct kernel_ctx *c, struct kernel_step *s) { (void)c, (void)s; }
+void cpu_upload_step(struct kernel_ctx *c, struct kernel_step *s) { (void)c, (void)s; }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 

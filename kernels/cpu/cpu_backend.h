@@ -136,8 +136,8 @@ extern const struct cpu_backend cpu_backend_ref, cpu_backend_avx2, cpu_backend_a
 enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
 void cpu_ctx_free(struct kernel_ctx *c);
 enum status cpu_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
-enum status cpu_weights_end(struct kernel_ctx *c, struct weight_times *out, struct err *err);
-void cpu_stage(struct kernel_ctx *c, struct kernel_step *s);
+enum status cpu_weights_finish(struct kernel_ctx *c, struct weight_times *out, struct err *err);
+void cpu_upload_step(struct kernel_ctx *c, struct kernel_step *s);
 void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows);
 void cpu_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);
 void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,
@@ -158,8 +158,8 @@ size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
 #define CPU_BACKEND_OPS(name_, available_)                                                                                                    \
     { .name = (name_), .forms = "panels of 16", .available = (available_), .create = cpu_ctx_create, .free = cpu_ctx_free,                \
-      .reserve = cpu_ctx_reserve, .weight_plan = form_plan, .weight_pack = form_pack, .weights_end = cpu_weights_end,                     \
-      .weight_release = form_release, .stage = cpu_stage,                                                                                 \
+      .reserve = cpu_ctx_reserve, .weight_plan = form_plan, .weight_pack = form_pack, .weights_finish = cpu_weights_finish,                     \
+      .weight_release = form_release, .upload_step = cpu_upload_step,                                                                                 \
       .embed = cpu_embed, .matmul = cpu_matmul, .rms_norm = cpu_rms_norm, .add = cpu_add, .copy_rows = cpu_copy_rows, .rope = cpu_rope,    \
       .kv_append = cpu_kv_append, .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .experts = cpu_experts,         \
       .log_sum_exp = cpu_log_sum_exp, .argmax = cpu_argmax, .exp_terms = cpu_exp_terms }

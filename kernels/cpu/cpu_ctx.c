@@ -60,7 +60,7 @@ enum status cpu_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in)
 }
 
 /* Weights are where they belong when they are packed. */
-enum status cpu_weights_end(struct kernel_ctx *c, struct weight_times *out, struct err *err)
+enum status cpu_weights_finish(struct kernel_ctx *c, struct weight_times *out, struct err *err)
 {
     (void)c, (void)err;
     *out = (struct weight_times){ 0 };

@@ -125,7 +125,7 @@ void   cuda_staging_release(struct cuda_ctx *c);
 bool   cuda_record(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
 /* What computes this staged step, whose lists are counted; NULL: nothing recorded fits. */
 const struct cuda_recording *cuda_recording_for(const struct cuda_ctx *c, const struct kernel_step *s);
-void   cuda_commit(struct kernel_ctx *c);
+void   cuda_submit(struct kernel_ctx *c);
 void   cuda_recordings_release(struct cuda_ctx *c);
 
 /* cuda_sampling.c */

@@ -5,7 +5,7 @@
  * many rows there really are - kernels read from the staged piece, whose parts lie at the recording's places. All recordings are made before the
  * first request, so that none has to wait for one and no memory is needed later. Steps that fit none run as they are called: long prompts, whose
  * kernels take longer than launching them, and contexts so long that attention needs several waves.
- * Source: CUDA Runtime API, stream capture and cudaGraphInstantiate. Life cycle: cuda_record .. cuda_commit, then cuda_recording_for. */
+ * Source: CUDA Runtime API, stream capture and cudaGraphInstantiate. Life cycle: cuda_record .. cuda_submit, then cuda_recording_for. */
 #include "kernels/cuda/cuda_backend.h"
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
@@ -150,7 +150,7 @@ const struct cuda_recording *cuda_recording_for(const struct cuda_ctx *c, const 
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-void cuda_commit(struct kernel_ctx *base)
+void cuda_submit(struct kernel_ctx *base)
 {
     struct cuda_ctx        *c = cuda_ctx_of(base);
     const struct cuda_step *s = &c->step;

@@ -19,13 +19,13 @@ static void cuda_rope(struct kernel_ctx *base, const struct rope_args *a)
 static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, attention_append(c->device->stream, &a->kv, a->on.staged, a->k, a->v, a->rope), "appending to the KV cache");
+    (void)cuda_check(c->device, attention_append(c->device->stream, &a->kv, a->on.uploaded, a->k, a->v, a->rope), "appending to the KV cache");
 }
 
 /* What attention keeps between its two passes; it has a bound, which long contexts of many sequences soon reach. */
 static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
 {
-    const struct cuda_list *on = a->on.staged;
+    const struct cuda_list *on = a->on.uploaded;
     const size_t            need = sizeof(float) * attention_scratch_floats((size_t)on->bounds.n_rows, (size_t)a->n_heads, (size_t)a->v_dim, (size_t)on->bounds.n_keys_max);
     if (need <= c->attention.bytes) return true;
     device_wait(c->base.device);
@@ -38,7 +38,7 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     if (!attention_room(c, a)) return;
-    const struct attention run = { .kv = a->kv, .on = a->on.staged, .q = a->q, .out = a->out, .n_heads = a->n_heads, .v_dim = a->v_dim,
+    const struct attention run = { .kv = a->kv, .on = a->on.uploaded, .q = a->q, .out = a->out, .n_heads = a->n_heads, .v_dim = a->v_dim,
                                    .scale = a->scale, .exact = base->activations == ACTIVATIONS_F32, .scratch = c->attention.ptr };
     (void)cuda_check(c->device, attention_run(c->device->stream, &run), "attention");
 }
@@ -82,8 +82,8 @@ static bool has_card(void) { return cuda_device_count() > 0; }
 
 const struct kernel_ops cuda_row = {
     .name = "cuda", .forms = "cuda rows", .absorbed_only = true, .available = has_card, .create = cuda_ctx_create, .free = cuda_ctx_free,
-    .reserve = cuda_ctx_reserve, .weight_plan = cuda_weight_plan, .weight_pack = cuda_weight_pack, .weights_end = cuda_weights_end,
-    .weight_release = cuda_weight_release, .stage = cuda_stage, .prepare = cuda_prepare, .record = cuda_record, .commit = cuda_commit,
+    .reserve = cuda_ctx_reserve, .weight_plan = cuda_weight_plan, .weight_pack = cuda_weight_pack, .weights_finish = cuda_weights_end,
+    .weight_release = cuda_weight_release, .upload_step = cuda_stage, .prepare = cuda_prepare, .record = cuda_record, .submit = cuda_submit,
     .sample = cuda_sample, .fetch = cuda_fetch, .embed = cuda_embed, .matmul = cuda_matmul, .rms_norm = cuda_rms_norm, .add = cuda_add,
     .copy_rows = cuda_copy_rows, .rope = cuda_rope, .kv_append = cuda_kv_append, .attention = cuda_attention, .route = cuda_route,
     .combine = cuda_combine,

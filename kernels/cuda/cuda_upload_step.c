@@ -136,7 +136,7 @@ static void hand_over(const struct cuda_staging *st, struct kernel_step *s)
     s->ids = st->ids;
     s->pos = st->pos;
     s->logit_rows = st->logit_rows;
-    for (int32_t i = 0; i < s->n_lists; i++) s->lists[i].staged = &st->lists[i];
+    for (int32_t i = 0; i < s->n_lists; i++) s->lists[i].uploaded = &st->lists[i];
 }
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */

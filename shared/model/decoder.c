@@ -189,7 +189,7 @@ static enum status pack_all(struct binder *b)
     b->ahead = b->converting ? read_ahead_start(d->sources, d->n_sources) : NULL;
     enum status    st = bind_all(b);
     const uint64_t t_end = clock_ns();
-    const enum status ended = k->ops->weights_end(k, &times, st == OK ? b->err : NULL);
+    const enum status ended = k->ops->weights_finish(k, &times, st == OK ? b->err : NULL);
     if (st == OK) st = ended;
     if (st == OK && b->converting) log_speed(b, clock_ns() - t0, clock_ns() - t_end, &times);
     read_ahead_stop(b->ahead);
@@ -339,10 +339,10 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
                                   .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .wants = b->sample_requests, .turn = b->parity, .eager = b->eager };
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     if (model_is_latent(&m->config)) step.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
-    k->ops->stage(k, &step);
+    k->ops->upload_step(k, &step);
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was handed over */
     if (!step.replayed) compute(m, b, &step);
-    if (k->ops->commit) k->ops->commit(k);
+    if (k->ops->submit) k->ops->submit(k);
     if (step.sampled) k->ops->sample(k, d->logits, m->config.n_vocab);
     else wait_for_logits(m, b);
     return step.sampled;
@@ -372,7 +372,7 @@ static bool capture_graph(struct model *m, const struct model_batch *b, int32_t 
     if (!k->ops->record(k, i, &s)) return false;
     if (model_is_latent(&m->config)) d->mla.ranges[0].n = (size_t)s.n_rows;
     compute(m, b, &s);
-    k->ops->commit(k);
+    k->ops->submit(k);
     return true;
 }
 

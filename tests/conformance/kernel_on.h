@@ -136,7 +136,7 @@ static inline void on_append_rotated(struct kernel_ctx *c, const struct kv_appen
     note(&m, append->v, floats(append->rope->n_rows * (size_t)append->kv.n_heads * (size_t)append->kv.head_dim), false);
     note_rope(&m, append->rope, n_pos);
     send(&m);
-    c->ops->stage(c, &step);
+    c->ops->upload_step(c, &step);
     const struct rope_args rope = rope_there(&m, *append->rope);
     struct kv_append_args  a = *append;
     a.k = rope.heads[1].x;
@@ -294,7 +294,7 @@ static inline void on_attention(struct kernel_ctx *c, struct kv_append_args *app
     }
     send(&m);
     struct kernel_step step = { .lists = &list, .n_lists = 1, .block_tokens = append ? append->kv.block_tokens : attend->kv.block_tokens };
-    c->ops->stage(c, &step);
+    c->ops->upload_step(c, &step);
     if (append) {
         struct kv_append_args a = *append;
         a.k = there(&m, a.k);

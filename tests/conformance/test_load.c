@@ -98,7 +98,7 @@ static void end_weights(struct kernel_ctx *c)
 {
     struct weight_times times;
     struct err          err;
-    if (c->ops->weights_end(c, &times, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
+    if (c->ops->weights_finish(c, &times, &err) != OK) test_fail(__FILE__, __LINE__, "%s", err.text);
 }
 
 static uint8_t *fetch_weight(struct kernel_ctx *c, const struct weight *w)

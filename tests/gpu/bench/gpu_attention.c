@@ -84,7 +84,7 @@ static void open_rig(struct rig *r, const struct shape *s, const struct card_siz
     r->list = (struct attn_list){ .seqs = r->seqs, .n_seqs = s->n_seqs };
     struct kernel_step step = { .n_rows = s->n_seqs, .n_logits = 0, .n_lists = 1, .ids = r->ids, .pos = r->pos, .logit_rows = r->logit_rows, .lists = &r->list,
                                 .block_tokens = BLOCK_TOKENS };
-    r->c->ops->stage(r->c, &step);
+    r->c->ops->upload_step(r->c, &step);
 }
 
 static void close_rig(struct rig *r)

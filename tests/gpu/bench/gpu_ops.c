@@ -174,11 +174,11 @@ static void slot_experts(struct kernel_ctx *c, const struct experts_args *a)
     after(s);
 }
 
-static void slot_commit(struct kernel_ctx *c)
+static void slot_submit(struct kernel_ctx *c)
 {
     struct card_slots *s = slots_of(c);
     follow_begin(s);
-    s->inner->commit(c);
+    s->inner->submit(c);
 }
 
 static void slot_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
@@ -203,7 +203,7 @@ struct card_slots *card_slots_put(struct kernel_ctx *c, const struct card_sizes 
     s->ops.embed = slot_embed, s->ops.matmul = slot_matmul, s->ops.rms_norm = slot_rms_norm, s->ops.add = slot_add, s->ops.copy_rows = slot_copy_rows;
     s->ops.rope = slot_rope, s->ops.kv_append = slot_kv_append, s->ops.attention = slot_attention, s->ops.route = slot_route;
     s->ops.combine = slot_combine, s->ops.experts = slot_experts;
-    if (s->inner->commit) s->ops.commit = slot_commit;
+    if (s->inner->submit) s->ops.submit = slot_submit;
     if (s->inner->sample) s->ops.sample = slot_sample;
     for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) card_cuda(cudaEventCreate(&s->marks[i]), "making an event");
     for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
