@@ -167,7 +167,7 @@ struct kernel_step {
     int               turn;        /* 0 or 1: where the results of sampling go; the last ones of that turn must have been fetched */
     bool              eager;       /* something happens between the layers: no recorded launches */
     bool              sampled;     /* out: the device chooses the tokens: call sample after submit, and fetch later */
-    bool              replayed;    /* out: the whole step is in the queue: no slot but submit is called */
+    bool              graph_launched;    /* out: the whole step is in the queue: no slot but submit is called */
 };
 
 /* What all steps stay within, so that nothing is allocated once they run. */
@@ -179,7 +179,7 @@ struct kernel_limits {
     uint32_t n_heads, v_dim; /* of attention's results */
     bool     latent;
     uint32_t n_kv_heads, head_dim; /* of the pool */
-    uint32_t max_recorded;   /* rows of a step whose launches may be recorded; 0: none are */
+    uint32_t max_graph_rows;   /* rows of a step whose launches may be recorded; 0: none are */
 };
 
 /* The KV pool of one layer. Heads: [block][kv_head][k|v][block_tokens][head_dim]. Latent (MLA): [block][block_tokens][head_dim], one
@@ -318,7 +318,7 @@ struct kernel_ops {
      * Memory for all steps within the limits, before the first. ERR_NOMEM. */
     enum status (*prepare)(struct kernel_ctx *c, const struct kernel_limits *l, struct err *err);
     /* Begins the i-th recording: fills `s` in as upload_step does, then all slots of the step are called, then submit. False: there are no more. */
-    bool (*record)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+    bool (*capture)(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
     /* All slots of the step (or of the recording) have been called. */
     void (*submit)(struct kernel_ctx *c);
     /* Chooses the tokens of the submitted step's rows of logits, [n_logits, n_vocab]. */
@@ -357,8 +357,8 @@ struct kernel_ctx {
     bool                     deterministic; /* set before use: a row's bits depend on neither the other rows nor their number, where that costs speed too */
     size_t                   sampling_room; /* set before kernel_limits: bytes of changes to logits that a step is sampled on the device with; 0: as suits */
     enum dtype               kv; /* element type of KV pools; as suits the arithmetic, or set before use to what kernel_kv_check lets pass */
-    uint32_t                 n_launches; /* that the smallest recorded step consists of; 0: none is recorded */
-    uint64_t                 n_replayed; /* steps computed by recorded launches; engine thread */
+    uint32_t                 n_graph_nodes; /* that the smallest recorded step consists of; 0: none is recorded */
+    uint64_t                 n_graph_steps; /* steps computed by recorded launches; engine thread */
     struct device           *device;  /* whose memory the slots read and write; owned by the context */
     struct compute_pool     *pool;    /* of the host: packing, sampling, and all slots of the processor's rows */
     struct kernel_ctx       *host;    /* a processor's context with the same pool; NULL: this is one */

@@ -30,7 +30,7 @@ static int32_t less(uint32_t a, uint32_t b) { return (int32_t)(a < b ? a : b); }
 /* The i-th of all that could be, answers alone first; its n_rows or n_logits is 0 where the limits leave no use for it. False: there is no i-th. */
 static bool shape_of(const struct kernel_limits *l, int32_t i, struct cuda_recording *out)
 {
-    const int32_t most_rows = less(l->max_recorded, l->max_rows);
+    const int32_t most_rows = less(l->max_graph_rows, l->max_rows);
     *out = (struct cuda_recording){ .prompts = i >= N_LADDER };
     if (!out->prompts) {
         out->n_rows = out->n_logits = size_of(LADDER, i, less((uint32_t)most_rows, l->max_logits));
@@ -73,7 +73,7 @@ bool cuda_record(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
     }
     s->n_rows = r.n_rows;
     s->n_logits = r.n_logits;
-    s->replayed = false;
+    s->graph_launched = false;
     const struct attention shape = attention_shape(c);
     attention_recorded_bounds(&shape, r.n_rows, r.n_rows, r.prompts ? r.n_rows : 0, (int32_t)c->limits.max_len, &r.bounds);
     cuda_stage_recording(c, s, &r.bounds);
@@ -89,17 +89,17 @@ static void go_without(struct cuda_ctx *c)
     (void)cudaGetLastError(); /* too little memory is no fault of the card */
     log_warn("steps are not recorded", "why=\"no GPU memory left for %d recordings; a lower --gpu-memory-utilization leaves some\"", c->n_recordings + 1);
     cuda_recordings_release(c);
-    c->limits.max_recorded = 0;
+    c->limits.max_graph_rows = 0;
 }
 
 static void finish_recording(struct cuda_ctx *c)
 {
     struct cuda_recording *r = &c->recordings[c->n_recordings];
     cudaGraph_t            graph = NULL;
-    size_t                 n_launches = 0;
+    size_t                 n_graph_nodes = 0;
     if (!cuda_check(c->device, cudaStreamEndCapture(c->device->stream, &graph), "recording a step")) return;
-    if (cuda_check(c->device, cudaGraphGetNodes(graph, NULL, &n_launches), "recording a step") && c->n_recordings == 0)
-        c->base.n_launches = (uint32_t)n_launches;
+    if (cuda_check(c->device, cudaGraphGetNodes(graph, NULL, &n_graph_nodes), "recording a step") && c->n_recordings == 0)
+        c->base.n_graph_nodes = (uint32_t)n_graph_nodes;
     cudaError_t e = cudaGraphInstantiate(&r->exec, graph, 0);
     if (e == cudaSuccess) {
         c->n_recordings++; /* to be released from now on */
@@ -116,7 +116,7 @@ void cuda_recordings_release(struct cuda_ctx *c)
     mem_free(c->recordings);
     c->recordings = NULL;
     c->n_recordings = c->max_recordings = 0;
-    c->base.n_launches = 0;
+    c->base.n_graph_nodes = 0;
 }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
@@ -155,5 +155,5 @@ void cuda_submit(struct kernel_ctx *base)
     struct cuda_ctx        *c = cuda_ctx_of(base);
     const struct cuda_step *s = &c->step;
     if (s->records) finish_recording(c);
-    else if (s->recording && cuda_check(c->device, cudaGraphLaunch(s->recording->exec, c->device->stream), "a step")) base->n_replayed++;
+    else if (s->recording && cuda_check(c->device, cudaGraphLaunch(s->recording->exec, c->device->stream), "a step")) base->n_graph_steps++;
 }

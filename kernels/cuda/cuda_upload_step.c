@@ -224,7 +224,7 @@ void cuda_stage(struct kernel_ctx *base, struct kernel_step *s)
     struct cuda_staging *st = &c->staging;
     struct kernel_step   filled = *s;
     st->turn ^= 1;
-    s->replayed = false;
+    s->graph_launched = false;
     c->step = (struct cuda_step){ .n_logits = s->n_logits, .turn = s->turn };
     if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->turn]), "a step") || !cuda_staging_grow(c, step_bytes(s))) return;
     count_lists(st, s);
@@ -238,7 +238,7 @@ void cuda_stage(struct kernel_ctx *base, struct kernel_step *s)
     hand_over(st, s);
     s->n_rows = filled.n_rows;
     s->n_logits = filled.n_logits;
-    s->replayed = r != NULL;
+    s->graph_launched = r != NULL;
     c->step.recording = r;
 }
 

@@ -158,13 +158,13 @@ static void count_future(struct engine *e)
 static void launch_step(struct engine *e)
 {
     const struct kernel_ctx *k = e->opt.model->kernels;
-    const uint64_t           n_replayed = k->n_replayed;
+    const uint64_t           n_graph_steps = k->n_graph_steps;
     struct inflight_step           *f = &e->inflight[e->parity];
     if (e->inflight[e->parity ^ 1].active) counter_add(e->metrics.ahead, 1);
     f->begin_ns = clock_ns();
     f->sampled = submit(e);
     f->active = true;
-    counter_add(e->metrics.graph_steps, k->n_replayed - n_replayed);
+    counter_add(e->metrics.graph_steps, k->n_graph_steps - n_graph_steps);
     if (!f->sampled && !e->device->is_host && engine_batch(e)->n_logits > 0) counter_add(e->metrics.host_sampled, 1);
     count_computed(e);
     count_future(e);

@@ -341,7 +341,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     if (model_is_latent(&m->config)) step.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
     k->ops->upload_step(k, &step);
     if (device_fault(k->device, NULL) != OK) return false; /* nothing was handed over */
-    if (!step.replayed) compute(m, b, &step);
+    if (!step.graph_launched) compute(m, b, &step);
     if (k->ops->submit) k->ops->submit(k);
     if (step.sampled) k->ops->sample(k, d->logits, m->config.n_vocab);
     else wait_for_logits(m, b);
@@ -369,7 +369,7 @@ static bool capture_graph(struct model *m, const struct model_batch *b, int32_t 
     struct kernel_step s = { .lists = d->lists, .n_lists = 1, .block_tokens = (int32_t)b->block_tokens };
     d->lists[0] = (struct attn_list){ .n_seqs = 1 };
     if (model_is_latent(&m->config)) s.n_lists += attention_mla_capture_lists(&d->mla, d->lists + 1);
-    if (!k->ops->record(k, i, &s)) return false;
+    if (!k->ops->capture(k, i, &s)) return false;
     if (model_is_latent(&m->config)) d->mla.ranges[0].n = (size_t)s.n_rows;
     compute(m, b, &s);
     k->ops->submit(k);
@@ -384,10 +384,10 @@ enum status decoder_prepare(struct model *m, const struct model_prepare_args *s,
     const struct kernel_limits l = { .max_rows = m->max_rows, .max_logits = m->max_logits, .max_len = m->max_len, .n_vocab = c->n_vocab,
                                      .block_tokens = s->block_tokens, .max_seqs = s->max_seqs, .n_lists = latent ? 3 : 1, .max_lists = latent ? 3 + (uint32_t)(m->max_rows / attention_mla_range_rows(m)) : 1, .n_heads = c->n_heads,
                                      .v_dim = latent ? c->mla.kv_lora : c->head_dim, .latent = latent, .n_kv_heads = latent ? 1 : c->n_kv_heads,
-                                     .head_dim = latent ? c->mla.kv_lora + c->mla.rope : c->head_dim, .max_recorded = s->capture_graphs ? graph_rows_max(m) : 0 };
+                                     .head_dim = latent ? c->mla.kv_lora + c->mla.rope : c->head_dim, .max_graph_rows = s->capture_graphs ? graph_rows_max(m) : 0 };
     TRY(k->ops->prepare(k, &l, err));
     const struct model_batch b = { .kv = s->kv, .n_blocks = s->n_blocks, .block_tokens = s->block_tokens };
-    for (int32_t i = 0; l.max_recorded > 0 && capture_graph(m, &b, i); i++) continue;
+    for (int32_t i = 0; l.max_graph_rows > 0 && capture_graph(m, &b, i); i++) continue;
     return device_fault(k->device, err);
 }
 

@@ -184,7 +184,7 @@ static uint32_t launches_of(const char *format, int n_layers)
     snprintf(config, sizeof config, format, n_layers);
     the_kind.activations = ACTIVATIONS_FAST;
     open_rig(&r, (struct rig_options){ .max_batched_tokens = 4, .max_seqs = 2, .config = config, .loose = true });
-    const uint32_t n = r.kernels->n_launches;
+    const uint32_t n = r.kernels->n_graph_nodes;
     rig_close(&r);
     return n;
 }
