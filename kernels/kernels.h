@@ -164,7 +164,7 @@ struct kernel_step {
     struct attn_list *lists;       /* [n_lists] */
     int32_t           block_tokens; /* of the KV pool that their block tables name */
     const struct sample_want *wants; /* [n_logits]: choose tokens on the device where it can; NULL: logits are fetched */
-    int               turn;        /* 0 or 1: where the results of sampling go; the last ones of that turn must have been fetched */
+    int               parity;        /* 0 or 1: where the results of sampling go; the last ones of that parity must have been fetched */
     bool              eager;       /* something happens between the layers: no recorded launches */
     bool              sampled;     /* out: the device chooses the tokens: call sample after submit, and fetch later */
     bool              graph_launched;    /* out: the whole step is in the queue: no slot but submit is called */
@@ -323,8 +323,8 @@ struct kernel_ops {
     void (*submit)(struct kernel_ctx *c);
     /* Chooses the tokens of the submitted step's rows of logits, [n_logits, n_vocab]. */
     void (*sample)(struct kernel_ctx *c, const float *logits, size_t n_vocab);
-    /* Waits for the step of that turn and hands over what was chosen for its n rows; logprobs where they were asked for. */
-    void (*fetch)(struct kernel_ctx *c, int turn, struct token_logprobs *out, size_t n);
+    /* Waits for the step of that parity and hands over what was chosen for its n rows; logprobs where they were asked for. */
+    void (*fetch)(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
     /* x[i] = row ids[i] of the matrix, as f32; x [n_rows, w->n_in]; ids as in kernel_step. */
     void (*embed)(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows);
     /* Independent products in one go. Neighbouring jobs with the same x, x_stride, n_in, x_rows, norm and n_rows share the rounding of x. */

@@ -225,7 +225,7 @@ void cuda_stage(struct kernel_ctx *base, struct kernel_step *s)
     struct kernel_step   filled = *s;
     st->turn ^= 1;
     s->graph_launched = false;
-    c->step = (struct cuda_step){ .n_logits = s->n_logits, .turn = s->turn };
+    c->step = (struct cuda_step){ .n_logits = s->n_logits, .turn = s->parity };
     if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->turn]), "a step") || !cuda_staging_grow(c, step_bytes(s))) return;
     count_lists(st, s);
     const struct cuda_recording *r = cuda_recording_for(c, s);
