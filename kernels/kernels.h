@@ -143,12 +143,12 @@ struct attn_list {
 };
 
 /* How the token after a row is to be chosen, or which token is to be scored there. shared/engine/sampler.h has the rules; these are its inputs. */
-struct sample_want {
+struct sample_request {
     const struct sampling_params *params;
     const int32_t                *tokens;   /* prompt, then output: [n_tokens] that the host knows */
     uint32_t                      n_tokens, n_prompt;
     uint32_t                      n_out;    /* output tokens before the one asked for, those included that only the device knows yet */
-    int32_t                       late;     /* which is one at most: -1 - i as in kernel_step's ids; 0: there is none */
+    int32_t                       future_token;     /* which is one at most: -1 - i as in kernel_step's ids; 0: there is none */
     const int32_t                *eos;      /* the model's end tokens */
     uint32_t                      n_eos;
     int32_t                       score;    /* the token whose logprobs are asked for; -1: choose one */
@@ -163,7 +163,7 @@ struct kernel_step {
     const int32_t    *logit_rows;  /* [n_logits] */
     struct attn_list *lists;       /* [n_lists] */
     int32_t           block_tokens; /* of the KV pool that their block tables name */
-    const struct sample_want *wants; /* [n_logits]: choose tokens on the device where it can; NULL: logits are fetched */
+    const struct sample_request *sample_requests; /* [n_logits]: choose tokens on the device where it can; NULL: logits are fetched */
     int               parity;        /* 0 or 1: where the results of sampling go; the last ones of that parity must have been fetched */
     bool              eager;       /* something happens between the layers: no recorded launches */
     bool              sampled;     /* out: the device chooses the tokens: call sample after submit, and fetch later */
@@ -355,7 +355,7 @@ struct kernel_ctx {
     const struct kernel_ops *ops;
     enum activations         activations;
     bool                     deterministic; /* set before use: a row's bits depend on neither the other rows nor their number, where that costs speed too */
-    size_t                   sampling_room; /* set before kernel_limits: bytes of changes to logits that a step is sampled on the device with; 0: as suits */
+    size_t                   sampling_edit_bytes; /* set before kernel_limits: bytes of changes to logits that a step is sampled on the device with; 0: as suits */
     enum dtype               kv; /* element type of KV pools; as suits the arithmetic, or set before use to what kernel_kv_check lets pass */
     uint32_t                 n_graph_nodes; /* that the smallest recorded step consists of; 0: none is recorded */
     uint64_t                 n_graph_steps; /* steps computed by recorded launches; engine thread */

@@ -132,7 +132,7 @@ void   cuda_recordings_release(struct cuda_ctx *c);
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err);
 void   cuda_sampling_release(struct cuda_ctx *c);
 /* Stages what n rows want, behind the tables, which are written. False: the host has to sample, since it is too much or wants are NULL. */
-bool   cuda_sampling_write(struct cuda_ctx *c, const struct sample_want *wants, int32_t n, const struct cuda_step_parts *to);
+bool   cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n, const struct cuda_step_parts *to);
 void   cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);
 void   cuda_fetch(struct kernel_ctx *c, int turn, struct token_logprobs *out, size_t n);
 

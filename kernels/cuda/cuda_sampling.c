@@ -20,7 +20,7 @@ enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
     cuda_sampling_release(c); /* scratch must be new where the vocabulary is another */
     if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK; /* the host samples */
     s->maker = sample_maker_create(c->limits.n_vocab);
-    s->room = c->base.sampling_room ? c->base.sampling_room : n * CUDA_EDITS_PER_LOGITS;
+    s->room = c->base.sampling_edit_bytes ? c->base.sampling_edit_bytes : n * CUDA_EDITS_PER_LOGITS;
     TRY(device_mem_alloc(d, n * sizeof(struct token_logprobs), DEVICE_MEM_PRIVATE, &s->results, err));
     TRY(device_mem_alloc(d, n * sizeof(int32_t), DEVICE_MEM_PRIVATE, &s->chosen, err));
     TRY(device_mem_alloc(d, sample_scratch_bytes(n, c->limits.n_vocab), DEVICE_MEM_PRIVATE, &s->scratch, err));
@@ -65,7 +65,7 @@ static size_t add(struct ask_room *r, const void *from, size_t n, size_t size)
     return first;
 }
 
-static bool write_ask(struct cuda_sampling *s, const struct sample_want *w, struct ask_room *room, struct sample_ask *to)
+static bool write_ask(struct cuda_sampling *s, const struct sample_request *w, struct ask_room *room, struct sample_ask *to)
 {
     struct sample_made made;
     sample_maker_make(s->maker, w, &made);
@@ -84,7 +84,7 @@ static bool write_ask(struct cuda_sampling *s, const struct sample_want *w, stru
     return true;
 }
 
-bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_want *wants, int32_t n, const struct cuda_step_parts *to)
+bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n, const struct cuda_step_parts *to)
 {
     struct cuda_staging *st = &c->staging;
     const size_t         begin = (size_t)(to->variable - st->host[st->turn]);

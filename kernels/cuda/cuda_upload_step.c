@@ -215,7 +215,7 @@ static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const st
         *st->places[i].counts = st->lists[i].bounds;
     }
     st->used += padded((size_t)table, sizeof(int32_t));
-    return cuda_sampling_write(c, s->wants, s->n_logits, &to);
+    return cuda_sampling_write(c, s->sample_requests, s->n_logits, &to);
 }
 
 void cuda_stage(struct kernel_ctx *base, struct kernel_step *s)

@@ -92,7 +92,7 @@ static void make_arrays(struct engine *e, size_t n_logits)
     e->rows = MEM_ARRAY(struct sampler_row, n_logits);
     e->logits = MEM_ARRAY(float, n_logits * e->limits.n_vocab);
     e->lse = MEM_ARRAY(float, n_logits);
-    e->sample_requests = MEM_ARRAY(struct sample_want, n_logits);
+    e->sample_requests = MEM_ARRAY(struct sample_request, n_logits);
     e->fetched = MEM_ARRAY(struct token_logprobs, n_logits);
     e->deferred_free = MEM_ARRAY(struct deferred_blocks, e->opt.max_seqs);
 }

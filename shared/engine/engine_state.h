@@ -89,7 +89,7 @@ struct engine {
     uint64_t        t_completed_ns; /* the last step did */
     float          *logits; /* [max_logits, n_vocab]: where the host samples */
     float          *lse;    /* [max_logits] */
-    struct sample_want    *sample_requests;   /* [max_logits] */
+    struct sample_request    *sample_requests;   /* [max_logits] */
     struct token_logprobs *fetched; /* [max_logits]: what the device chose */
     struct deferred_blocks    *deferred_free;    /* [max_seqs] */
     uint32_t               n_deferred_free;

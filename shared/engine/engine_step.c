@@ -93,9 +93,9 @@ static void fill_sample_requests(struct engine *e)
     const struct batch        *b = engine_batch(e);
     for (uint32_t i = 0; i < b->n_logits; i++) {
         const struct seq *s = b->logits[i].seq;
-        e->sample_requests[i] = (struct sample_want){
+        e->sample_requests[i] = (struct sample_request){
             .params = &s->sampling, .tokens = s->tokens, .n_tokens = s->n_tokens, .n_prompt = s->n_prompt, .n_out = seq_n_out(s) + s->n_future,
-            .late = s->n_future ? -1 - (int32_t)s->future_row : 0, .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
+            .future_token = s->n_future ? -1 - (int32_t)s->future_row : 0, .eos = c->eos, .n_eos = c->n_eos, .score = score_of(&b->logits[i]),
         };
     }
 }

@@ -336,7 +336,7 @@ bool decoder_forward(struct model *m, const struct model_batch *b)
     struct decoder    *d = m->decoder;
     struct kernel_ctx *k = m->kernels;
     struct kernel_step step = { .n_rows = b->n_rows, .n_logits = b->n_logits, .ids = b->ids, .pos = b->pos, .logit_rows = b->logit_rows, .lists = d->lists,
-                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .wants = b->sample_requests, .parity = b->parity, .eager = b->eager };
+                                  .n_lists = 1, .block_tokens = (int32_t)b->block_tokens, .sample_requests = b->sample_requests, .parity = b->parity, .eager = b->eager };
     d->lists[0] = (struct attn_list){ .seqs = b->seqs, .n_seqs = b->n_seqs };
     if (model_is_latent(&m->config)) step.n_lists += attention_mla_lists(m, b, &d->mla, d->lists + 1);
     k->ops->upload_step(k, &step);

@@ -87,7 +87,7 @@ struct model_batch {
     int32_t                n_logits;
     float                 *logits;    /* [n_logits, n_vocab], out */
     /* model_submit alone: how the tokens are chosen where the device does it, and where the results go (kernel_step). */
-    const struct sample_want *sample_requests;  /* [n_logits]; NULL: logits are wanted */
+    const struct sample_request *sample_requests;  /* [n_logits]; NULL: logits are wanted */
     int                    parity;
     void                  *kv;        /* pool memory, layout model_kv_layout */
     uint32_t               n_blocks;  /* of the pool */

@@ -62,7 +62,7 @@ struct wish_row {
     int32_t                 score = -1;
     bool                    is_late = false; /* the last token is known on the card alone */
     /* late: -1 - where the card has the late token, or 0: the host knows all tokens */
-    sample_want wish(int32_t late = 0)
+    sample_request wish(int32_t late = 0)
     {
         const uint32_t n_known = (uint32_t)tokens.size() - (late < 0);
         params.bias = bias.data(), params.n_bias = (uint32_t)bias.size();
@@ -149,7 +149,7 @@ struct host_sampler {
     host_sampler(const host_sampler &) = delete;
     token_logprobs run(wish_row &row)
     {
-        const sample_want w = row.wish();
+        const sample_request w = row.wish();
         token_logprobs    out;
         float             lse;
         kernels->ops->log_sum_exp(kernels, &lse, row.logits.data(), n_vocab, 1, n_vocab);
@@ -181,7 +181,7 @@ static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stri
     all.ids.assign(rows.size(), UNTOUCHED);
     for (size_t i = 0; i < rows.size(); i++) {
         const size_t      place = rows.size() - 1 - i;
-        const sample_want w = rows[i].wish(rows[i].is_late ? -1 - (int32_t)place : 0);
+        const sample_request w = rows[i].wish(rows[i].is_late ? -1 - (int32_t)place : 0);
         sample_made       made;
         if (rows[i].is_late) all.ids[place] = rows[i].tokens.back();
         sample_maker_make(m, &w, &made);
@@ -481,7 +481,7 @@ TEST(edits_are_few_and_in_order)
     sample_made   made;
     row.params.top_p = 1, row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
     row.tokens = { 9, 8, 7, 8, 70 }, row.n_prompt = 2, row.eos = { 99, 100 };
-    sample_want w = row.wish();
+    sample_request w = row.wish();
     sample_maker_make(m, &w, &made);
     CHECK_EQ_INT(made.ask.n_edits, 0);
     CHECK_EQ_INT(made.work, 0);

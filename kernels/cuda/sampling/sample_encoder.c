@@ -73,7 +73,7 @@ static void mark_biases(struct sample_maker *m, const struct sampling_params *p)
 
 static float repetition_of(const struct sampling_params *p) { return p->repetition_penalty > 0 ? p->repetition_penalty : 1; }
 
-static void mark_occurrences(struct sample_maker *m, const struct sample_want *w)
+static void mark_occurrences(struct sample_maker *m, const struct sample_request *w)
 {
     /* Only repetition_penalty looks at the prompt. */
     if (repetition_of(w->params) != 1) mark_all(m, w->tokens, w->n_prompt, IN_PROMPT);
@@ -115,7 +115,7 @@ static int32_t collect_edits(struct sample_maker *m, const struct sampling_param
     return n;
 }
 
-static int32_t make_edits(struct sample_maker *m, const struct sample_want *w)
+static int32_t make_edits(struct sample_maker *m, const struct sample_request *w)
 {
     const struct sampling_params *p = w->params;
     bool too_early = w->n_out < p->min_tokens;
@@ -137,12 +137,12 @@ static unsigned work_of(const struct sample_ask *a, uint32_t n_vocab)
     return work | SAMPLE_DRAW;
 }
 
-void sample_maker_make(struct sample_maker *m, const struct sample_want *w, struct sample_made *out)
+void sample_maker_make(struct sample_maker *m, const struct sample_request *w, struct sample_made *out)
 {
     const struct sampling_params *p = w->params;
     bool chooses = w->score < 0;
     ASSERT(w->n_tokens >= w->n_prompt);
-    ASSERT(w->late <= 0 && w->n_out == w->n_tokens - w->n_prompt + (w->late < 0));
+    ASSERT(w->future_token <= 0 && w->n_out == w->n_tokens - w->n_prompt + (w->future_token < 0));
     *out = (struct sample_made){
         .ask = { .seed = p->seed, .index = w->n_out, .temperature = p->temperature, .min_p = p->min_p, .top_p = p->top_p,
                  .top_k = p->top_k, .allowed = chooses && p->allowed ? 0 : -1, .n_logprobs = p->n_logprobs, .score = w->score },
@@ -155,7 +155,7 @@ void sample_maker_make(struct sample_maker *m, const struct sample_want *w, stru
         out->ask.repetition = repetition_of(p);
         out->ask.frequency = p->frequency_penalty;
         out->ask.presence = p->presence_penalty;
-        out->ask.late = w->late;
+        out->ask.late = w->future_token;
     }
     out->work = work_of(&out->ask, m->n_vocab);
 }

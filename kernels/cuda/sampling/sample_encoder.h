@@ -31,7 +31,7 @@ struct sample_maker;
 struct sample_maker *sample_maker_create(uint32_t n_vocab);
 void                 sample_maker_free(struct sample_maker *m);
 /* `want` is borrowed for the call, but for params->allowed, which out->allowed points to. n_bias is at most SAMPLER_BIAS_MAX. */
-void                 sample_maker_make(struct sample_maker *m, const struct sample_want *want, struct sample_made *out);
+void                 sample_maker_make(struct sample_maker *m, const struct sample_request *want, struct sample_made *out);
 
 #ifdef __cplusplus
 }

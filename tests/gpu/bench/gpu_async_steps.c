@@ -8,7 +8,7 @@ struct ahead {
     struct model             *m;
     struct model_batch       *b;
     int32_t                  *known, *chosen; /* ids of the first step, and those that say "what the last step chose" */
-    struct sample_want       *wants;
+    struct sample_request       *wants;
     struct token_logprobs    *results;
     struct sampling_params    params;
 };
@@ -18,11 +18,11 @@ static void open_ahead(struct ahead *a, struct model *m, struct model_batch *b)
     const size_t n = (size_t)b->n_rows;
     card_need(b->n_logits == b->n_rows, "a decode step has logits of every row", NULL);
     *a = (struct ahead){ .m = m, .b = b, .known = mem_dup(b->ids, n * sizeof *b->ids), .chosen = MEM_ARRAY(int32_t, n),
-                         .wants = MEM_ARRAY(struct sample_want, n), .results = MEM_ARRAY(struct token_logprobs, n),
+                         .wants = MEM_ARRAY(struct sample_request, n), .results = MEM_ARRAY(struct token_logprobs, n),
                          .params = { .temperature = 0, .top_p = 1, .repetition_penalty = 1, .max_tokens = UINT32_MAX, .ignore_eos = true, .n_logprobs = -1 } };
     for (size_t i = 0; i < n; i++) {
         a->chosen[i] = -1 - (int32_t)i;
-        a->wants[i] = (struct sample_want){ .params = &a->params, .tokens = a->known + i, .n_tokens = 1, .n_prompt = 1, .score = -1 };
+        a->wants[i] = (struct sample_request){ .params = &a->params, .tokens = a->known + i, .n_tokens = 1, .n_prompt = 1, .score = -1 };
     }
 }
 
@@ -35,7 +35,7 @@ static bool submit(struct ahead *a, int i)
 {
     for (int32_t k = 0; k < a->b->n_rows; k++) { /* each as if the step before it were the first, so that no list of tokens grows */
         a->wants[k].n_out = i > 0;
-        a->wants[k].late = i > 0 ? -1 - k : 0;
+        a->wants[k].future_token = i > 0 ? -1 - k : 0;
     }
     a->b->ids = i == 0 ? a->known : a->chosen;
     a->b->sample_requests = a->wants;

@@ -39,7 +39,7 @@ struct rig_options {
     enum activations activations;
     const char *isa;     /* row of the kernel table; NULL: the processor's best */
     bool     eager;
-    size_t   sampling_room;
+    size_t   sampling_edit_bytes;
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark);
 };
 
@@ -92,7 +92,7 @@ __attribute__((unused)) static void rig_open(struct rig *r, struct rig_options o
     *r = (struct rig){ .metrics = metrics_create(), .events = mailbox_create(sizeof(struct rig_event), 16384, NULL, NULL) };
     CHECK_OK(kernel_ctx_create(o.isa ? o.isa : "auto", o.activations, 2, &r->kernels, &err));
     r->kernels->deterministic = !o.loose;
-    r->kernels->sampling_room = o.sampling_room;
+    r->kernels->sampling_edit_bytes = o.sampling_edit_bytes;
     struct engine_options eo = {
         .block_tokens = RIG_BLOCK_TOKENS,
         .n_blocks = o.n_blocks ? o.n_blocks : RIG_BLOCKS_MAX,

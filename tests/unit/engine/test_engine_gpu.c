@@ -23,7 +23,7 @@ static struct answer *one_by_one(const struct engine_request *reqs, uint32_t n)
 {
     static const struct logit_bias nothing = { 0, 0 }; /* changes no logit, but there is no room for it: the host chooses each token */
     struct rig r;
-    open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .eager = true, .sampling_room = 1 });
+    open_rig(&r, (struct rig_options){ .no_prefix_cache = true, .eager = true, .sampling_edit_bytes = 1 });
     struct answer *all = MEM_ARRAY(struct answer, n);
     for (uint32_t i = 0; i < n; i++) {
         struct engine_request q = reqs[i];
@@ -163,7 +163,7 @@ TEST(steps_that_the_host_samples)
         p->n_stop_ids = 1;
         p->min_tokens = 1 + i * 5 % 7;
     }
-    open_rig(&r, (struct rig_options){ .max_batched_tokens = 8, .max_seqs = 4, .eager = true, .sampling_room = 40 << 10 });
+    open_rig(&r, (struct rig_options){ .max_batched_tokens = 8, .max_seqs = 4, .eager = true, .sampling_edit_bytes = 40 << 10 });
     struct answer *got = rig_run(&r, reqs, N);
     for (uint32_t i = 0; i < N; i++) CHECK_EQ_INT(got[i].n_out, 2 + i * 5 % 7);
     CHECK(rig_count(&r, "baton_engine_steps_host_sampled_total") > 0);
