@@ -67,7 +67,7 @@ void weight_release(struct kernel_ctx *c, struct weight *w)
 bool kernel_is_deterministic(const struct kernel_ctx *c) { return c->device->is_host || c->deterministic; }
 
 /* The processor has two forms of latent attention; a card has two kernels of any, where it may round. */
-bool kernel_two_forms(const struct kernel_ctx *c, bool latent) { return c->device->is_host ? latent : c->activations == ACTIVATIONS_FAST; }
+bool kernel_has_two_attention_paths(const struct kernel_ctx *c, bool latent) { return c->device->is_host ? latent : c->activations == ACTIVATIONS_FAST; }
 
 enum dtype kernel_kv_default(enum activations a) { return a == ACTIVATIONS_F32 ? DTYPE_F32 : DTYPE_BF16; }
 

@@ -132,7 +132,7 @@ struct attn_seq {
     int32_t        n_q;          /* rows; row i has position pos_begin + i and sees keys 0 .. pos_begin + i */
     int32_t        pos_begin;
     const int32_t *block_table;  /* physical KV block of each logical block, enough for pos_begin + n_q tokens */
-    bool           generated;    /* rows of answer tokens: where an architecture has two forms of attention, the decode form is theirs */
+    bool           is_decode;    /* rows of answer tokens: where an architecture has two forms of attention, the decode form is theirs */
 };
 
 /* Sequences that a call of kv_append or attention works on. Their rows lie one after the other in q and out. */
@@ -387,8 +387,8 @@ enum status kernel_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in)
 struct kernel_ctx *kernel_host(struct kernel_ctx *c);
 /* Does a row's result depend on the row alone? Always so of the processor. */
 bool        kernel_is_deterministic(const struct kernel_ctx *c);
-/* Do attention's results of prompt tokens and of generated ones (attn_seq.generated) round differently? */
-bool        kernel_two_forms(const struct kernel_ctx *c, bool latent);
+/* Do attention's results of prompt tokens and of generated ones (attn_seq.is_decode) round differently? */
+bool        kernel_has_two_attention_paths(const struct kernel_ctx *c, bool latent);
 /* The element type of KV pools that suits an arithmetic: f32, or bf16 of FAST. */
 enum dtype  kernel_kv_default(enum activations a);
 /* May a pool of heads, or of latents, be of type t? Latents only of the type that suits the arithmetic. ERR_UNSUPPORTED with a sentence. */

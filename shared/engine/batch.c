@@ -119,7 +119,7 @@ static void add_seqs(struct batch *b, const struct seq *s, uint32_t begin, uint3
             .n_q = (int32_t)n,
             .pos_begin = (int32_t)begin,
             .block_table = s->blocks,
-            .generated = generated,
+            .is_decode = generated,
         };
     }
 }

@@ -9,7 +9,7 @@
  * Two forms of one computation. Naive, as written: k_h and v_h are made from every cached c; best where many rows share them, so prompt
  * tokens take it. Absorbed, since q k_h = (Wk_h^T q) c: queries of kv_lora elements meet c itself, and Wv_h is applied to the softmax's
  * mean of c; best for one row at a time, so answer tokens take it. They are equal up to rounding, so which one a token takes depends on
- * the token (attn_seq.generated), never on the batch. */
+ * the token (attn_seq.is_decode), never on the batch. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -226,7 +226,7 @@ static float score_scale(const struct model_config *c)
 
 /* ---- which rows take which form ---- */
 
-static bool is_absorbed(const struct model *m, const struct attn_seq *s) { return s->generated || m->kernels->ops->absorbed_only; }
+static bool is_absorbed(const struct model *m, const struct attn_seq *s) { return s->is_decode || m->kernels->ops->absorbed_only; }
 
 static void add_range(struct attention_mla_work *w, struct attn_list *lists, size_t begin, const struct attn_seq *seqs)
 {
@@ -250,7 +250,7 @@ static void list_absorbed(const struct model *m, const struct model_batch *b, st
             const int32_t left = (int32_t)(limit - range->n);
             part = from->n_q - done < left ? from->n_q - done : left;
             *to++ = (struct attn_seq){ .q_begin = (int32_t)range->n, .n_q = part, .pos_begin = from->pos_begin + done, .block_table = from->block_table,
-                                       .generated = true };
+                                       .is_decode = true };
             lists[w->n_ranges].n_seqs++;
             range->n += (size_t)part;
         }

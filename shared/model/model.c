@@ -132,7 +132,7 @@ static enum status plan(struct model *m, const struct model_options *o, const ch
     m->ops = model_registry_find(m->config.arch, err);
     if (!m->ops) return err->code;
     m->weights->names.aliases = m->ops->aliases;
-    m->two_attention_paths = kernel_two_forms(m->kernels, model_is_latent(&m->config));
+    m->two_attention_paths = kernel_has_two_attention_paths(m->kernels, model_is_latent(&m->config));
     TRY(kernel_kv_check(m->kernels, m->kernels->kv, model_is_latent(&m->config), err));
     TRY(choose_length(m, o->max_model_len, o->default_len, err));
     enum status st = decoder_plan(m, err);

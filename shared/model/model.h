@@ -127,7 +127,7 @@ struct model {
     uint64_t                fingerprint;
     uint32_t                max_rows, max_logits, max_len;
     enum quantize           quantize;
-    bool                    two_attention_paths; /* attention of prompt tokens and of generated tokens rounds differently (attn_seq.generated) */
+    bool                    two_attention_paths; /* attention of prompt tokens and of generated tokens rounds differently (attn_seq.is_decode) */
     size_t                  weight_bytes, buffer_bytes, rope_bytes; /* packed weights; activations of a step; angles */
     bool                    weights_mapped; /* from a copy on disk: the kernel counts their memory among what is available */
 };

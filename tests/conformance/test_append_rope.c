@@ -16,7 +16,7 @@ struct world {
 static struct world make_world(size_t dim)
 {
     struct world w = { .tables = { { 5, 0, 2 }, { 7, 3, 1 } }, .dim = dim };
-    w.seqs[0] = (struct attn_seq){ .q_begin = 0, .n_q = 1, .pos_begin = 20, .generated = true };
+    w.seqs[0] = (struct attn_seq){ .q_begin = 0, .n_q = 1, .pos_begin = 20, .is_decode = true };
     w.seqs[1] = (struct attn_seq){ .q_begin = 1, .n_q = ROWS - 1, .pos_begin = 3 };
     for (int i = 0; i < ROWS; i++) w.pos[i] = i == 0 ? 20 : 2 + i;
     w.q = random_floats(ROWS * Q_HEADS * dim, 2);

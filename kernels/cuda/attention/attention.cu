@@ -39,7 +39,7 @@ static void number_seq(struct cuda_counts *counts, const struct attn_seq *seq, i
         counts->n_segments += pos / ATTENTION_SEGMENT + 1;
     }
     if (seq->n_q > 0) counts->n_keys_max = max_int(counts->n_keys_max, seq->pos_begin + seq->n_q);
-    if (seq->n_q > 0 && !seq->generated) counts->n_keys_prompt = max_int(counts->n_keys_prompt, seq->pos_begin + seq->n_q);
+    if (seq->n_q > 0 && !seq->is_decode) counts->n_keys_prompt = max_int(counts->n_keys_prompt, seq->pos_begin + seq->n_q);
 }
 
 /* Positions from 0 on, up to n, that two sequences have in the same blocks. */
@@ -66,12 +66,12 @@ extern "C" void attention_list_rows(struct cuda_counts *counts, const struct att
 {
     memset(counts, 0, sizeof *counts);
     for (int32_t i = 0; i < n_seqs; i++)
-        if (seqs[i].generated) number_seq(counts, &seqs[i], i, rows);
+        if (seqs[i].is_decode) number_seq(counts, &seqs[i], i, rows);
     if (rows) find_shared(seqs, counts->n_rows, block_tokens, rows);
     counts->n_generated = counts->n_rows;
     counts->n_segments_generated = counts->n_segments;
     for (int32_t i = 0; i < n_seqs; i++)
-        if (!seqs[i].generated) number_seq(counts, &seqs[i], i, rows);
+        if (!seqs[i].is_decode) number_seq(counts, &seqs[i], i, rows);
     counts->n_prompt = counts->n_rows - counts->n_generated;
 }
 

@@ -78,7 +78,7 @@ static void open_rig(struct rig *r, const struct shape *s, const struct card_siz
     for (size_t i = 0; i < n_blocks; i++) r->table[i] = (int32_t)(i * 7919 % n_blocks); /* 7919 is a prime that divides none of these numbers */
     for (size_t i = 0; i < n; i++) {
         r->seqs[i] = (struct attn_seq){ .q_begin = (int32_t)i, .n_q = 1, .pos_begin = s->context - 1, .block_table = r->table + i * (size_t)blocks_of(s),
-                                        .generated = true };
+                                        .is_decode = true };
         r->pos[i] = s->context - 1;
     }
     r->list = (struct attn_list){ .seqs = r->seqs, .n_seqs = s->n_seqs };

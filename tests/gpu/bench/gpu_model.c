@@ -59,7 +59,7 @@ static struct model_batch next_step(struct rig *r)
     int32_t       row = 0;
     for (int32_t i = 0; i < s.n_seqs; i++) {
         r->seqs[i] = (struct attn_seq){ .q_begin = row, .n_q = n, .pos_begin = from, .block_table = r->table + (size_t)i * (size_t)blocks_of(&s),
-                                        .generated = !s.prefill };
+                                        .is_decode = !s.prefill };
         for (int32_t k = 0; k < n; k++, row++) {
             r->ids[row] = id_at(r, i, from + k);
             r->pos[row] = from + k;
