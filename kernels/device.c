@@ -83,25 +83,25 @@ enum status device_arrivals(struct device *d) { return d->ops->arrivals(d); }
 
 uint64_t device_mark(struct device *d) { return d->ops->mark(d); }
 
-enum status device_lane(struct device *d, struct lane **out, struct err *err) { return d->ops->lane(d, out, err); }
+enum status device_copy_stream(struct device *d, struct copy_stream **out, struct err *err) { return d->ops->copy_stream(d, out, err); }
 
 /* ---- lanes ---- */
 
-void lane_close(struct lane *l)
+void copy_stream_close(struct copy_stream *s)
 {
-    if (l) l->ops->close(l);
+    if (s) s->ops->close(s);
 }
 
-enum status lane_after(struct lane *l, uint64_t mark) { return mark ? l->ops->after(l, mark) : OK; }
+enum status copy_stream_wait_event(struct copy_stream *s, uint64_t mark) { return mark ? s->ops->wait_event(s, mark) : OK; }
 
-enum status lane_copy(struct lane *l, const struct lane_runs *c) { return l->ops->copy(l, c); }
+enum status copy_stream_copy(struct copy_stream *s, const struct copy_stream_strided *c) { return s->ops->copy(s, c); }
 
-enum status lane_gather(struct lane *l, const struct lane_pair *pairs, uint32_t n) { return l->ops->gather(l, pairs, n); }
+enum status copy_stream_gather(struct copy_stream *s, const struct copy_stream_pair *pairs, uint32_t n) { return s->ops->gather(s, pairs, n); }
 
-enum status lane_convert(struct lane *l, const struct lane_conversion *c) { return l->ops->convert(l, c); }
+enum status copy_stream_convert(struct copy_stream *s, const struct copy_stream_conversion *c) { return s->ops->convert(s, c); }
 
-enum status lane_sums(struct lane *l, const struct lane_piece *pieces, uint32_t n, uint64_t *out) { return l->ops->sums(l, pieces, n, out); }
+enum status copy_stream_checksum(struct copy_stream *s, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *out) { return s->ops->checksum(s, pieces, n, out); }
 
-enum status lane_tell(struct lane *l, void (*fn)(void *arg), void *arg) { return l->ops->tell(l, fn, arg); }
+enum status copy_stream_launch_host_fn(struct copy_stream *s, void (*fn)(void *arg), void *arg) { return s->ops->launch_host_fn(s, fn, arg); }
 
-enum status lane_wait(struct lane *l) { return l->ops->wait(l); }
+enum status copy_stream_synchronize(struct copy_stream *s) { return s->ops->synchronize(s); }

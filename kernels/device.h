@@ -39,7 +39,7 @@ struct dev_mem {
 };
 
 struct device;
-struct lane;
+struct copy_stream;
 
 struct device_ops {
     const char *name;
@@ -60,14 +60,14 @@ struct device_ops {
     /* How many of the kind this process sees. */
     int         (*count)(void);
     void        (*describe)(struct device *d, char *out, size_t cap);
-    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_arrivals, device_mark, device_lane. */
+    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_arrivals, device_mark, device_copy_stream. */
     enum status (*export_mem)(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err);
     enum status (*import_mem)(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err);
     void        (*unimport_mem)(struct device *d, void *p);
     enum status (*dmabuf)(struct device *d, const struct dev_mem *m, int *fd, struct err *err);
     enum status (*arrivals)(struct device *d);
     uint64_t    (*mark)(struct device *d);
-    enum status (*lane)(struct device *d, struct lane **out, struct err *err);
+    enum status (*copy_stream)(struct device *d, struct copy_stream **out, struct err *err);
 };
 
 struct device {
@@ -104,10 +104,10 @@ void        device_mem_unimport(struct device *d, void *p);
 enum status device_mem_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) MUST_CHECK;
 /* Make what network cards have written by then visible to work that the device is given from now on. Any thread. ERR_NODEV: the device failed. */
 enum status device_arrivals(struct device *d) MUST_CHECK;
-/* A mark behind all work that was given to the device so far, for lane_after; 0: that work is done (always so of the processor). */
+/* A mark behind all work that was given to the device so far, for copy_stream_wait_event; 0: that work is done (always so of the processor). */
 uint64_t    device_mark(struct device *d);
-/* A new queue of copies; the owner closes it (lane_close) before the device. */
-enum status device_lane(struct device *d, struct lane **out, struct err *err) MUST_CHECK;
+/* A new queue of copies; the owner closes it (copy_stream_close) before the device. */
+enum status device_copy_stream(struct device *d, struct copy_stream **out, struct err *err) MUST_CHECK;
 
 /* How many devices of a kind this process sees; 0 of a kind that the build does not have. */
 int         device_count(const char *name);

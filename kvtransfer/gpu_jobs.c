@@ -6,7 +6,7 @@
 
 struct kvt_works {
     struct kvt_works_options o;
-    struct lane             *lane;
+    struct copy_stream             *lane;
     struct dev_mem           memory; /* pieces and sums of all works */
     struct kvt_work          works[KVT_WORKS_MAX];
     struct list              begun;
@@ -14,7 +14,7 @@ struct kvt_works {
     uint32_t                 held;
 };
 
-enum { PIECES_BYTES = KVT_BATCH_PIECES * sizeof(struct lane_piece), SUMS_BYTES = KVT_BATCH_PIECES * sizeof(uint64_t) };
+enum { PIECES_BYTES = KVT_BATCH_PIECES * sizeof(struct copy_stream_checksum_range), SUMS_BYTES = KVT_BATCH_PIECES * sizeof(uint64_t) };
 
 enum status kvt_works_create(const struct kvt_works_options *o, struct kvt_works **out, struct err *err)
 {
@@ -24,7 +24,7 @@ enum status kvt_works_create(const struct kvt_works_options *o, struct kvt_works
     list_init(&w->begun);
     w->copies = MEM_ARRAY(struct kvt_copy, o->max_copies);
     enum status st = device_mem_alloc(o->device, (size_t)KVT_WORKS_MAX * (PIECES_BYTES + SUMS_BYTES), DEVICE_MEM_HOST, &w->memory, err);
-    if (st == OK) st = device_lane(o->device, &w->lane, err);
+    if (st == OK) st = device_copy_stream(o->device, &w->lane, err);
     if (st != OK) {
         kvt_works_free(w);
         return st;
@@ -33,7 +33,7 @@ enum status kvt_works_create(const struct kvt_works_options *o, struct kvt_works
     for (uint32_t i = 0; i < KVT_WORKS_MAX; i++, at += PIECES_BYTES + SUMS_BYTES) {
         struct kvt_work *k = &w->works[i];
         k->works = w;
-        k->pieces = (struct lane_piece *)(void *)at;
+        k->pieces = (struct copy_stream_checksum_range *)(void *)at;
         k->sums = (uint64_t *)(void *)(at + PIECES_BYTES);
         list_init(&k->link);
     }
@@ -44,7 +44,7 @@ enum status kvt_works_create(const struct kvt_works_options *o, struct kvt_works
 void kvt_works_free(struct kvt_works *w)
 {
     if (!w) return;
-    lane_close(w->lane);
+    copy_stream_close(w->lane);
     device_mem_free(w->o.device, &w->memory);
     mem_free(w->copies);
     mem_free(w);
@@ -72,10 +72,10 @@ static void on_landed(void *arg)
     o->notice(o->arg);
 }
 
-static struct lane_piece piece_at(const char *pool, const struct kvt_strides *s, uint32_t n)
+static struct copy_stream_checksum_range piece_at(const char *pool, const struct kvt_strides *s, uint32_t n)
 {
-    struct lane_piece p = { .at = pool + s->at, .stride = s->stride, .run_bytes = (uint32_t)s->run_bytes, .n_runs = s->n_runs };
-    if (n > 1) p.tail = (struct lane_tail){ .at = pool + s[1].at, .stride = s[1].stride, .run_bytes = (uint32_t)s[1].run_bytes, .n_runs = s[1].n_runs };
+    struct copy_stream_checksum_range p = { .at = pool + s->at, .stride = s->stride, .run_bytes = (uint32_t)s->run_bytes, .n_runs = s->n_runs };
+    if (n > 1) p.tail = (struct copy_stream_checksum_tail){ .at = pool + s[1].at, .stride = s[1].stride, .run_bytes = (uint32_t)s[1].run_bytes, .n_runs = s[1].n_runs };
     return p;
 }
 
@@ -92,18 +92,18 @@ static enum status begin_sums(struct kvt_work *k, const struct kvt_task *t)
         k->pieces[i] = piece_at(made ? made : w->o.pool, s, n);
         if (made) made += s->run_bytes;
     }
-    return lane_sums(w->lane, k->pieces, t->span.n, k->sums);
+    return copy_stream_checksum(w->lane, k->pieces, t->span.n, k->sums);
 }
 
 /* Rows on their way to a lane, so many at once. */
 struct made_rows {
-    struct lane_conversion c;
-    struct lane_rows       rows[64];
+    struct copy_stream_conversion c;
+    struct copy_stream_kv_rows       rows[64];
 };
 
-static enum status flush_rows(struct lane *lane, struct made_rows *m)
+static enum status flush_rows(struct copy_stream *lane, struct made_rows *m)
 {
-    enum status st = m->c.n ? lane_convert(lane, &m->c) : OK;
+    enum status st = m->c.n ? copy_stream_convert(lane, &m->c) : OK;
     m->c.n = 0;
     return st;
 }
@@ -120,7 +120,7 @@ static enum status begin_making(struct kvt_work *k, const struct kvt_task *t)
         for (uint32_t done = 0; done < n_valid;) {
             struct kvt_rows r = kvt_plan_rows(t->view, t->blocks, t->as, t->n_tokens, t->span.layer, i, done);
             if (m.c.n == COUNT_OF(m.rows)) TRY(flush_rows(w->lane, &m));
-            m.rows[m.c.n++] = (struct lane_rows){ .to = out + r.to, .to_scales = out + r.to_scales, .from = w->o.pool + r.from,
+            m.rows[m.c.n++] = (struct copy_stream_kv_rows){ .to = out + r.to, .to_scales = out + r.to_scales, .from = w->o.pool + r.from,
                                                   .from_scales = w->o.pool + r.from_scales, .n = r.n, .n_groups = r.n_groups,
                                                   .to_stride = r.to_stride, .from_stride = r.from_stride };
             done += r.n;
@@ -134,7 +134,7 @@ static enum status begin_making(struct kvt_work *k, const struct kvt_task *t)
 static enum status begin_bringing(struct kvt_work *k, const struct kvt_task *t)
 {
     const struct kvt_staging *s = k->works->o.staging;
-    return lane_copy(k->works->lane, &(struct lane_runs){ .to = kvt_staging_at(s, k->stage), .from = kvt_staging_card_at(s, k->stage),
+    return copy_stream_copy(k->works->lane, &(struct copy_stream_strided){ .to = kvt_staging_at(s, k->stage), .from = kvt_staging_card_at(s, k->stage),
                                                           .bytes = kvt_plan_span_bytes(t->as, t->n_tokens, t->span), .n = 1 });
 }
 
@@ -147,7 +147,7 @@ static enum status begin_copies(struct kvt_work *k, const struct kvt_task *t)
     for (uint32_t i = 0; i < n && st == OK; i++) {
         char *here = stage + w->copies[i].local, *there = w->o.pool + w->copies[i].remote;
         bool fetch = t->move == KVT_TASK_FETCH;
-        st = lane_copy(w->lane, &(struct lane_runs){ .to = fetch ? here : there, .from = fetch ? there : here, .bytes = w->copies[i].bytes, .n = 1 });
+        st = copy_stream_copy(w->lane, &(struct copy_stream_strided){ .to = fetch ? here : there, .from = fetch ? there : here, .bytes = w->copies[i].bytes, .n = 1 });
     }
     return st;
 }
@@ -158,11 +158,11 @@ enum status kvt_work_begin(struct kvt_work *k, const struct kvt_task *t)
     ASSERT(k->taken && !k->given && t->span.n <= KVT_BATCH_PIECES);
     ASSERT(!t->as || (k->stage.n && t->move != KVT_TASK_STORE));
     list_push(&w->begun, &k->link);
-    enum status st = lane_after(w->lane, t->mark);
+    enum status st = copy_stream_wait_event(w->lane, t->mark);
     if (st == OK && t->as) st = begin_making(k, t);
     if (st == OK && t->move != KVT_TASK_STAYS) st = t->as ? begin_bringing(k, t) : begin_copies(k, t);
     if (st == OK && t->sums) st = begin_sums(k, t);
-    return st == OK ? lane_tell(w->lane, on_landed, k) : st;
+    return st == OK ? copy_stream_launch_host_fn(w->lane, on_landed, k) : st;
 }
 
 bool kvt_work_landed(const struct kvt_work *k) { return atomic_load_explicit(&k->landed, memory_order_acquire); }
@@ -196,6 +196,6 @@ struct kvt_work *kvt_works_oldest(struct kvt_works *w)
     return NULL;
 }
 
-enum status kvt_works_settle(struct kvt_works *w) { return lane_wait(w->lane); }
+enum status kvt_works_settle(struct kvt_works *w) { return copy_stream_synchronize(w->lane); }
 
 uint32_t *kvt_works_held(struct kvt_works *w) { return &w->held; }

@@ -30,7 +30,7 @@ struct kvt_work {
     _Atomic bool      landed;   /* release by the driver's thread: the sums and bytes are there; acquire by kvt_work_landed */
     bool              taken, given;
     struct kvt_stage  stage;    /* of works->staging, held until it has landed and was given */
-    struct lane_piece *pieces;  /* KVT_BATCH_PIECES; the device reads them */
+    struct copy_stream_checksum_range *pieces;  /* KVT_BATCH_PIECES; the device reads them */
     uint64_t         *sums;     /* likewise; the device writes them */
     /* The asker's: what arrives. */
     uint32_t           session;

@@ -10,24 +10,24 @@
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
-static void close_lane(struct lane *l) { mem_free(l); }
+static void close_stream(struct copy_stream *s) { mem_free(s); }
 
-static enum status after(struct lane *l, uint64_t mark)
+static enum status wait_event(struct copy_stream *s, uint64_t mark)
 {
-    (void)l, (void)mark; /* a mark of the processor is behind us */
+    (void)s, (void)mark; /* a mark of the processor is behind us */
     return OK;
 }
 
-static enum status copy(struct lane *l, const struct lane_runs *c)
+static enum status copy(struct copy_stream *s, const struct copy_stream_strided *c)
 {
-    (void)l;
+    (void)s;
     for (uint32_t i = 0; i < c->n; i++) memcpy((char *)c->to + i * c->to_stride, (const char *)c->from + i * c->from_stride, c->bytes);
     return OK;
 }
 
-static enum status gather(struct lane *l, const struct lane_pair *pairs, uint32_t n)
+static enum status gather(struct copy_stream *s, const struct copy_stream_pair *pairs, uint32_t n)
 {
-    (void)l;
+    (void)s;
     for (uint32_t i = 0; i < n; i++)
         if (pairs[i].bytes > 0) memcpy(pairs[i].to, pairs[i].from, pairs[i].bytes);
     return OK;
@@ -37,7 +37,7 @@ static enum status gather(struct lane *l, const struct lane_pair *pairs, uint32_
 static char *values_of(const void *values, enum dtype t, uint32_t width, size_t row) { return (char *)(uintptr_t)values + row * kv_rows_bytes(t, width); }
 static char *scale_of(const void *scales, enum dtype t, size_t row) { return kv_rows_scaled(t) ? (char *)(uintptr_t)scales + row * sizeof(float) : NULL; }
 
-static void convert_row(const struct lane_conversion *c, const struct lane_rows *r, size_t from_row, size_t to_row)
+static void convert_row(const struct copy_stream_conversion *c, const struct copy_stream_kv_rows *r, size_t from_row, size_t to_row)
 {
     const char *from = values_of(r->from, c->from, c->width, from_row), *from_scale = scale_of(r->from_scales, c->from, from_row);
     char *to = values_of(r->to, c->to, c->width, to_row), *to_scale = scale_of(r->to_scales, c->to, to_row);
@@ -51,12 +51,12 @@ static void convert_row(const struct lane_conversion *c, const struct lane_rows 
     kv_row_store(c->to, x, to, to_scale, c->width);
 }
 
-static enum status convert(struct lane *l, const struct lane_conversion *c)
+static enum status convert(struct copy_stream *s, const struct copy_stream_conversion *c)
 {
-    (void)l;
+    (void)s;
     ASSERT(c->width <= KERNEL_LATENT_MAX);
     for (uint32_t i = 0; i < c->n; i++) {
-        const struct lane_rows *r = &c->rows[i];
+        const struct copy_stream_kv_rows *r = &c->rows[i];
         for (uint32_t g = 0; g < r->n_groups; g++)
             for (uint32_t k = 0; k < r->n; k++) convert_row(c, r, (size_t)g * r->from_stride + k, (size_t)g * r->to_stride + k);
     }
@@ -69,7 +69,7 @@ static char *add_runs(char *to, const void *at, uint64_t stride, uint32_t run_by
     return to;
 }
 
-static uint64_t sum_of(const struct lane_piece *p)
+static uint64_t checksum_of(const struct copy_stream_checksum_range *p)
 {
     if (p->n_runs == 1 && p->tail.n_runs == 0) return hash_64(p->at, p->run_bytes, 0);
     size_t n = (size_t)p->run_bytes * p->n_runs + (size_t)p->tail.run_bytes * p->tail.n_runs;
@@ -80,35 +80,35 @@ static uint64_t sum_of(const struct lane_piece *p)
     return sum;
 }
 
-static enum status sums(struct lane *l, const struct lane_piece *pieces, uint32_t n, uint64_t *out)
+static enum status checksum(struct copy_stream *s, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *out)
 {
-    (void)l;
-    for (uint32_t i = 0; i < n; i++) out[i] = sum_of(&pieces[i]);
+    (void)s;
+    for (uint32_t i = 0; i < n; i++) out[i] = checksum_of(&pieces[i]);
     return OK;
 }
 
-static enum status tell(struct lane *l, void (*fn)(void *arg), void *arg)
+static enum status launch_host_fn(struct copy_stream *s, void (*fn)(void *arg), void *arg)
 {
-    (void)l;
+    (void)s;
     fn(arg);
     return OK;
 }
 
-static enum status wait(struct lane *l)
+static enum status synchronize(struct copy_stream *s)
 {
-    (void)l;
+    (void)s;
     return OK;
 }
 
-static const struct lane_ops LANE_CPU = { .close = close_lane, .after = after, .copy = copy, .gather = gather,
-                                         .convert = convert, .sums = sums, .tell = tell, .wait = wait };
+static const struct copy_stream_ops COPY_STREAM_CPU_OPS = { .close = close_stream, .wait_event = wait_event, .copy = copy, .gather = gather,
+                                         .convert = convert, .checksum = checksum, .launch_host_fn = launch_host_fn, .synchronize = synchronize };
 
-enum status lane_cpu_open(struct device *d, struct lane **out, struct err *err)
+enum status copy_stream_cpu_open(struct device *d, struct copy_stream **out, struct err *err)
 {
     (void)d;
-    struct lane *l = mem_try_calloc(1, sizeof *l);
-    if (!l) return err_set(err, ERR_NOMEM, "no memory for a lane");
-    l->ops = &LANE_CPU;
-    *out = l;
+    struct copy_stream *s = mem_try_calloc(1, sizeof *s);
+    if (!s) return err_set(err, ERR_NOMEM, "no memory for a lane");
+    s->ops = &COPY_STREAM_CPU_OPS;
+    *out = s;
     return OK;
 }

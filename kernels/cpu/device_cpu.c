@@ -160,5 +160,5 @@ const struct device_ops device_cpu_ops = {
     .dmabuf = cpu_dmabuf,
     .arrivals = cpu_arrivals,
     .mark = cpu_mark,
-    .lane = lane_cpu_open,
+    .copy_stream = copy_stream_cpu_open,
 };

@@ -12,13 +12,13 @@
 #include "shared/base/mem.h"
 
 struct cuda_lane {
-    struct lane               base;
+    struct copy_stream               base;
     const struct cuda_device *device;
     cudaStream_t              stream;
     bool                      failed; /* it was logged */
 };
 
-static struct cuda_lane *cuda_lane_of(struct lane *l) { return (struct cuda_lane *)l; }
+static struct cuda_lane *cuda_lane_of(struct copy_stream *l) { return (struct cuda_lane *)l; }
 
 static enum status checked(struct cuda_lane *l, cudaError_t e, const char *what)
 {
@@ -28,7 +28,7 @@ static enum status checked(struct cuda_lane *l, cudaError_t e, const char *what)
     return ERR_NODEV;
 }
 
-static void close_lane(struct lane *base)
+static void close_lane(struct copy_stream *base)
 {
     struct cuda_lane *l = cuda_lane_of(base);
     (void)cudaStreamSynchronize(l->stream);
@@ -36,13 +36,13 @@ static void close_lane(struct lane *base)
     mem_free(l);
 }
 
-static enum status after(struct lane *base, uint64_t mark)
+static enum status after(struct copy_stream *base, uint64_t mark)
 {
     struct cuda_lane *l = cuda_lane_of(base);
     return checked(l, cudaStreamWaitEvent(l->stream, l->device->marks[mark % DEVICE_MARKS], 0), "waiting for a layer");
 }
 
-static enum status copy(struct lane *base, const struct lane_runs *c)
+static enum status copy(struct copy_stream *base, const struct copy_stream_strided *c)
 {
     struct cuda_lane *l = cuda_lane_of(base);
     cudaError_t e = c->n == 1 ? cudaMemcpyAsync(c->to, c->from, c->bytes, cudaMemcpyDefault, l->stream)
@@ -50,40 +50,40 @@ static enum status copy(struct lane *base, const struct lane_runs *c)
     return checked(l, e, "a copy of KV");
 }
 
-static enum status gather(struct lane *base, const struct lane_pair *pairs, uint32_t n)
+static enum status gather(struct copy_stream *base, const struct copy_stream_pair *pairs, uint32_t n)
 {
     struct cuda_lane *l = cuda_lane_of(base);
     return checked(l, kv_copy_run(l->stream, pairs, n), "copies of KV");
 }
 
-static enum status convert(struct lane *base, const struct lane_conversion *c)
+static enum status convert(struct copy_stream *base, const struct copy_stream_conversion *c)
 {
     struct cuda_lane *l = cuda_lane_of(base);
     return checked(l, kv_convert_run(l->stream, c), "KV in another layout");
 }
 
-static enum status sums(struct lane *base, const struct lane_piece *pieces, uint32_t n, uint64_t *out)
+static enum status sums(struct copy_stream *base, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *out)
 {
     struct cuda_lane *l = cuda_lane_of(base);
     return checked(l, kv_checksum_run(l->stream, pieces, n, out), "checksums of KV");
 }
 
-static enum status tell(struct lane *base, void (*fn)(void *arg), void *arg)
+static enum status tell(struct copy_stream *base, void (*fn)(void *arg), void *arg)
 {
     struct cuda_lane *l = cuda_lane_of(base);
     return checked(l, cudaLaunchHostFunc(l->stream, fn, arg), "a word from its stream");
 }
 
-static enum status wait(struct lane *base)
+static enum status wait(struct copy_stream *base)
 {
     struct cuda_lane *l = cuda_lane_of(base);
     return checked(l, cudaStreamSynchronize(l->stream), "copies of KV");
 }
 
-static const struct lane_ops LANE_CUDA = { .close = close_lane, .after = after, .copy = copy, .gather = gather,
-                                          .convert = convert, .sums = sums, .tell = tell, .wait = wait };
+static const struct copy_stream_ops LANE_CUDA = { .close = close_lane, .wait_event = after, .copy = copy, .gather = gather,
+                                          .convert = convert, .checksum = sums, .launch_host_fn = tell, .synchronize = wait };
 
-enum status lane_cuda_open(struct device *d, struct lane **out, struct err *err)
+enum status lane_cuda_open(struct device *d, struct copy_stream **out, struct err *err)
 {
     struct cuda_lane *l = mem_try_calloc(1, sizeof *l);
     if (!l) return err_set(err, ERR_NOMEM, "no memory for a lane");

@@ -260,5 +260,5 @@ const struct device_ops device_cuda_ops = {
     .dmabuf = cuda_dmabuf,
     .arrivals = cuda_arrivals,
     .mark = cuda_mark,
-    .lane = lane_cuda_open,
+    .copy_stream = lane_cuda_open,
 };

@@ -70,19 +70,19 @@ static const char *source(const struct kvt_env *env, uint64_t local)
 
 static bool begin(struct local_conn *c, struct local_put *p)
 {
-    struct lane *lane = c->way_state;
-    enum status st = lane_after(lane, p->mark);
+    struct copy_stream *lane = c->way_state;
+    enum status st = copy_stream_wait_event(lane, p->mark);
     for (uint32_t i = 0, n; i < p->n_copies && st == OK; i += n) {
-        struct lane_pair pairs[PAIRS_AT_ONCE];
+        struct copy_stream_pair pairs[PAIRS_AT_ONCE];
         for (n = 0; n < PAIRS_AT_ONCE && i + n < p->n_copies; n++)
-            pairs[n] = (struct lane_pair){ .to = c->remote + p->copies[i + n].remote, .from = source(c->lt->env, p->copies[i + n].local),
+            pairs[n] = (struct copy_stream_pair){ .to = c->remote + p->copies[i + n].remote, .from = source(c->lt->env, p->copies[i + n].local),
                                            .bytes = p->copies[i + n].bytes };
-        st = lane_gather(lane, pairs, n);
+        st = copy_stream_gather(lane, pairs, n);
     }
-    if (st == OK) st = lane_tell(lane, on_copied, p);
+    if (st == OK) st = copy_stream_launch_host_fn(lane, on_copied, p);
     p->n_jobs = st == OK;
     /* What had begun reads the source no more when DOWN is said; a device that has failed runs nothing. */
-    if (st != OK && lane_wait(lane) != OK) p->n_jobs = 0;
+    if (st != OK && copy_stream_synchronize(lane) != OK) p->n_jobs = 0;
     return st == OK;
 }
 
@@ -93,11 +93,11 @@ static bool move(struct local_conn *c, const struct kvt_copy *copies, uint64_t s
     return false;
 }
 
-static bool wait_for_lane(struct local_conn *c) { return lane_wait(c->way_state) == OK; }
+static bool wait_for_lane(struct local_conn *c) { return copy_stream_synchronize(c->way_state) == OK; }
 
 static void detach(struct local_conn *c)
 {
-    lane_close(c->way_state); /* waits */
+    copy_stream_close(c->way_state); /* waits */
     device_mem_unimport(c->lt->env->device, c->remote);
     c->way_state = NULL;
     c->remote = NULL;
@@ -126,13 +126,13 @@ enum status ipc_device_attach(struct local_conn *c, int fd, char *text, size_t t
         snprintf(text, text_max, "%s", good ? "the receiver's memory is smaller than its layout says" : "this node's pool is in GPU memory and the receiver's is not");
         return ERR_UNSUPPORTED;
     }
-    struct lane *lane = NULL;
+    struct copy_stream *lane = NULL;
     struct err err = { 0 };
     void *p = NULL;
-    enum status st = device_lane(device, &lane, &err);
+    enum status st = device_copy_stream(device, &lane, &err);
     if (st == OK) st = device_mem_import(device, handle, &p, &err);
     if (st != OK) {
-        lane_close(lane);
+        copy_stream_close(lane);
         snprintf(text, text_max, "%.90s", err.text);
         return ERR_UNSUPPORTED;
     }

@@ -119,7 +119,7 @@ static void release(struct engine *e)
     for (int i = 0; i < 2; i++) batch_release(&e->batches[i]);
     mem_free(e->logits);
     mem_free(e->lse);
-    lane_close(e->progress_stream);
+    copy_stream_close(e->progress_stream);
     if (e->kv.ptr) device_mem_free(e->device, &e->kv);
     mem_free(e);
 }
@@ -137,7 +137,7 @@ enum status engine_create(const struct engine_options *o, struct engine **out, s
                                  COMMANDS_SPARE + COMMANDS_PER_SEQ * ((size_t)o->max_waiting + o->max_seqs), NULL, NULL);
     enum status st = alloc_kv(e, err);
     if (st == OK) st = prepare_model(e, err);
-    if (st == OK) st = device_lane(e->device, &e->progress_stream, err);
+    if (st == OK) st = device_copy_stream(e->device, &e->progress_stream, err);
     if (st != OK) goto err_engine;
     set_limits(e);
     e->pool = kv_pool_create(o->n_blocks, o->block_tokens, o->prefix_cache);

@@ -65,7 +65,7 @@ struct deferred_blocks {
 struct engine {
     struct engine_options opt;
     struct device        *device; /* the model's kernels' */
-    struct lane          *progress_stream;  /* says when a card has done a layer: the progress of a step that this thread has only handed over */
+    struct copy_stream          *progress_stream;  /* says when a card has done a layer: the progress of a step that this thread has only handed over */
     struct kv_layout      layout;
     struct dev_mem        kv;
     struct seq_limits     limits;

@@ -105,11 +105,11 @@ static struct dev_mem memory_of(struct device *d, size_t bytes, unsigned flags)
     return m;
 }
 
-static struct lane *open_lane(struct device *d)
+static struct copy_stream *open_lane(struct device *d)
 {
-    struct lane *l;
+    struct copy_stream *l;
     struct err   err;
-    CHECK_OK(device_lane(d, &l, &err));
+    CHECK_OK(device_copy_stream(d, &l, &err));
     return l;
 }
 
@@ -120,31 +120,31 @@ static void lane_copy_cases(const char *name)
 {
     enum { N = 4096, RUN = 96, RUNS = 20, APART = 160 };
     struct device *d = open_device(name);
-    struct lane   *l = open_lane(d);
+    struct copy_stream   *l = open_lane(d);
     struct dev_mem host = memory_of(d, 2 * N, DEVICE_MEM_HOST), far = memory_of(d, 2 * N, DEVICE_MEM_PRIVATE);
     CHECK_EQ_INT(host.kind, DEV_MEM_HOST);
     char      *bytes = host.ptr, *there = far.ptr;
     atomic_int told = 0;
     for (int i = 0; i < N; i++) CHECK_EQ_INT(bytes[i], 0);
     for (int i = 0; i < N; i++) bytes[i] = (char)(i * 7 + (i >> 8));
-    CHECK_OK(lane_after(l, 0));
-    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = there, .from = bytes, .to_stride = APART, .from_stride = RUN, .bytes = RUN, .n = RUNS }));
-    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = there + N, .from = there, .bytes = N, .n = 1 }));
-    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = bytes + N, .from = there + N, .bytes = N, .n = 1 }));
-    CHECK_OK(lane_tell(l, count_up, &told));
+    CHECK_OK(copy_stream_wait_event(l, 0));
+    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = there, .from = bytes, .to_stride = APART, .from_stride = RUN, .bytes = RUN, .n = RUNS }));
+    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = there + N, .from = there, .bytes = N, .n = 1 }));
+    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = bytes + N, .from = there + N, .bytes = N, .n = 1 }));
+    CHECK_OK(copy_stream_launch_host_fn(l, count_up, &told));
     for (int ms = 0; atomic_load(&told) == 0 && ms < 5000; ms++) usleep(1000); /* nobody waits for the lane: it runs by itself */
     CHECK_EQ_INT(atomic_load(&told), 1);
     for (int i = 0; i < N; i++) {
         int run = i / APART, at = i % APART;
         CHECK_EQ_INT(bytes[N + i], run < RUNS && at < RUN ? bytes[run * RUN + at] : 0);
     }
-    CHECK_OK(lane_tell(l, count_up, &told));
-    CHECK_OK(lane_wait(l));
+    CHECK_OK(copy_stream_launch_host_fn(l, count_up, &told));
+    CHECK_OK(copy_stream_synchronize(l));
     CHECK_EQ_INT(atomic_load(&told), 2);
     device_mem_free(d, &host);
     device_mem_free(d, &far);
-    lane_close(l);
-    lane_close(NULL);
+    copy_stream_close(l);
+    copy_stream_close(NULL);
     CHECK_OK(device_fault(d, NULL));
     device_close(d);
 }
@@ -154,23 +154,23 @@ static void lane_gather_cases(const char *name)
 {
     enum { N = 300, ROOM = 1 << 20 };
     struct device   *d = open_device(name);
-    struct lane     *l = open_lane(d);
+    struct copy_stream     *l = open_lane(d);
     struct dev_mem   host = memory_of(d, 2 * ROOM, DEVICE_MEM_HOST), from = memory_of(d, ROOM, DEVICE_MEM_PRIVATE), to = memory_of(d, ROOM, DEVICE_MEM_PRIVATE);
     unsigned char   *sent = host.ptr, *got = sent + ROOM;
-    struct lane_pair pairs[N];
+    struct copy_stream_pair pairs[N];
     size_t           at = 0, lengths[] = { 0, 1, 15, 16, 17, 48, 4096, 5000 };
     for (size_t i = 0; i < ROOM; i++) sent[i] = (unsigned char)(i * 31 + (i >> 9));
     for (int i = 0; i < N; i++) {
         size_t bytes = i == 7 ? 150000 : lengths[i % 8], place = at + (size_t)(i % 3 == 0 ? i % 16 : 0);
-        pairs[i] = (struct lane_pair){ .to = (char *)to.ptr + place, .from = (char *)from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? i % 16 : 0), .bytes = bytes };
+        pairs[i] = (struct copy_stream_pair){ .to = (char *)to.ptr + place, .from = (char *)from.ptr + (ROOM - at - 160000) / 16 * 16 + (i % 5 == 0 ? i % 16 : 0), .bytes = bytes };
         at = (place + bytes + 16) / 16 * 16;
         CHECK(at < ROOM - 320000);
     }
-    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = from.ptr, .from = sent, .bytes = ROOM, .n = 1 }));
-    CHECK_OK(lane_gather(l, pairs, N));
-    CHECK_OK(lane_gather(l, pairs, 0));
-    CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = got, .from = to.ptr, .bytes = ROOM, .n = 1 }));
-    CHECK_OK(lane_wait(l));
+    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = from.ptr, .from = sent, .bytes = ROOM, .n = 1 }));
+    CHECK_OK(copy_stream_gather(l, pairs, N));
+    CHECK_OK(copy_stream_gather(l, pairs, 0));
+    CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = got, .from = to.ptr, .bytes = ROOM, .n = 1 }));
+    CHECK_OK(copy_stream_synchronize(l));
     size_t next = 0; /* what no copy wrote is 0 still */
     for (int i = 0; i < N; i++) {
         size_t place = (size_t)((char *)pairs[i].to - (char *)to.ptr), source = (size_t)((const char *)pairs[i].from - (char *)from.ptr);
@@ -182,7 +182,7 @@ static void lane_gather_cases(const char *name)
     device_mem_free(d, &host);
     device_mem_free(d, &from);
     device_mem_free(d, &to);
-    lane_close(l);
+    copy_stream_close(l);
     CHECK_OK(device_fault(d, NULL));
     device_close(d);
 }
@@ -192,7 +192,7 @@ static void lane_mark_cases(const char *name)
 {
     enum { N = 64 };
     struct device *d = open_device(name);
-    struct lane   *l = open_lane(d);
+    struct copy_stream   *l = open_lane(d);
     struct dev_mem host = memory_of(d, N, DEVICE_MEM_HOST), far = memory_of(d, N, DEVICE_MEM_PRIVATE);
     uint64_t       before = 0;
     for (int round = 1; round <= 2 * DEVICE_MARKS + 3; round++) {
@@ -202,15 +202,15 @@ static void lane_mark_cases(const char *name)
         uint64_t mark = device_mark(d);
         CHECK(d->is_host ? mark == 0 : mark > before);
         if (round % 100 == 1) before = mark; /* an old mark now and then */
-        CHECK_OK(lane_after(l, before));
-        CHECK_OK(lane_after(l, mark));
-        CHECK_OK(lane_copy(l, &(struct lane_runs){ .to = host.ptr, .from = far.ptr, .bytes = N, .n = 1 }));
-        CHECK_OK(lane_wait(l));
+        CHECK_OK(copy_stream_wait_event(l, before));
+        CHECK_OK(copy_stream_wait_event(l, mark));
+        CHECK_OK(copy_stream_copy(l, &(struct copy_stream_strided){ .to = host.ptr, .from = far.ptr, .bytes = N, .n = 1 }));
+        CHECK_OK(copy_stream_synchronize(l));
         CHECK_EQ_INT(memcmp(host.ptr, value, N), 0);
     }
     device_mem_free(d, &host);
     device_mem_free(d, &far);
-    lane_close(l);
+    copy_stream_close(l);
     device_close(d);
 }
 
@@ -219,18 +219,18 @@ static void lane_sum_cases(const char *name)
 {
     enum { POOL = 300000, PIECES = 700 };
     struct device *d = open_device(name);
-    struct lane   *l = open_lane(d);
+    struct copy_stream   *l = open_lane(d);
     struct dev_mem far = memory_of(d, POOL, DEVICE_MEM_PRIVATE);
-    struct dev_mem in = memory_of(d, PIECES * sizeof(struct lane_piece), DEVICE_MEM_HOST), out = memory_of(d, PIECES * sizeof(uint64_t), DEVICE_MEM_HOST);
+    struct dev_mem in = memory_of(d, PIECES * sizeof(struct copy_stream_checksum_range), DEVICE_MEM_HOST), out = memory_of(d, PIECES * sizeof(uint64_t), DEVICE_MEM_HOST);
     char          *bytes = malloc(POOL), *all = malloc(POOL);
     uint64_t       want[PIECES], *sums = out.ptr;
-    struct lane_piece *pieces = in.ptr;
+    struct copy_stream_checksum_range *pieces = in.ptr;
     srand(3);
     for (int i = 0; i < POOL; i++) bytes[i] = (char)rand();
     device_upload(d, far.ptr, bytes, POOL);
     for (uint32_t i = 0; i < PIECES; i++) {
         static const uint32_t large[] = { 1023, 1024, 1025, 1087, 1088, 1089, 2048, 2049, 4096, 8192, 65535, 65536, 65537, 66560, 131072, 131073, 1u << 17 };
-        struct lane_piece p = { .n_runs = 1, .run_bytes = i < 600 ? i + 1 : large[i % COUNT_OF(large)] };
+        struct copy_stream_checksum_range p = { .n_runs = 1, .run_bytes = i < 600 ? i + 1 : large[i % COUNT_OF(large)] };
         size_t            at = i % 3 ? i % 3 * 16u : (size_t)(rand() % 64);
         if (i >= 650) { /* runs: the heads of a partly filled block */
             p.n_runs = 2 + i % 7;
@@ -239,7 +239,7 @@ static void lane_sum_cases(const char *name)
         }
         p.at = (char *)far.ptr + at;
         if (i % 5 == 1) { /* runs behind those: the scales of rows */
-            p.tail = (struct lane_tail){ .n_runs = 1 + i % 4, .run_bytes = i % 2 ? 1 + i % 70 : 4 * (1 + i % 50) };
+            p.tail = (struct copy_stream_checksum_tail){ .n_runs = 1 + i % 4, .run_bytes = i % 2 ? 1 + i % 70 : 4 * (1 + i % 50) };
             p.tail.stride = p.tail.run_bytes + i % 9;
             p.tail.at = (char *)far.ptr + 200000 + i;
         }
@@ -249,8 +249,8 @@ static void lane_sum_cases(const char *name)
         want[i] = hash_64(all, n, 0);
         pieces[i] = p;
     }
-    CHECK_OK(lane_sums(l, pieces, PIECES, sums));
-    CHECK_OK(lane_wait(l));
+    CHECK_OK(copy_stream_checksum(l, pieces, PIECES, sums));
+    CHECK_OK(copy_stream_synchronize(l));
     for (uint32_t i = 0; i < PIECES; i++)
         if (sums[i] != want[i]) test_fail(__FILE__, __LINE__, "piece %u of %u runs of %u bytes: %016llx, hash_64 says %016llx", i, pieces[i].n_runs,
                                           pieces[i].run_bytes, (unsigned long long)sums[i], (unsigned long long)want[i]);
@@ -259,7 +259,7 @@ static void lane_sum_cases(const char *name)
     device_mem_free(d, &far);
     device_mem_free(d, &in);
     device_mem_free(d, &out);
-    lane_close(l);
+    copy_stream_close(l);
     CHECK_OK(device_fault(d, NULL));
     device_close(d);
 }
@@ -280,13 +280,13 @@ static void any_row(enum dtype t, uint32_t width, int i, unsigned char *values, 
 enum { CONVERT_ROOM = 1 << 20, CONVERT_HALF = CONVERT_ROOM / 2 }; /* values, then scales */
 
 /* What the definition makes of c in `image`, whose addresses are `far`'s. */
-static void convert_by_rows(const struct lane_conversion *c, const struct dev_mem *from, char *from_image, const struct dev_mem *to, char *to_image)
+static void convert_by_rows(const struct copy_stream_conversion *c, const struct dev_mem *from, char *from_image, const struct dev_mem *to, char *to_image)
 {
     size_t from_bytes = kv_rows_bytes(c->from, c->width), to_bytes = kv_rows_bytes(c->to, c->width);
     for (uint32_t i = 0; i < c->n; i++)
         for (uint32_t g = 0; g < c->rows[i].n_groups; g++)
             for (uint32_t k = 0; k < c->rows[i].n; k++) {
-                const struct lane_rows *r = &c->rows[i];
+                const struct copy_stream_kv_rows *r = &c->rows[i];
                 size_t a = (size_t)g * r->from_stride + k, b = (size_t)g * r->to_stride + k;
                 char *x = from_image + ((const char *)r->from - (char *)from->ptr) + a * from_bytes, *y = to_image + ((char *)r->to - (char *)to->ptr) + b * to_bytes;
                 char *x_scale = from_image + ((const char *)r->from_scales - (char *)from->ptr) + 4 * a, *y_scale = to_image + ((char *)r->to_scales - (char *)to->ptr) + 4 * b;
@@ -298,12 +298,12 @@ static void convert_by_rows(const struct lane_conversion *c, const struct dev_me
 }
 
 /* Places of 1 to 7 rows in 1 to 3 groups, at whole and at odd addresses; more of them than fit a launch where rows are short. */
-static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width, const struct dev_mem *a, const struct dev_mem *b, struct lane_rows *out, uint32_t max)
+static uint32_t convert_places(enum dtype from, enum dtype to, uint32_t width, const struct dev_mem *a, const struct dev_mem *b, struct copy_stream_kv_rows *out, uint32_t max)
 {
     size_t from_at = 0, to_at = 0, from_row = 0, to_row = 0; /* in values, in rows of scales */
     uint32_t n = 0;
     for (; n < max; n++) {
-        struct lane_rows r = { .n = 1 + n % 7, .n_groups = 1 + n % 3, .from_stride = 7 + n % 2, .to_stride = 1 + n % 7 + n % 4 };
+        struct copy_stream_kv_rows r = { .n = 1 + n % 7, .n_groups = 1 + n % 3, .from_stride = 7 + n % 2, .to_stride = 1 + n % 7 + n % 4 };
         size_t rows = 24, odd = n % 2 ? n % 16 : 0; /* 3 groups, at most 8 rows apart */
         if (from_at + rows * kv_rows_bytes(from, width) + 16 > CONVERT_HALF || to_at + 32 * kv_rows_bytes(to, width) + 16 > CONVERT_HALF) break;
         r.from = (char *)a->ptr + from_at + odd;
@@ -326,14 +326,14 @@ static void lane_convert_cases(const char *name)
     static const uint32_t   widths[] = { 1, 5, 24, 64, 80, 128, 200, 576, KERNEL_LATENT_MAX };
     enum { MOST = 150 };
     struct device   *d = open_device(name);
-    struct lane     *l = open_lane(d);
+    struct copy_stream     *l = open_lane(d);
     struct dev_mem   from = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE), far = memory_of(d, CONVERT_ROOM, DEVICE_MEM_PRIVATE);
     struct dev_mem   host = memory_of(d, CONVERT_ROOM, DEVICE_MEM_HOST);
     char            *image = malloc(CONVERT_ROOM), *want = malloc(CONVERT_ROOM), *got = malloc(CONVERT_ROOM);
-    struct lane_rows rows[MOST];
+    struct copy_stream_kv_rows rows[MOST];
     srand(11);
     for (uint32_t i = 0; i < COUNT_OF(types) * COUNT_OF(types) * COUNT_OF(widths); i++) {
-        struct lane_conversion c = { .from = types[i % 5], .to = types[i / 5 % 5], .width = widths[i / 25], .rows = rows };
+        struct copy_stream_conversion c = { .from = types[i % 5], .to = types[i / 5 % 5], .width = widths[i / 25], .rows = rows };
         struct dev_mem        *to = i % 2 ? &host : &far;
         c.n = convert_places(c.from, c.to, c.width, &from, to, rows, c.width < 30 ? (uint32_t)MOST : 14);
         CHECK(c.n >= 2);
@@ -346,8 +346,8 @@ static void lane_convert_cases(const char *name)
         device_upload(d, from.ptr, image, CONVERT_ROOM);
         if (i % 2) memcpy(to->ptr, want, CONVERT_ROOM);
         else device_upload(d, to->ptr, want, CONVERT_ROOM);
-        CHECK_OK(lane_convert(l, &c));
-        CHECK_OK(lane_wait(l));
+        CHECK_OK(copy_stream_convert(l, &c));
+        CHECK_OK(copy_stream_synchronize(l));
         convert_by_rows(&c, &from, image, to, want);
         if (i % 2) memcpy(got, to->ptr, CONVERT_ROOM);
         else device_download(d, got, to->ptr, CONVERT_ROOM);
@@ -360,7 +360,7 @@ static void lane_convert_cases(const char *name)
     device_mem_free(d, &from);
     device_mem_free(d, &far);
     device_mem_free(d, &host);
-    lane_close(l);
+    copy_stream_close(l);
     CHECK_OK(device_fault(d, NULL));
     device_close(d);
 }

@@ -49,9 +49,9 @@ static __device__ __forceinline__ uint64_t secret_at(unsigned at)
 
 /* ---- reading: a piece is runs, one behind the other, and then those of its tail --------------------------------------------- */
 
-static __device__ __forceinline__ unsigned first_bytes(const struct lane_piece &p) { return p.run_bytes * p.n_runs; }
+static __device__ __forceinline__ unsigned first_bytes(const struct copy_stream_checksum_range &p) { return p.run_bytes * p.n_runs; }
 
-static __device__ __forceinline__ const unsigned char *piece_at(const struct lane_piece &p, unsigned at)
+static __device__ __forceinline__ const unsigned char *piece_at(const struct copy_stream_checksum_range &p, unsigned at)
 {
     const unsigned char *base = (const unsigned char *)p.at;
     if (at >= first_bytes(p)) {
@@ -61,25 +61,25 @@ static __device__ __forceinline__ const unsigned char *piece_at(const struct lan
     return p.n_runs == 1 ? base + at : base + at / p.run_bytes * p.stride + at % p.run_bytes;
 }
 
-static __device__ uint64_t read_bytes(const struct lane_piece &p, unsigned at, unsigned n)
+static __device__ uint64_t read_bytes(const struct copy_stream_checksum_range &p, unsigned at, unsigned n)
 {
     uint64_t v = 0;
     for (unsigned i = 0; i < n; i++) v |= (uint64_t)*piece_at(p, at + i) << 8 * i;
     return v;
 }
-static __device__ __forceinline__ uint64_t read_64(const struct lane_piece &p, unsigned at) { return read_bytes(p, at, 8); }
+static __device__ __forceinline__ uint64_t read_64(const struct copy_stream_checksum_range &p, unsigned at) { return read_bytes(p, at, 8); }
 
 struct alignas(16) word_pair {
     uint64_t x, y;
 };
 
 /* `n_aligned`: bytes of which each 16 from a multiple of 16 on lie together and so. */
-static __device__ __forceinline__ word_pair read_pair(const struct lane_piece &p, unsigned at, unsigned n_aligned)
+static __device__ __forceinline__ word_pair read_pair(const struct copy_stream_checksum_range &p, unsigned at, unsigned n_aligned)
 {
     return at + 16 <= n_aligned ? *(const word_pair *)piece_at(p, at) : word_pair{ read_64(p, at), read_64(p, at + 8) };
 }
 
-static __device__ __forceinline__ unsigned aligned_bytes(const struct lane_piece &p)
+static __device__ __forceinline__ unsigned aligned_bytes(const struct copy_stream_checksum_range &p)
 {
     const bool aligned = (uintptr_t)p.at % 16 == 0 && (p.n_runs == 1 || (p.run_bytes % 16 == 0 && p.stride % 16 == 0));
     return aligned ? first_bytes(p) : 0;
@@ -106,7 +106,7 @@ static __device__ __forceinline__ uint64_t avalanche_old(uint64_t h)
 
 /* ---- short inputs ------------------------------------------------------------------------------------------------------ */
 
-static __device__ uint64_t sum_to_16(const struct lane_piece &p, unsigned n)
+static __device__ uint64_t sum_to_16(const struct copy_stream_checksum_range &p, unsigned n)
 {
     if (n > 8) {
         const uint64_t low = read_64(p, 0) ^ secret_at(24) ^ secret_at(32), high = read_64(p, n - 8) ^ secret_at(40) ^ secret_at(48);
@@ -124,12 +124,12 @@ static __device__ uint64_t sum_to_16(const struct lane_piece &p, unsigned n)
     return avalanche_old(all ^ ((secret_at(0) ^ secret_at(4)) & 0xffffffffu));
 }
 
-static __device__ uint64_t mix_16(const struct lane_piece &p, unsigned at, unsigned secret)
+static __device__ uint64_t mix_16(const struct copy_stream_checksum_range &p, unsigned at, unsigned secret)
 {
     return fold_64(read_64(p, at) ^ secret_at(secret), read_64(p, at + 8) ^ secret_at(secret + 8));
 }
 
-static __device__ uint64_t sum_to_240(const struct lane_piece &p, unsigned n)
+static __device__ uint64_t sum_to_240(const struct copy_stream_checksum_range &p, unsigned n)
 {
     uint64_t h = n * PRIME64_1;
     if (n <= 128) { /* from both ends inwards */
@@ -159,7 +159,7 @@ static __device__ __forceinline__ uint64_t accumulator_begin(unsigned lane)
 }
 
 /* What stripes 0 .. n - 1 of the block at `at` add to the accumulators, by one warp: 4 threads to a stripe, 2 accumulators to a thread. */
-static __device__ __forceinline__ void block_adds(const struct lane_piece &p, unsigned at, unsigned n, unsigned n_aligned, uint64_t *out)
+static __device__ __forceinline__ void block_adds(const struct copy_stream_checksum_range &p, unsigned at, unsigned n, unsigned n_aligned, uint64_t *out)
 {
     const unsigned thread = threadIdx.x % WARP, pair = thread % 4 * 2;
     uint64_t even = 0, odd = 0;
@@ -189,11 +189,11 @@ static __device__ __forceinline__ uint64_t finish(const uint64_t *accumulators, 
     return avalanche(h);
 }
 
-static __global__ void __launch_bounds__(SUM_THREADS) kv_checksum_kernel(const struct lane_piece *pieces, uint64_t *sums)
+static __global__ void __launch_bounds__(SUM_THREADS) kv_checksum_kernel(const struct copy_stream_checksum_range *pieces, uint64_t *sums)
 {
     kernel_begins();
     __shared__ uint64_t adds[SUM_TILE][LANES];
-    const struct lane_piece p = pieces[blockIdx.x];
+    const struct copy_stream_checksum_range p = pieces[blockIdx.x];
     const unsigned n = first_bytes(p) + p.tail.run_bytes * p.tail.n_runs, thread = threadIdx.x;
     if (n <= SHORT_MAX) {
         if (thread == 0) sums[blockIdx.x] = n <= 16 ? sum_to_16(p, n) : sum_to_240(p, n);
@@ -219,7 +219,7 @@ static __global__ void __launch_bounds__(SUM_THREADS) kv_checksum_kernel(const s
     if (thread == 0) sums[blockIdx.x] = finish(adds[0], n);
 }
 
-cudaError_t kv_checksum_run(cudaStream_t stream, const struct lane_piece *pieces, uint32_t n, uint64_t *sums)
+cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *sums)
 {
     return launch(stream, kv_checksum_kernel, dim3(n), dim3(SUM_THREADS), 0, pieces, sums);
 }

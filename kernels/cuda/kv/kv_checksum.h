@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* sums[i] of pieces[i], n >= 1 of them; both arrays are memory that the card reads and writes. Puts work on the stream and returns. */
-cudaError_t kv_checksum_run(cudaStream_t stream, const struct lane_piece *pieces, uint32_t n, uint64_t *sums);
+cudaError_t kv_checksum_run(cudaStream_t stream, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *sums);
 
 #ifdef __cplusplus
 }

@@ -12,7 +12,7 @@ enum { ROW_THREADS = 256, ROW_WARPS = ROW_THREADS / WARP, CODES = 4, SCALE_BYTES
 
 struct converted_call {
     unsigned         from, to, width;
-    struct lane_rows rows[ROWS_AT_ONCE];
+    struct copy_stream_kv_rows rows[ROWS_AT_ONCE];
 };
 static_assert(sizeof(struct converted_call) <= 4096, "what a launch's arguments may take");
 
@@ -119,7 +119,7 @@ static __device__ __forceinline__ void convert_row(const converted_call &c, cons
 static __global__ void __launch_bounds__(ROW_THREADS) convert_kernel(const converted_call c)
 {
     kernel_begins();
-    const lane_rows p = c.rows[blockIdx.y];
+    const copy_stream_kv_rows p = c.rows[blockIdx.y];
     const size_t    from_bytes = (size_t)c.width * kv_code_bytes(c.from), to_bytes = (size_t)c.width * kv_code_bytes(c.to);
     for (unsigned i = blockIdx.x * ROW_WARPS + threadIdx.x / WARP; i < p.n * p.n_groups; i += gridDim.x * ROW_WARPS) {
         const size_t     from = (size_t)(i / p.n) * p.from_stride + i % p.n, to = (size_t)(i / p.n) * p.to_stride + i % p.n;
@@ -130,7 +130,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) convert_kernel(const conve
     }
 }
 
-extern "C" cudaError_t kv_convert_run(cudaStream_t stream, const struct lane_conversion *conversion)
+extern "C" cudaError_t kv_convert_run(cudaStream_t stream, const struct copy_stream_conversion *conversion)
 {
     cudaError_t e = cudaSuccess;
     for (uint32_t done = 0, part; done < conversion->n && e == cudaSuccess; done += part) {

@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* lane_convert (copy_stream.h). `c` is the host's and read before this returns. Puts work on the stream. */
-cudaError_t kv_convert_run(cudaStream_t stream, const struct lane_conversion *c);
+/* copy_stream_convert (copy_stream.h). `c` is the host's and read before this returns. Puts work on the stream. */
+cudaError_t kv_convert_run(cudaStream_t stream, const struct copy_stream_conversion *c);
 
 #ifdef __cplusplus
 }

@@ -10,7 +10,7 @@ static const uint32_t COPIES_AT_ONCE = 128, CHUNKS_AT_ONCE = 256; /* of a launch
 enum { COPY_THREADS = 256, COPY_AHEAD = 4, COPY_CHUNK = 64 * 1024 };
 
 struct copies_call {
-    struct lane_pair copies[COPIES_AT_ONCE];
+    struct copy_stream_pair copies[COPIES_AT_ONCE];
 };
 static_assert(sizeof(struct copies_call) <= 4096, "what a launch's arguments may take");
 
@@ -29,7 +29,7 @@ static __device__ __forceinline__ void copy_16(uint4 *to, const uint4 *from, int
 static __global__ void __launch_bounds__(COPY_THREADS) copy_kernel(const copies_call c)
 {
     kernel_begins();
-    const lane_pair copy = c.copies[blockIdx.y];
+    const copy_stream_pair copy = c.copies[blockIdx.y];
     for (size_t at = (size_t)blockIdx.x * COPY_CHUNK; at < copy.bytes; at += (size_t)gridDim.x * COPY_CHUNK) {
         char       *to = (char *)copy.to + at;
         const char *from = (const char *)copy.from + at;
@@ -40,7 +40,7 @@ static __global__ void __launch_bounds__(COPY_THREADS) copy_kernel(const copies_
     }
 }
 
-extern "C" cudaError_t kv_copy_run(cudaStream_t stream, const struct lane_pair *copies, uint32_t n)
+extern "C" cudaError_t kv_copy_run(cudaStream_t stream, const struct copy_stream_pair *copies, uint32_t n)
 {
     cudaError_t e = cudaSuccess;
     for (uint32_t done = 0, part; done < n && e == cudaSuccess; done += part) {

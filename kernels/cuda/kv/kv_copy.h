@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* Copies that do not overlap each other, in no order among themselves. `copies` is the host's and read before this returns. Puts work on the stream. */
-cudaError_t kv_copy_run(cudaStream_t stream, const struct lane_pair *copies, uint32_t n);
+cudaError_t kv_copy_run(cudaStream_t stream, const struct copy_stream_pair *copies, uint32_t n);
 
 #ifdef __cplusplus
 }
