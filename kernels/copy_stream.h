@@ -1,7 +1,7 @@
 /* copy_stream.h - a queue of copies and checksums that a device runs in order, beside the work that its context computes.
  *
  * For: moving KV out of and into a device's memory while the next layer computes. Not for: anything a step waits for (device_upload).
- * What is given to a lane runs in the order it was given; copy_stream_wait_event makes what follows wait for the device's own work up to a mark, in the
+ * What is given to a lane runs in the order it was given; copy_stream_wait_event makes what follows wait for the device's own work up to an event, in the
  * device's order and not on the host. Lanes of a device run beside each other. On the processor every call does its work before it returns.
  * Life cycle: device_copy_stream, copy_stream_close, which waits. Every call may fail with ERR_NODEV when the device has failed: then nothing of that lane is
  * known to end, and calls of copy_stream_launch_host_fn do not come.
@@ -60,7 +60,7 @@ struct copy_stream_conversion {
 
 struct copy_stream_ops {
     void        (*close)(struct copy_stream *s);
-    enum status (*wait_event)(struct copy_stream *s, uint64_t mark);
+    enum status (*wait_event)(struct copy_stream *s, uint64_t event);
     enum status (*copy)(struct copy_stream *s, const struct copy_stream_strided *c);
     enum status (*gather)(struct copy_stream *s, const struct copy_stream_pair *pairs, uint32_t n);
     enum status (*convert)(struct copy_stream *s, const struct copy_stream_conversion *c);
@@ -74,8 +74,8 @@ struct copy_stream {
 };
 
 void        copy_stream_close(struct copy_stream *s);
-/* What is given to the lane from now on begins after the device's work up to `mark` (device_mark; 0: at once). */
-enum status copy_stream_wait_event(struct copy_stream *s, uint64_t mark) MUST_CHECK;
+/* What is given to the lane from now on begins after the device's work up to `event` (device_record_event; 0: at once). */
+enum status copy_stream_wait_event(struct copy_stream *s, uint64_t event) MUST_CHECK;
 enum status copy_stream_copy(struct copy_stream *s, const struct copy_stream_strided *c) MUST_CHECK;
 /* n copies between places in the memory of devices, imported memory included, that do not overlap; in no order among themselves. `pairs` is read
  * before this returns. Fast for many pieces that are small, where addresses are multiples of 16. */

@@ -81,7 +81,7 @@ enum status device_mem_dmabuf(struct device *d, const struct dev_mem *m, int *fd
 
 enum status device_arrivals(struct device *d) { return d->ops->arrivals(d); }
 
-uint64_t device_mark(struct device *d) { return d->ops->mark(d); }
+uint64_t device_record_event(struct device *d) { return d->ops->record_event(d); }
 
 enum status device_copy_stream(struct device *d, struct copy_stream **out, struct err *err) { return d->ops->copy_stream(d, out, err); }
 
@@ -92,7 +92,7 @@ void copy_stream_close(struct copy_stream *s)
     if (s) s->ops->close(s);
 }
 
-enum status copy_stream_wait_event(struct copy_stream *s, uint64_t mark) { return mark ? s->ops->wait_event(s, mark) : OK; }
+enum status copy_stream_wait_event(struct copy_stream *s, uint64_t event) { return event ? s->ops->wait_event(s, event) : OK; }
 
 enum status copy_stream_copy(struct copy_stream *s, const struct copy_stream_strided *c) { return s->ops->copy(s, c); }
 

@@ -4,7 +4,7 @@
  * handle (device_mem_export). The KV pool is one such allocation. Memory a device returns is zeroed. The owner of a `struct dev_mem` frees it
  * with device_mem_free before device_close. Copies that run beside a device's own work go through lanes (copy_stream.h); marks say how far that work
  * has to be before they begin.
- * Thread: loop at start; an allocation may then be used on any thread. device_mark: the thread that gives the device its work. Exports, imports
+ * Thread: loop at start; an allocation may then be used on any thread. device_record_event: the thread that gives the device its work. Exports, imports
  * and lanes: any. */
 #ifndef BATON_KERNELS_DEVICE_H
 #define BATON_KERNELS_DEVICE_H
@@ -23,7 +23,7 @@ enum device_mem_flags {
 
 enum {
     DEVICE_HANDLE_BYTES = 64, /* of an exported allocation */
-    DEVICE_MARKS = 256        /* marks a device remembers apart: more than layers of a step; an older one counts as a later one */
+    DEVICE_EVENTS_MAX = 256        /* marks a device remembers apart: more than layers of a step; an older one counts as a later one */
 };
 
 enum dev_mem_kind {
@@ -60,13 +60,13 @@ struct device_ops {
     /* How many of the kind this process sees. */
     int         (*count)(void);
     void        (*describe)(struct device *d, char *out, size_t cap);
-    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_arrivals, device_mark, device_copy_stream. */
+    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_arrivals, device_record_event, device_copy_stream. */
     enum status (*export_mem)(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err);
     enum status (*import_mem)(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err);
     void        (*unimport_mem)(struct device *d, void *p);
     enum status (*dmabuf)(struct device *d, const struct dev_mem *m, int *fd, struct err *err);
     enum status (*arrivals)(struct device *d);
-    uint64_t    (*mark)(struct device *d);
+    uint64_t    (*record_event)(struct device *d);
     enum status (*copy_stream)(struct device *d, struct copy_stream **out, struct err *err);
 };
 
@@ -105,7 +105,7 @@ enum status device_mem_dmabuf(struct device *d, const struct dev_mem *m, int *fd
 /* Make what network cards have written by then visible to work that the device is given from now on. Any thread. ERR_NODEV: the device failed. */
 enum status device_arrivals(struct device *d) MUST_CHECK;
 /* A mark behind all work that was given to the device so far, for copy_stream_wait_event; 0: that work is done (always so of the processor). */
-uint64_t    device_mark(struct device *d);
+uint64_t    device_record_event(struct device *d);
 /* A new queue of copies; the owner closes it (copy_stream_close) before the device. */
 enum status device_copy_stream(struct device *d, struct copy_stream **out, struct err *err) MUST_CHECK;
 

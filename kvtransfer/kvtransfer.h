@@ -117,7 +117,7 @@ enum status kvt_send_open(struct kvt *k, uint64_t id, uint64_t peer, struct str 
 /* Tokens [begin, end) of `layer` are in the caller's pool, in blocks[0 .. (end-1)/block_tokens] (the sequence's table from its
  * first token; copied as far as needed). The blocks stay valid until SENT / SEND_FAILED. Ranges of one layer come in order. */
 enum status kvt_send_ready(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks) MUST_CHECK;
-/* As kvt_send_ready, of tokens that are there when options.device has come to `mark` (device_mark; 0: they are there). Later ranges of a layer
+/* As kvt_send_ready, of tokens that are there when options.device has come to `mark` (device_record_event; 0: they are there). Later ranges of a layer
  * have later marks. */
 enum status kvt_send_ready_after(struct kvt *k, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t mark) MUST_CHECK;
 void        kvt_send_finish(struct kvt *k, uint64_t id);

@@ -122,7 +122,7 @@ static enum status cpu_arrivals(struct device *d)
     return OK;
 }
 
-static uint64_t cpu_mark(struct device *d)
+static uint64_t cpu_record_event(struct device *d)
 {
     (void)d;
     return 0;
@@ -159,6 +159,6 @@ const struct device_ops device_cpu_ops = {
     .unimport_mem = cpu_unimport,
     .dmabuf = cpu_dmabuf,
     .arrivals = cpu_arrivals,
-    .mark = cpu_mark,
+    .record_event = cpu_record_event,
     .copy_stream = copy_stream_cpu_open,
 };

@@ -39,7 +39,7 @@ static void close_lane(struct copy_stream *base)
 static enum status after(struct copy_stream *base, uint64_t mark)
 {
     struct cuda_lane *l = cuda_lane_of(base);
-    return checked(l, cudaStreamWaitEvent(l->stream, l->device->marks[mark % DEVICE_MARKS], 0), "waiting for a layer");
+    return checked(l, cudaStreamWaitEvent(l->stream, l->device->marks[mark % DEVICE_EVENTS_MAX], 0), "waiting for a layer");
 }
 
 static enum status copy(struct copy_stream *base, const struct copy_stream_strided *c)

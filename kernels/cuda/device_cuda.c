@@ -44,7 +44,7 @@ static enum status no_card(cudaError_t e, struct err *err)
 
 static void free_device(struct cuda_device *d)
 {
-    for (size_t i = 0; i < DEVICE_MARKS; i++)
+    for (size_t i = 0; i < DEVICE_EVENTS_MAX; i++)
         if (d->marks[i]) (void)cudaEventDestroy(d->marks[i]);
     if (d->stream) (void)cudaStreamDestroy(d->stream);
     mem_free(d);
@@ -91,7 +91,7 @@ static enum status cuda_open(struct device **out, struct err *err)
     e = cudaSetDevice(0);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&d->n_multiprocessors, cudaDevAttrMultiProcessorCount, 0);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking);
-    for (size_t i = 0; i < DEVICE_MARKS && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&d->marks[i], cudaEventDisableTiming);
+    for (size_t i = 0; i < DEVICE_EVENTS_MAX && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&d->marks[i], cudaEventDisableTiming);
     if (e != cudaSuccess) {
         free_device(d);
         return no_card(e, err);
@@ -236,7 +236,7 @@ static uint64_t cuda_mark(struct device *device)
 {
     struct cuda_device *d = cuda_device_of(device);
     d->n_marks++;
-    (void)cuda_check(d, cudaEventRecord(d->marks[d->n_marks % DEVICE_MARKS], d->stream), "marking its work");
+    (void)cuda_check(d, cudaEventRecord(d->marks[d->n_marks % DEVICE_EVENTS_MAX], d->stream), "marking its work");
     return d->n_marks;
 }
 
@@ -259,6 +259,6 @@ const struct device_ops device_cuda_ops = {
     .unimport_mem = cuda_unimport,
     .dmabuf = cuda_dmabuf,
     .arrivals = cuda_arrivals,
-    .mark = cuda_mark,
+    .record_event = cuda_mark,
     .copy_stream = lane_cuda_open,
 };

@@ -20,8 +20,8 @@ struct cuda_device {
     int           n_multiprocessors;
     atomic_size_t taken;   /* bytes of the card that are handed out */
     int         (*flush_arrivals)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_gpudirect.c) */
-    cudaEvent_t   marks[DEVICE_MARKS]; /* made at open */
-    uint64_t      n_marks;             /* the engine's: mark m is marks[m % DEVICE_MARKS], m from 1 on */
+    cudaEvent_t   marks[DEVICE_EVENTS_MAX]; /* made at open */
+    uint64_t      n_marks;             /* the engine's: mark m is marks[m % DEVICE_EVENTS_MAX], m from 1 on */
 };
 
 extern const struct device_ops device_cuda_ops;

@@ -39,7 +39,7 @@ struct engine_options {
     bool           eager;             /* launch every step's kernels one by one: no recorded steps */
     struct metrics *metrics;          /* borrowed */
     void (*on_event)(void *arg, const struct engine_event *ev); /* engine thread; must copy what it keeps and return at once */
-    /* PREFILL sequences: `layer` of tokens [begin, end) of sequence `id` is in the pool when the engine's device has come to `event` (device_mark;
+    /* PREFILL sequences: `layer` of tokens [begin, end) of sequence `id` is in the pool when the engine's device has come to `event` (device_record_event;
      * 0: it is there). engine thread. `blocks` is the sequence's block table, valid during the call; blocks stay held until the sequence is released. Per layer the ranges
      * follow each other from 0 to n_tokens; what the prefix cache had comes first, right after STARTED. May be NULL. */
     void (*on_kv_ready)(void *arg, uint64_t id, uint32_t layer, uint32_t begin, uint32_t end, const int32_t *blocks, uint64_t event);

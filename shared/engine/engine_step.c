@@ -65,14 +65,14 @@ static void on_layer(void *arg, uint32_t layer)
 {
     struct engine      *e = arg;
     const struct batch *b = engine_batch(e);
-    uint64_t            event = b->n_rows > b->n_chunks ? device_mark(e->device) : 0;
+    uint64_t            event = b->n_rows > b->n_chunks ? device_record_event(e->device) : 0;
     if (!event) count_layer(e);
     else if (copy_stream_wait_event(e->progress_stream, event) != OK || copy_stream_launch_host_fn(e->progress_stream, count_layer, e) != OK) count_layer(e); /* a device that failed is seen at landing */
     if (!e->opt.on_kv_ready) return;
     for (uint32_t i = 0; i < b->n_chunks; i++) {
         const struct batch_chunk *p = &b->chunks[i];
         if (!p->seq->prefill_only) continue;
-        if (!event) event = device_mark(e->device);
+        if (!event) event = device_record_event(e->device);
         e->opt.on_kv_ready(e->opt.arg, p->seq->id, layer, p->begin, p->end, p->seq->blocks, event);
     }
 }

@@ -93,7 +93,7 @@ struct model_batch {
     uint32_t               n_blocks;  /* of the pool */
     uint32_t               block_tokens; /* tokens per block of the pool */
     /* Called on this thread after each layer's K and V of all rows are in the pool, or will be when the device has done the work it was given so
-     * far (device_mark says when); may be NULL. A recorded step calls it for no layer. */
+     * far (device_record_event says when); may be NULL. A recorded step calls it for no layer. */
     void (*on_layer)(void *arg, uint32_t layer);
     void                  *on_layer_arg;
     bool                   eager; /* it must be called: the step is not a recorded one */

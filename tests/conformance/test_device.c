@@ -195,11 +195,11 @@ static void lane_mark_cases(const char *name)
     struct copy_stream   *l = open_lane(d);
     struct dev_mem host = memory_of(d, N, DEVICE_MEM_HOST), far = memory_of(d, N, DEVICE_MEM_PRIVATE);
     uint64_t       before = 0;
-    for (int round = 1; round <= 2 * DEVICE_MARKS + 3; round++) {
+    for (int round = 1; round <= 2 * DEVICE_EVENTS_MAX + 3; round++) {
         char value[N];
         memset(value, round, N);
         device_upload(d, far.ptr, value, N);
-        uint64_t mark = device_mark(d);
+        uint64_t mark = device_record_event(d);
         CHECK(d->is_host ? mark == 0 : mark > before);
         if (round % 100 == 1) before = mark; /* an old mark now and then */
         CHECK_OK(copy_stream_wait_event(l, before));

@@ -62,7 +62,7 @@ static void send_all(struct node *n, uint64_t id, const int32_t *table)
 {
     for (uint32_t begin = 0; begin < TOKENS; begin += 130)
         for (uint32_t layer = 0; layer < n->layout.n_layers; layer++)
-            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, begin, begin + 130 < TOKENS ? begin + 130 : TOKENS, table, device_mark(n->device)));
+            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, begin, begin + 130 < TOKENS ? begin + 130 : TOKENS, table, device_record_event(n->device)));
     kvt_send_finish(n->kvt, id);
 }
 

@@ -154,7 +154,7 @@ static void move(struct node *from, struct node *to, uint64_t id)
     CHECK_OK(kvt_expect(to->kvt, id, dst, kvt_plan_n_blocks(&to->layout, TOKENS), 0, TOKENS, &grant));
     CHECK_OK(kvt_send_open(from->kvt, id, peer, buf_str(&grant), &err));
     for (uint32_t layer = 0; layer < from->layout.n_layers; layer++)
-        CHECK_OK(kvt_send_ready_after(from->kvt, id, layer, 0, TOKENS, src, device_mark(from->device)));
+        CHECK_OK(kvt_send_ready_after(from->kvt, id, layer, 0, TOKENS, src, device_record_event(from->device)));
     kvt_send_finish(from->kvt, id);
     CHECK_EQ_INT(node_wait(to, KVT_RECEIVED, id, 20000).bytes, kvt_plan_total_bytes(&to->layout, TOKENS, 0));
     node_wait(from, KVT_SENT, id, 5000);

@@ -470,15 +470,15 @@ static _Noreturn void gpu_sender(int in, int out, bool checksum)
         random_bytes_of(n, id);
         for (uint32_t layer = 0; layer < n->layout.n_layers; layer++) {
             uint32_t half = gpu_tokens(id) / 2;
-            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, 0, half, table, device_mark(n->device)));
-            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, half, gpu_tokens(id), table, device_mark(n->device)));
+            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, 0, half, table, device_record_event(n->device)));
+            CHECK_OK(kvt_send_ready_after(n->kvt, id, layer, half, gpu_tokens(id), table, device_record_event(n->device)));
         }
         kvt_send_finish(n->kvt, id);
         node_wait(n, KVT_SENT, id, 30000);
     }
     pipe_take(in, &b); /* one that is given up in the middle */
     CHECK_OK(kvt_send_open(n->kvt, 9, peer, buf_str(&b), &err));
-    CHECK_OK(kvt_send_ready_after(n->kvt, 9, 0, 0, 24 * 64, table, device_mark(n->device)));
+    CHECK_OK(kvt_send_ready_after(n->kvt, 9, 0, 0, 24 * 64, table, device_record_event(n->device)));
     kvt_send_cancel(n->kvt, 9);
     node_wait(n, KVT_SEND_FAILED, 9, 5000);
     node_stop(n);
