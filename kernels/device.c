@@ -61,7 +61,7 @@ size_t device_available(struct device *d) { return d->ops->available(d); }
 
 size_t device_total(struct device *d) { return d->ops->total(d); }
 
-size_t device_taken(struct device *d) { return d->ops->taken(d); }
+size_t device_allocated(struct device *d) { return d->ops->allocated(d); }
 
 void device_describe(struct device *d, char *out, size_t cap) { d->ops->describe(d, out, cap); }
 
@@ -79,7 +79,7 @@ void device_mem_unimport(struct device *d, void *p) { d->ops->unimport_mem(d, p)
 
 enum status device_mem_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) { return d->ops->dmabuf(d, m, fd, err); }
 
-enum status device_arrivals(struct device *d) { return d->ops->arrivals(d); }
+enum status device_flush_rdma_writes(struct device *d) { return d->ops->flush_rdma_writes(d); }
 
 uint64_t device_record_event(struct device *d) { return d->ops->record_event(d); }
 

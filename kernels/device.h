@@ -56,16 +56,16 @@ struct device_ops {
     /* Bytes that could be allocated now, and all that it has. */
     size_t      (*available)(struct device *d);
     size_t      (*total)(struct device *d);
-    size_t      (*taken)(struct device *d);
+    size_t      (*allocated)(struct device *d);
     /* How many of the kind this process sees. */
     int         (*count)(void);
     void        (*describe)(struct device *d, char *out, size_t cap);
-    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_arrivals, device_record_event, device_copy_stream. */
+    /* See device_mem_export, device_mem_import, device_mem_unimport, device_mem_dmabuf, device_flush_rdma_writes, device_record_event, device_copy_stream. */
     enum status (*export_mem)(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err);
     enum status (*import_mem)(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err);
     void        (*unimport_mem)(struct device *d, void *p);
     enum status (*dmabuf)(struct device *d, const struct dev_mem *m, int *fd, struct err *err);
-    enum status (*arrivals)(struct device *d);
+    enum status (*flush_rdma_writes)(struct device *d);
     uint64_t    (*record_event)(struct device *d);
     enum status (*copy_stream)(struct device *d, struct copy_stream **out, struct err *err);
 };
@@ -88,7 +88,7 @@ enum status device_fault(struct device *d, struct err *err);
 size_t      device_available(struct device *d);
 size_t      device_total(struct device *d);
 /* Bytes of a card's memory that this device has handed out; 0 of the processor, where nobody counts. Loop at start. */
-size_t      device_taken(struct device *d);
+size_t      device_allocated(struct device *d);
 /* What it is, for people: "NVIDIA H200 (compute capability 9.0, 132 multiprocessors, driver for CUDA 13.0)". */
 void        device_describe(struct device *d, char *out, size_t cap);
 
@@ -103,7 +103,7 @@ void        device_mem_unimport(struct device *d, void *p);
  * processor's memory needs none, or the driver or the card cannot. */
 enum status device_mem_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) MUST_CHECK;
 /* Make what network cards have written by then visible to work that the device is given from now on. Any thread. ERR_NODEV: the device failed. */
-enum status device_arrivals(struct device *d) MUST_CHECK;
+enum status device_flush_rdma_writes(struct device *d) MUST_CHECK;
 /* A mark behind all work that was given to the device so far, for copy_stream_wait_event; 0: that work is done (always so of the processor). */
 uint64_t    device_record_event(struct device *d);
 /* A new queue of copies; the owner closes it (copy_stream_close) before the device. */

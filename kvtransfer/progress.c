@@ -306,7 +306,7 @@ static void wait(struct kvt *k, bool more)
     }
 }
 
-/* The driver's own functions and libraries (device_arrivals, UCX) want the card's context to be this thread's: the runtime makes it so with any call. */
+/* The driver's own functions and libraries (device_flush_rdma_writes, UCX) want the card's context to be this thread's: the runtime makes it so with any call. */
 static void meet_card(struct kvt *k)
 {
     if (k->core.arriving && kvt_works_settle(k->core.arriving) != OK) log_error("kv transfer has no card", "why=\"it has failed\"");

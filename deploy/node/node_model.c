@@ -178,7 +178,7 @@ static uint64_t memory_for_kv(const struct model *m, uint64_t memory)
  * same share of what there still is: recordings and the driver need some too. */
 static uint64_t card_for_kv(struct device *device, double share)
 {
-    const uint64_t taken = device_taken(device), ours = (uint64_t)((double)device_total(device) * share), left = (uint64_t)((double)device_available(device) * share);
+    const uint64_t taken = device_allocated(device), ours = (uint64_t)((double)device_total(device) * share), left = (uint64_t)((double)device_available(device) * share);
     const uint64_t room = ours > taken ? ours - taken : 0;
     return room < left ? room : left;
 }

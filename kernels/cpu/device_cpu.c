@@ -116,7 +116,7 @@ static enum status cpu_dmabuf(struct device *d, const struct dev_mem *m, int *fd
     return err_set(err, ERR_UNSUPPORTED, "network cards reach the processor's memory by its address");
 }
 
-static enum status cpu_arrivals(struct device *d)
+static enum status cpu_flush_rdma_writes(struct device *d)
 {
     (void)d;
     return OK;
@@ -128,7 +128,7 @@ static uint64_t cpu_record_event(struct device *d)
     return 0;
 }
 
-static size_t cpu_taken(struct device *d)
+static size_t cpu_allocated(struct device *d)
 {
     (void)d;
     return 0;
@@ -151,14 +151,14 @@ const struct device_ops device_cpu_ops = {
     .fault = cpu_fault,
     .available = cpu_available,
     .total = cpu_total,
-    .taken = cpu_taken,
+    .allocated = cpu_allocated,
     .count = cpu_count,
     .describe = cpu_describe,
     .export_mem = cpu_export,
     .import_mem = cpu_import,
     .unimport_mem = cpu_unimport,
     .dmabuf = cpu_dmabuf,
-    .arrivals = cpu_arrivals,
+    .flush_rdma_writes = cpu_flush_rdma_writes,
     .record_event = cpu_record_event,
     .copy_stream = copy_stream_cpu_open,
 };

@@ -29,7 +29,7 @@ static uint64_t read_fields(const char *path, const char *a, const char *b)
     return sum;
 }
 
-static uint64_t group_room(const char *folder, const char *max_name, const char *used_name)
+static uint64_t cgroup_available(const char *folder, const char *max_name, const char *used_name)
 {
     char     path[512];
     uint64_t max, used;
@@ -44,28 +44,28 @@ static uint64_t group_room(const char *folder, const char *max_name, const char 
 }
 
 /* The process's own group, and the root as containers see theirs. LIMIT: limits of groups between the two are not seen. */
-static uint64_t groups_room(void)
+static uint64_t cgroups_available(void)
 {
-    uint64_t room = group_room("/sys/fs/cgroup", "memory.max", "memory.current");
-    uint64_t v1 = group_room("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes");
-    if (v1 < room) room = v1;
+    uint64_t available = cgroup_available("/sys/fs/cgroup", "memory.max", "memory.current");
+    uint64_t v1 = cgroup_available("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes");
+    if (v1 < available) available = v1;
     char  line[256], folder[300];
     FILE *f = fopen("/proc/self/cgroup", "re");
-    if (!f) return room;
+    if (!f) return available;
     while (fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         if (strncmp(line, "0::/", 4) != 0 || line[4] == 0) continue;
         snprintf(folder, sizeof folder, "/sys/fs/cgroup%s", line + 3);
-        uint64_t own = group_room(folder, "memory.max", "memory.current");
-        if (own < room) room = own;
+        uint64_t own = cgroup_available(folder, "memory.max", "memory.current");
+        if (own < available) available = own;
     }
     fclose(f);
-    return room;
+    return available;
 }
 
 uint64_t host_memory_available(void)
 {
     uint64_t kib = read_fields("/proc/meminfo", "MemAvailable:", "");
-    uint64_t machine = kib ? kib * 1024 : UINT64_MAX, room = groups_room();
-    return machine < room ? machine : room;
+    uint64_t machine = kib ? kib * 1024 : UINT64_MAX, available = cgroups_available();
+    return machine < available ? machine : available;
 }

@@ -154,13 +154,13 @@ static enum status cuda_alloc(struct device *device, size_t bytes, unsigned flag
         return cuda_fault(device, err);
     }
     *out = (struct dev_mem){ .ptr = p, .bytes = bytes, .fd = -1, .kind = DEV_MEM_CUDA };
-    atomic_fetch_add(&d->taken, bytes);
+    atomic_fetch_add(&d->allocated, bytes);
     return OK;
 }
 
 static void cuda_release(struct device *device, struct dev_mem *m)
 {
-    if (m->kind == DEV_MEM_CUDA) atomic_fetch_sub(&cuda_device_of(device)->taken, m->bytes);
+    if (m->kind == DEV_MEM_CUDA) atomic_fetch_sub(&cuda_device_of(device)->allocated, m->bytes);
     cudaError_t e = m->kind == DEV_MEM_HOST ? cudaFreeHost(m->ptr) : cudaFree(m->ptr);
     (void)cuda_check(cuda_device_of(device), e, "freeing memory");
 }
@@ -186,7 +186,7 @@ static size_t cuda_available(struct device *device)
     return cuda_check(cuda_device_of(device), cudaMemGetInfo(&available, &total), "asking for its memory") ? available : 0;
 }
 
-static size_t cuda_taken(struct device *device) { return atomic_load(&cuda_device_of(device)->taken); }
+static size_t cuda_allocated(struct device *device) { return atomic_load(&cuda_device_of(device)->allocated); }
 
 static size_t cuda_total(struct device *device)
 {
@@ -251,14 +251,14 @@ const struct device_ops device_cuda_ops = {
     .fault = cuda_fault,
     .available = cuda_available,
     .total = cuda_total,
-    .taken = cuda_taken,
+    .allocated = cuda_allocated,
     .count = cuda_device_count,
     .describe = cuda_describe,
     .export_mem = cuda_export,
     .import_mem = cuda_import,
     .unimport_mem = cuda_unimport,
     .dmabuf = cuda_dmabuf,
-    .arrivals = cuda_arrivals,
+    .flush_rdma_writes = cuda_arrivals,
     .record_event = cuda_mark,
     .copy_stream = lane_cuda_open,
 };

@@ -18,7 +18,7 @@ struct cuda_device {
     cudaStream_t  stream;
     struct err    fault;   /* the first; code OK: none */
     int           n_multiprocessors;
-    atomic_size_t taken;   /* bytes of the card that are handed out */
+    atomic_size_t allocated;   /* bytes of the card that are handed out */
     int         (*flush_arrivals)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_gpudirect.c) */
     cudaEvent_t   marks[DEVICE_EVENTS_MAX]; /* made at open */
     uint64_t      n_marks;             /* the engine's: mark m is marks[m % DEVICE_EVENTS_MAX], m from 1 on */

@@ -120,7 +120,7 @@ static void rdma_abandon(struct kvt_conn *c, uint32_t session, uint64_t generati
 static enum status rdma_flush(struct kvt_transport *t)
 {
     struct device *card = ((struct rdma_transport *)t)->env->device;
-    return card ? device_arrivals(card) : OK;
+    return card ? device_flush_rdma_writes(card) : OK;
 }
 
 /* Destroyed queue pairs take no packet, and their windows and regions are gone: nothing of the peer can land. */

@@ -397,7 +397,7 @@ static uint16_t ucx_port(struct kvt_transport *t) { return control_port(((struct
 static enum status ucx_flush(struct kvt_transport *t)
 {
     struct device *card = ((struct ucx_transport *)t)->env->device;
-    return card ? device_arrivals(card) : OK;
+    return card ? device_flush_rdma_writes(card) : OK;
 }
 
 /* UCX 1.13 does not tell which device an endpoint uses. */

@@ -383,7 +383,7 @@ static void sharing_cases(const char *name)
     if (st == OK) CHECK(!d->is_host && fd >= 0 && close(fd) == 0);
     else CHECK(st == ERR_UNSUPPORTED && fd == -1 && strstr(err.text, "network cards"));
     CHECK_STATUS(device_mem_dmabuf(d, &host, &fd, &err), ERR_UNSUPPORTED);
-    CHECK_OK(device_arrivals(d));
+    CHECK_OK(device_flush_rdma_writes(d));
     CHECK_OK(device_fault(d, NULL));
     device_mem_free(d, &m);
     if (!d->is_host) CHECK_STATUS(device_mem_import(d, handle, &p, &err), ERR_PEER_LOST); /* freed */

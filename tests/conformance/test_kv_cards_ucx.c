@@ -94,7 +94,7 @@ static void make_direct(struct device *d)
     if (d->is_host) return;
     ops = *d->ops;
     ops.dmabuf = give_dmabuf;
-    ops.arrivals = count_arrivals;
+    ops.flush_rdma_writes = count_arrivals;
     d->ops = &ops;
 }
 

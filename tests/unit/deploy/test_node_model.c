@@ -182,7 +182,7 @@ static size_t card_taken(struct device *d) { return (void)d, card.taken; }
 
 TEST(a_card_gives_what_its_share_leaves)
 {
-    static const struct device_ops ops = { .name = "a card", .available = card_available, .total = card_total, .taken = card_taken };
+    static const struct device_ops ops = { .name = "a card", .available = card_available, .total = card_total, .allocated = card_taken };
     struct device       d = { .ops = &ops };
     struct kernel_ctx   k = { .activations = ACTIVATIONS_F32, .device = &d };
     struct model        on_card = m;
