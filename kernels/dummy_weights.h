@@ -1,7 +1,7 @@
 /* dummy_weights.h - elements of weights that no file holds (--load-format dummy): a fixed function of the tensor's seed and of the element's place in it.
  *
  * Four bytes of a mixed counter (the finaliser of splitmix64: Steele, Lea, Flood, 2014) added up: nearly normal around 0 with a deviation of
- * MADE_UP_DEVIATION units, never more than 510 of them. Integers, one product and one rounding to bf16, so the processor and a card make
+ * DUMMY_WEIGHTS_STDDEV units, never more than 510 of them. Integers, one product and one rounding to bf16, so the processor and a card make
  * the same bits. Thread: any, host and device. */
 #ifndef BATON_KERNELS_DUMMY_WEIGHTS_H
 #define BATON_KERNELS_DUMMY_WEIGHTS_H
@@ -10,23 +10,23 @@
 #include <string.h>
 
 /* Raised when the elements change: nodes that made up others would not agree. */
-enum { MADE_UP_VERSION = 1 };
+enum { DUMMY_WEIGHTS_VERSION = 1 };
 
-static const float MADE_UP_DEVIATION = 147.8f; /* sqrt(4 (256^2 - 1) / 12) */
+static const float DUMMY_WEIGHTS_STDDEV = 147.8f; /* sqrt(4 (256^2 - 1) / 12) */
 
 #ifdef __CUDACC__
-#define MADE_UP_FUNCTION static __host__ __device__ __forceinline__
+#define DUMMY_WEIGHTS_FUNCTION static __host__ __device__ __forceinline__
 #else
-#define MADE_UP_FUNCTION static inline
+#define DUMMY_WEIGHTS_FUNCTION static inline
 #endif
 
-struct made_up {
+struct dummy_weights {
     uint64_t seed, at; /* of the tensor; place of the first element that is meant */
     float    unit;     /* what the sum is multiplied by; 0: nothing is made up */
 };
 
 /* The element at a place, as the bits of a bf16. */
-MADE_UP_FUNCTION uint16_t made_up_bf16(const struct made_up *m, uint64_t place)
+DUMMY_WEIGHTS_FUNCTION uint16_t dummy_weight_bf16(const struct dummy_weights *m, uint64_t place)
 {
     uint64_t x = m->seed + (m->at + place) * 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;

@@ -62,7 +62,7 @@ struct weight_src {
     size_t      row_bytes;   /* from one stored row to the next; 0: they lie one after the other */
     bool        transposed;
     const float *scales;     /* F8_E4M3: [ceil(n_out / 128)][ceil(n_in / 128)], multiplied; otherwise NULL */
-    struct made_up made_up;  /* of a unit above 0: there is no data, elements (BF16 or F32) are made up by their place among stored ones */
+    struct dummy_weights dummy;  /* of a unit above 0: there is no data, elements (BF16 or F32) are made up by their place among stored ones */
 };
 
 /* A matrix packed for a row of this table. Owned by whoever called weight_pack; freed with weight_release. */

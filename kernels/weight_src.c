@@ -21,7 +21,7 @@ static enum status check_source(const struct weight_src *s, struct err *err)
     const size_t across = s->transposed ? s->n_out : s->n_in;
     if (s->row_bytes && s->row_bytes < dtype_row_bytes(s->dtype, across))
         return err_set(err, ERR_INVALID, "rows of %zu elements of type %s do not fit in %zu bytes", across, type, s->row_bytes);
-    if (weight_is_made_up(s) && s->dtype != DTYPE_BF16 && s->dtype != DTYPE_F32)
+    if (weight_src_is_dummy(s) && s->dtype != DTYPE_BF16 && s->dtype != DTYPE_F32)
         return err_set(err, ERR_UNSUPPORTED, "elements of type %s cannot be made up, bf16 and f32 can", type);
     if (s->scales && s->dtype != DTYPE_F8_E4M3) return err_set(err, ERR_INVALID, "type %s takes no scales from outside", type);
     return OK;
@@ -65,23 +65,23 @@ void weight_steps(const struct weight_src *s, size_t *row_step, size_t *k_step)
     *k_step = s->transposed ? stored : 1;
 }
 
-void weight_made_up_row(const struct weight_src *s, size_t row, size_t k0, size_t n, void *to)
+void weight_src_dummy_row(const struct weight_src *s, size_t row, size_t k0, size_t n, void *to)
 {
     size_t row_step, k_step;
     weight_steps(s, &row_step, &k_step);
     for (size_t i = 0; i < n; i++) {
-        const uint16_t bits = made_up_bf16(&s->made_up, row * row_step + (k0 + i) * k_step);
+        const uint16_t bits = dummy_weight_bf16(&s->dummy, row * row_step + (k0 + i) * k_step);
         if (s->dtype == DTYPE_BF16) ((uint16_t *)to)[i] = bits;
         else ((float *)to)[i] = float_from_bf16(bits);
     }
 }
 
-static void made_up_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
+static void dummy_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
 {
     struct weight_src wide = *s;
     if (s->row_bytes) wide.row_bytes = s->row_bytes / dtype_block_bytes(s->dtype) * sizeof *to; /* the same places */
     wide.dtype = DTYPE_F32;
-    for (size_t i = 0; i < n_rows; i++) weight_made_up_row(&wide, row0 + i, 0, s->n_in, to + i * s->n_in);
+    for (size_t i = 0; i < n_rows; i++) weight_src_dummy_row(&wide, row0 + i, 0, s->n_in, to + i * s->n_in);
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
@@ -100,8 +100,8 @@ static void across(const struct weight_src *s, size_t row0, size_t n_rows, float
 void weight_rows_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
 {
     const size_t n_in = s->n_in, stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, n_in);
-    if (weight_is_made_up(s)) {
-        made_up_f32(s, row0, n_rows, to);
+    if (weight_src_is_dummy(s)) {
+        dummy_f32(s, row0, n_rows, to);
         return;
     }
     if (s->transposed) across(s, row0, n_rows, to);

@@ -201,7 +201,7 @@ static void write_block(const struct pack *p, const struct block *b)
         return;
     }
     const bool as_stored = (p->w->form == GEMM_BF16 && t == DTYPE_BF16) || (p->w->form == GEMM_F16 && t == DTYPE_F16);
-    if (as_stored && !b->src->transposed && !weight_is_made_up(b->src)) {
+    if (as_stored && !b->src->transposed && !weight_src_is_dummy(b->src)) {
         copy_16(p, b);
         return;
     }
@@ -309,7 +309,7 @@ static enum status pack_and_send(struct kernel_ctx *base, const struct weight_pa
 static bool can_fill(const struct weight_pack_args *a, const struct weight *w)
 {
     for (size_t i = 0; i < a->n_parts; i++)
-        if (!weight_is_made_up(&a->parts[i])) return false;
+        if (!weight_src_is_dummy(&a->parts[i])) return false;
     return w->form != GEMM_F32 || a->quantize == QUANTIZE_NONE;
 }
 
@@ -325,7 +325,7 @@ static enum status fill(struct kernel_ctx *base, const struct weight_pack_args *
         const struct weight_src *s = &a->parts[i];
         float      *scales = (float *)(void *)(to + gemm_scales_at(form, w->n_out, w->n_in));
         struct fill f = { .form = form, .rows = to, .row_bytes = gemm_row_bytes(form, w->n_in), .scales = scales, .first = w->paired ? i : first,
-                          .every = w->paired ? 2 : 1, .n_rows = s->n_out, .n_in = s->n_in, .from = s->made_up };
+                          .every = w->paired ? 2 : 1, .n_rows = s->n_out, .n_in = s->n_in, .from = s->dummy };
         if (form == GEMM_F8) f.scales += block * f8_blocks;
         weight_steps(s, &f.row_step, &f.k_step);
         good = cuda_check(d, fill_run(d->stream, &f), "making up a weight");

@@ -7,7 +7,7 @@ enum { FILL_THREADS = 256, FILL_BLOCK = 128 /* rows and columns that share a sca
 
 static __device__ __forceinline__ float element(const fill &f, size_t row, size_t k)
 {
-    return bf16_to_float(made_up_bf16(&f.from, row * f.row_step + k * f.k_step));
+    return bf16_to_float(dummy_weight_bf16(&f.from, row * f.row_step + k * f.k_step));
 }
 
 static __device__ __forceinline__ unsigned char *row_at(const fill &f, size_t row)
@@ -33,8 +33,8 @@ static __global__ void __launch_bounds__(FILL_THREADS) fill_bf16_kernel(const fi
     unsigned *to = (unsigned *)row_at(f, row);
     for (size_t i = threadIdx.x; i < n_pairs; i += FILL_THREADS) {
         const size_t k = 2 * i;
-        const unsigned low = k < f.n_in ? made_up_bf16(&f.from, at + k * f.k_step) : 0;
-        const unsigned high = k + 1 < f.n_in ? made_up_bf16(&f.from, at + (k + 1) * f.k_step) : 0;
+        const unsigned low = k < f.n_in ? dummy_weight_bf16(&f.from, at + k * f.k_step) : 0;
+        const unsigned high = k + 1 < f.n_in ? dummy_weight_bf16(&f.from, at + (k + 1) * f.k_step) : 0;
         to[i] = low | high << 16;
     }
 }

@@ -20,7 +20,7 @@ struct fill {
     float         *scales;    /* W8, W4: of row 0; F8: of the part's first 128 rows */
     size_t         first, every;
     size_t         n_rows, n_in;
-    struct made_up from;
+    struct dummy_weights from;
     size_t         row_step, k_step; /* between the places of its elements */
 };
 cudaError_t fill_run(cudaStream_t stream, const struct fill *f);

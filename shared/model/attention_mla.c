@@ -68,7 +68,7 @@ static struct weight_src outputs(const struct weight_src *s, size_t first, size_
     part.n_out = n;
     if (!part.row_bytes) part.row_bytes = dtype_row_bytes(s->dtype, s->transposed ? s->n_out : s->n_in);
     const size_t skipped = s->transposed ? dtype_row_bytes(s->dtype, first) : first * part.row_bytes;
-    if (weight_is_made_up(s)) part.made_up.at += skipped / dtype_block_bytes(s->dtype);
+    if (weight_src_is_dummy(s)) part.dummy.at += skipped / dtype_block_bytes(s->dtype);
     else part.data = (const char *)s->data + skipped;
     return part;
 }

@@ -13,18 +13,18 @@
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-static float made_up_at(const struct made_up *m, uint64_t place) { return dtype_bf16_to_f32(made_up_bf16(m, place)); }
+static float made_up_at(const struct dummy_weights *m, uint64_t place) { return dtype_bf16_to_f32(dummy_weight_bf16(m, place)); }
 
 /* Nearly normal, without a trend from one element to the next, and another sequence for another seed. */
 TEST(numbers_are_spread_as_promised)
 {
     enum { N = 1 << 18 };
-    const struct made_up m = { .seed = 42, .unit = 1 / MADE_UP_DEVIATION }, other = { .seed = 43, .unit = 1 / MADE_UP_DEVIATION };
+    const struct dummy_weights m = { .seed = 42, .unit = 1 / DUMMY_WEIGHTS_STDDEV }, other = { .seed = 43, .unit = 1 / DUMMY_WEIGHTS_STDDEV };
     double sum = 0, squares = 0, with_next = 0, with_other = 0, with_row = 0;
     size_t n_above_two = 0;
     for (size_t i = 0; i < N; i++) {
         const double x = (double)made_up_at(&m, i);
-        CHECK(fabs(x) <= 510.5 / (double)MADE_UP_DEVIATION);
+        CHECK(fabs(x) <= 510.5 / (double)DUMMY_WEIGHTS_STDDEV);
         sum += x, squares += x * x;
         with_next += x * (double)made_up_at(&m, i + 1), with_row += x * (double)made_up_at(&m, i + 4096), with_other += x * (double)made_up_at(&other, i);
         n_above_two += fabs(x) > 2;
@@ -42,9 +42,9 @@ TEST(numbers_are_spread_as_promised)
 TEST(numbers_are_those_of_the_version)
 {
     static const uint16_t WANT[] = { 0x3eae, 0x3de1, 0x3f94, 0xbf88, 0x3cf6, 0xbfed, 0x3ffb, 0x3f91 };
-    const struct made_up m = { .seed = 0x0123456789abcdefu, .at = 7, .unit = 0.01f };
-    CHECK_EQ_INT(MADE_UP_VERSION, 1);
-    for (size_t i = 0; i < COUNT_OF(WANT); i++) CHECK_EQ_INT(made_up_bf16(&m, i * 1000003), WANT[i]);
+    const struct dummy_weights m = { .seed = 0x0123456789abcdefu, .at = 7, .unit = 0.01f };
+    CHECK_EQ_INT(DUMMY_WEIGHTS_VERSION, 1);
+    for (size_t i = 0; i < COUNT_OF(WANT); i++) CHECK_EQ_INT(dummy_weight_bf16(&m, i * 1000003), WANT[i]);
 }
 
 /* ---- packing ----------------------------------------------------------------------------------------------------- */
@@ -62,7 +62,7 @@ static struct weight_src made_up_part(const struct shape *s, size_t p)
     const size_t across = s->transposed ? s->n_out[p] : s->n_in;
     return (struct weight_src){ .dtype = s->dtype, .n_out = s->n_out[p], .n_in = s->n_in, .transposed = s->transposed,
                                 .row_bytes = s->gap ? (across + s->gap) * dtype_block_bytes(s->dtype) : 0,
-                                .made_up = { .seed = 11 + p, .at = 3 * p, .unit = 0.0007f } };
+                                .dummy = { .seed = 11 + p, .at = 3 * p, .unit = 0.0007f } };
 }
 
 /* The same elements in memory, laid out as the made-up source says. */
@@ -74,12 +74,12 @@ static struct weight_src written_part(const struct weight_src *from)
     uint8_t *data = mem_calloc(down * stored, size);
     for (size_t r = 0; r < down; r++)
         for (size_t c = 0; c < across; c++) {
-            const uint16_t bits = made_up_bf16(&s.made_up, r * stored + c);
+            const uint16_t bits = dummy_weight_bf16(&s.dummy, r * stored + c);
             const float    wide = dtype_bf16_to_f32(bits);
             memcpy(data + (r * stored + c) * size, size == 2 ? (const void *)&bits : (const void *)&wide, size);
         }
     s.data = data;
-    s.made_up = (struct made_up){ 0 };
+    s.dummy = (struct dummy_weights){ 0 };
     return s;
 }
 
@@ -162,7 +162,7 @@ TEST(what_cannot_be_made_up_is_refused)
     struct err         err;
     struct weight      w;
     CHECK_OK(kernel_ctx_create("ref", ACTIVATIONS_FAST, 1, &c, &err));
-    const struct weight_src      s = { .dtype = DTYPE_Q8_0, .n_out = 16, .n_in = 32, .made_up = { .seed = 1, .unit = 1 } };
+    const struct weight_src      s = { .dtype = DTYPE_Q8_0, .n_out = 16, .n_in = 32, .dummy = { .seed = 1, .unit = 1 } };
     const struct weight_pack_args a = { .parts = &s, .n_parts = 1 };
     CHECK_STATUS(c->ops->weight_pack(c, &a, &w, &err), ERR_UNSUPPORTED);
     CHECK(strstr(err.text, "q8_0") != NULL);

@@ -61,17 +61,17 @@ static uint8_t *panel_of(const struct pack_item *item, size_t i)
 static size_t lanes_in(const struct pack_item *item, size_t i) { return min_size(PANEL, item->n_rows - i * PANEL); }
 
 /* Rows that do not lie in memory as they are wanted: they are put there, some k's at a time. */
-static bool in_pieces(const struct weight_src *s) { return s->transposed || weight_is_made_up(s); }
+static bool in_pieces(const struct weight_src *s) { return s->transposed || weight_src_is_dummy(s); }
 
 struct rows {
     const uint8_t *at;
     size_t         stride;
 };
 
-static struct rows made_up_rows(const struct pack_item *item, size_t k0, size_t n_k)
+static struct rows dummy_rows(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const size_t stride = n_k * item->job->size;
-    for (size_t i = 0; i < item->n_rows; i++) weight_made_up_row(item->src, item->row0 + i, k0, n_k, item->turned + i * stride);
+    for (size_t i = 0; i < item->n_rows; i++) weight_src_dummy_row(item->src, item->row0 + i, k0, n_k, item->turned + i * stride);
     return (struct rows){ item->turned, stride };
 }
 
@@ -79,7 +79,7 @@ static struct rows made_up_rows(const struct pack_item *item, size_t k0, size_t 
 static struct rows rows_of(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const struct weight_src *s = item->src;
-    if (weight_is_made_up(s)) return made_up_rows(item, k0, n_k);
+    if (weight_src_is_dummy(s)) return dummy_rows(item, k0, n_k);
     size_t size = item->job->size, across = s->transposed ? s->n_out : s->n_in, stride = s->row_bytes ? s->row_bytes : across * size;
     const uint8_t *data = s->data;
     if (!s->transposed) return (struct rows){ data + item->row0 * stride + k0 * size, stride };

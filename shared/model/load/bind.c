@@ -137,7 +137,7 @@ static enum status pack_as(struct binder *b, struct weight_src *src, size_t n, e
     bool  widen = as == BIND_F32;
     for (size_t i = 1; i < n; i++) widen = widen || src[i].dtype != src[0].dtype;
     for (size_t i = 0; i < n && widen; i++) {
-        if (weight_is_made_up(&src[i])) { /* the same numbers in another type, made where they are wanted */
+        if (weight_src_is_dummy(&src[i])) { /* the same numbers in another type, made where they are wanted */
             ASSERT(src[i].row_bytes == 0);
             src[i].dtype = DTYPE_F32;
             continue;

@@ -18,9 +18,9 @@ static const float DAMPING = 1.0f / 8; /* beside an embedding's row */
 static const float BIAS_DEVIATION = 1.0f / 64, SELECTION_DEVIATION = 1.0f / 4096 /* scores of experts are some hundredths */;
 static const uint64_t DUMMY_TAG = 0x44554d4d00000000u; /* "DUMM" */
 
-static struct made_up dummy_of(const char *name, float deviation)
+static struct dummy_weights dummy_of(const char *name, float deviation)
 {
-    return (struct made_up){ .seed = hash_64(name, strlen(name), MADE_UP_VERSION), .unit = deviation / MADE_UP_DEVIATION };
+    return (struct dummy_weights){ .seed = hash_64(name, strlen(name), DUMMY_WEIGHTS_VERSION), .unit = deviation / DUMMY_WEIGHTS_STDDEV };
 }
 
 void weights_create_dummy(struct weights **out)
@@ -50,7 +50,7 @@ void weights_dummy_matrix(const struct weights *w, const struct matrix_spec *spe
     if (spec->n_experts > 0) snprintf(name, sizeof name, "%s%" PRIu32 ".%s", spec->prefix, spec->i_expert, spec->leaf);
     else snprintf(name, sizeof name, "%s%s", spec->prefix, spec->leaf);
     *out = (struct weight_src){ .dtype = DTYPE_BF16, .n_out = spec->n_out, .n_in = spec->n_in,
-                                .made_up = dummy_of(name, deviation_of(w, spec)) };
+                                .dummy = dummy_of(name, deviation_of(w, spec)) };
 }
 
 void weights_dummy_vector(const char *name, size_t n, float **out)
@@ -58,14 +58,14 @@ void weights_dummy_vector(const char *name, size_t n, float **out)
     const bool norm = str_ends(str_of(name), "norm.weight");
     float     *v = mem_aligned(64, n * sizeof *v);
     const float deviation = str_ends(str_of(name), "e_score_correction_bias") ? SELECTION_DEVIATION : BIAS_DEVIATION;
-    const struct weight_src bias = { .dtype = DTYPE_F32, .n_out = 1, .n_in = n, .made_up = dummy_of(name, deviation) };
-    if (!norm) weight_made_up_row(&bias, 0, 0, n, v);
+    const struct weight_src bias = { .dtype = DTYPE_F32, .n_out = 1, .n_in = n, .dummy = dummy_of(name, deviation) };
+    if (!norm) weight_src_dummy_row(&bias, 0, 0, n, v);
     for (size_t i = 0; norm && i < n; i++) v[i] = 1;
     *out = v;
 }
 
 uint64_t weights_dummy_fingerprint(uint64_t seed)
 {
-    const uint32_t version = MADE_UP_VERSION;
+    const uint32_t version = DUMMY_WEIGHTS_VERSION;
     return DUMMY_TAG | (hash_64(&version, sizeof version, seed) & UINT32_MAX);
 }
