@@ -35,14 +35,14 @@ static enum status check_part(const struct weight_pack_args *a, size_t i, struct
         return err_set(err, ERR_INVALID, "part %zu (%s, %zu columns%s) is unlike the first (%s, %zu columns%s)", i, dtype_name(s->dtype), s->n_in,
                        s->transposed ? ", transposed" : "", dtype_name(first->dtype), first->n_in, first->transposed ? ", transposed" : "");
     if (a->join == JOIN_STACKED) {
-        if (i + 1 == a->n_parts || s->n_out % WEIGHT_PART_STEP == 0) return OK;
-        return err_set(err, ERR_INVALID, "another part cannot follow %zu rows, which are no multiple of %d", s->n_out, WEIGHT_PART_STEP);
+        if (i + 1 == a->n_parts || s->n_out % WEIGHT_PART_ALIGN == 0) return OK;
+        return err_set(err, ERR_INVALID, "another part cannot follow %zu rows, which are no multiple of %d", s->n_out, WEIGHT_PART_ALIGN);
     }
     if (a->n_parts != 2) return err_set(err, ERR_INVALID, "a pair was asked for of %zu parts", a->n_parts);
     return s->n_out == first->n_out ? OK : err_set(err, ERR_INVALID, "%zu and %zu rows do not make a pair", first->n_out, s->n_out);
 }
 
-enum status weight_parts_check(const struct weight_pack_args *a, struct weight *out, struct err *err)
+enum status weight_src_check(const struct weight_pack_args *a, struct weight *out, struct err *err)
 {
     if (a->n_parts == 0 || (unsigned)a->quantize > QUANTIZE_BLOCK_FP8)
         return err_set(err, ERR_INVALID, "%zu parts with quantization %d cannot be packed", a->n_parts, (int)a->quantize);
@@ -58,19 +58,19 @@ enum status weight_parts_check(const struct weight_pack_args *a, struct weight *
 
 /* ---- made-up elements -------------------------------------------------------------------------------------------- */
 
-void weight_steps(const struct weight_src *s, size_t *row_step, size_t *k_step)
+void weight_src_strides(const struct weight_src *s, size_t *row_stride, size_t *k_stride)
 {
     const size_t stored = s->row_bytes ? s->row_bytes / dtype_block_bytes(s->dtype) : s->transposed ? s->n_out : s->n_in;
-    *row_step = s->transposed ? 1 : stored;
-    *k_step = s->transposed ? stored : 1;
+    *row_stride = s->transposed ? 1 : stored;
+    *k_stride = s->transposed ? stored : 1;
 }
 
 void weight_src_dummy_row(const struct weight_src *s, size_t row, size_t k0, size_t n, void *to)
 {
-    size_t row_step, k_step;
-    weight_steps(s, &row_step, &k_step);
+    size_t row_stride, k_stride;
+    weight_src_strides(s, &row_stride, &k_stride);
     for (size_t i = 0; i < n; i++) {
-        const uint16_t bits = dummy_weight_bf16(&s->dummy, row * row_step + (k0 + i) * k_step);
+        const uint16_t bits = dummy_weight_bf16(&s->dummy, row * row_stride + (k0 + i) * k_stride);
         if (s->dtype == DTYPE_BF16) ((uint16_t *)to)[i] = bits;
         else ((float *)to)[i] = float_from_bf16(bits);
     }
@@ -78,16 +78,16 @@ void weight_src_dummy_row(const struct weight_src *s, size_t row, size_t k0, siz
 
 static void dummy_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
 {
-    struct weight_src wide = *s;
-    if (s->row_bytes) wide.row_bytes = s->row_bytes / dtype_block_bytes(s->dtype) * sizeof *to; /* the same places */
-    wide.dtype = DTYPE_F32;
-    for (size_t i = 0; i < n_rows; i++) weight_src_dummy_row(&wide, row0 + i, 0, s->n_in, to + i * s->n_in);
+    struct weight_src as_f32 = *s;
+    if (s->row_bytes) as_f32.row_bytes = s->row_bytes / dtype_block_bytes(s->dtype) * sizeof *to; /* the same places */
+    as_f32.dtype = DTYPE_F32;
+    for (size_t i = 0; i < n_rows; i++) weight_src_dummy_row(&as_f32, row0 + i, 0, s->n_in, to + i * s->n_in);
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
 /* Stored rows hold one k of all outputs. */
-static void across(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
+static void rows_f32_transposed(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
 {
     const size_t size = dtype_block_bytes(s->dtype), stride = s->row_bytes ? s->row_bytes : s->n_out * size;
     float        column[WEIGHT_BLOCK_ROWS];
@@ -97,14 +97,14 @@ static void across(const struct weight_src *s, size_t row0, size_t n_rows, float
     }
 }
 
-void weight_rows_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
+void weight_src_rows_f32(const struct weight_src *s, size_t row0, size_t n_rows, float *to)
 {
     const size_t n_in = s->n_in, stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, n_in);
     if (weight_src_is_dummy(s)) {
         dummy_f32(s, row0, n_rows, to);
         return;
     }
-    if (s->transposed) across(s, row0, n_rows, to);
+    if (s->transposed) rows_f32_transposed(s, row0, n_rows, to);
     else
         for (size_t i = 0; i < n_rows; i++) dtype_to_f32(s->dtype, (const char *)s->data + (row0 + i) * stride, to + i * n_in, n_in);
     if (!s->scales) return;

@@ -31,7 +31,7 @@ static enum gemm_form form_of(enum dtype t, enum quantize q, enum activations ac
 enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err)
 {
     struct weight w;
-    TRY(weight_parts_check(a, &w, err));
+    TRY(weight_src_check(a, &w, err));
     w.form = form_of(a->parts[0].dtype, a->quantize, c->activations);
     for (size_t i = 0; w.form == GEMM_F8 && !w.paired && i + 1 < a->n_parts; i++)
         if (a->parts[i].n_out % F8_BLOCK != 0)
@@ -205,7 +205,7 @@ static void write_block(const struct pack *p, const struct block *b)
         copy_16(p, b);
         return;
     }
-    weight_rows_f32(b->src, b->row0, b->n, b->wide);
+    weight_src_rows_f32(b->src, b->row0, b->n, b->wide);
     if (p->w->form == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && plain) round_to_quantised(p, b);
     WRITE[p->w->form](p, b);
 }
@@ -327,7 +327,7 @@ static enum status fill(struct kernel_ctx *base, const struct weight_pack_args *
         struct fill f = { .form = form, .rows = to, .row_bytes = gemm_row_bytes(form, w->n_in), .scales = scales, .first = w->paired ? i : first,
                           .every = w->paired ? 2 : 1, .n_rows = s->n_out, .n_in = s->n_in, .from = s->dummy };
         if (form == GEMM_F8) f.scales += block * f8_blocks;
-        weight_steps(s, &f.row_step, &f.k_step);
+        weight_src_strides(s, &f.row_step, &f.k_step);
         good = cuda_check(d, fill_run(d->stream, &f), "making up a weight");
         first += s->n_out;
         block += blocks_of(s);

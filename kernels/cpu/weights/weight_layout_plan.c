@@ -7,7 +7,7 @@ enum status form_plan(const struct kernel_ctx *c, const struct weight_pack_args 
 {
     (void)c;
     struct weight w;
-    TRY(weight_parts_check(a, &w, err));
+    TRY(weight_src_check(a, &w, err));
     w.form = form_of(a->parts[0].dtype, a->quantize);
     if (!__builtin_mul_overflow(panel_count(&w), form_panel_bytes(w.form, w.n_in), &w.bytes)) w.bytes = pages_round(w.bytes);
     else w.bytes = 0;

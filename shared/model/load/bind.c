@@ -27,12 +27,12 @@ static void copy_row(void *arg, int row, int thread)
     const size_t           n = j->src->n_in;
     (void)thread;
     if (j->type == DTYPE_F32) {
-        weight_rows_f32(j->src, (size_t)row, 1, (float *)j->to + (size_t)row * n);
+        weight_src_rows_f32(j->src, (size_t)row, 1, (float *)j->to + (size_t)row * n);
         return;
     }
     float    *wide = MEM_ARRAY(float, n);
     uint16_t *to = (uint16_t *)j->to + (size_t)row * n;
-    weight_rows_f32(j->src, (size_t)row, 1, wide);
+    weight_src_rows_f32(j->src, (size_t)row, 1, wide);
     for (size_t k = 0; k < n; k++) to[k] = dtype_f32_to_bf16(wide[k]);
     mem_free(wide);
 }
