@@ -67,7 +67,7 @@ struct weight_src {
 
 /* A matrix packed for a row of this table. Owned by whoever called weight_pack; freed with weight_release. */
 struct weight {
-    int    form;             /* enum weight_form of kernels/cpu/weights/weight_layout.h */
+    int    layout;             /* enum weight_layout of kernels/cpu/weights/weight_layout.h */
     bool   paired;           /* two matrices of n_out / 2 rows, panel by panel in turn: gate and up of SwiGLU */
     bool   borrowed;         /* data belongs to somebody else's allocation */
     size_t n_out, n_in;
@@ -291,7 +291,7 @@ struct experts_args {
 
 struct kernel_ops {
     const char *name;      /* "ref", "avx2", "avx512", ..: --cpu-isa, logs, hello between peers */
-    const char *forms;     /* rows with equal ones pack the same source to the same bytes */
+    const char *weight_layouts;     /* rows with equal ones pack the same source to the same bytes */
     bool        absorbed_only; /* MLA's prompt tokens take the absorbed form too: attention is never called with k_up and v_up */
     bool (*available)(void); /* does this machine have what the row needs */
 

@@ -48,7 +48,7 @@ static void embed_item(void *arg, int row, int thread)
 {
     const struct embed_job *job = arg;
     (void)thread;
-    form_row(job->w, (size_t)job->ids[row], job->x + (size_t)row * job->w->n_in);
+    weight_layout_dequantize_row(job->w, (size_t)job->ids[row], job->x + (size_t)row * job->w->n_in);
 }
 
 void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)

@@ -8,12 +8,12 @@
  *   chain      acc = fmaf(w[k], x[k], acc), k ascending.
  *   int chain  per group g of k's, ascending: i = sum of q_w * q_x over the group - zero * sum of q_x, in integers (q_x: the 15-bit
  *              numbers of act_quant.h, so i fits 28 bits);
- *              t = (float)i * s; acc = fmaf(t, d, acc), and where the form has m: acc = fmaf((float)(sum of q_x) * s, m, acc).
- *              C forms: per block of 32 acc = fmaf((float)i, s, acc), and at the end acc * scale.
+ *              t = (float)i * s; acc = fmaf(t, d, acc), and where the layout has m: acc = fmaf((float)(sum of q_x) * s, m, acc).
+ *              C layouts: per block of 32 acc = fmaf((float)i, s, acc), and at the end acc * scale.
  *   sum16      element i is added to partial sum i % 16, i ascending; then partial sums l and l+8 are added, then l and l+4,
  *              l and l+2, l and l+1. Where an element is a product, it is fused into the addition.
  *   exp        kernels/exp.h, one polynomial.
- * ref spells these out; avx2 holds 16 lanes in two registers, avx512 in one. bf16 products (FAST, forms BF16 and F8, and queries by keys of a
+ * ref spells these out; avx2 holds 16 lanes in two registers, avx512 in one. bf16 products (FAST, layouts BF16 and F8, and queries by keys of a
  * bf16 cache, where the processor has them) round x to bf16 and add the products of k odd and k even of each pair to the lane's chain in the
  * processor's order; F8's scale multiplies the sum of each 128 k's. They equal the definition within 2^-7 of the sum of magnitudes. */
 #ifndef BATON_KERNELS_CPU_CPU_BACKEND_H
@@ -43,7 +43,7 @@ struct kv_rows {
 };
 
 struct cpu_loops {
-    /* ---- f32 chains: every form (F32 arithmetic), and F32, F16 of FAST ---- */
+    /* ---- f32 chains: every layout (F32 arithmetic), and F32, F16 of FAST ---- */
     /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel on. */
     void (*gemv)(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
     /* dst[n_k][16] = the panel's weights k_begin .. k_begin+n_k as f32; k_begin is a multiple of GEMM_K. */
@@ -51,19 +51,19 @@ struct cpu_loops {
     /* Carry on the chains acc[n_rows][16] over the n_k next k's: w [n_k][16], x [n_rows] with stride x_stride. */
     void (*tile)(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k);
 
-    /* ---- int chains: integer forms of FAST ---- */
+    /* ---- int chains: integer layouts of FAST ---- */
     void (*quantize)(struct act_block *out, const float *x, size_t n); /* one row: act_blocks(n) blocks */
     /* out[n_rows][16 * n_panels] = chains of all k's, C scale applied, of n_rows <= DOT_ROWS rows of x (x_stride blocks apart) and n_panels
      * <= GEMV_PANELS panels. */
     void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
                      size_t n_panels);
     void (*widen_int)(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-    /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels], n_panels <= DOT_PANELS, of `form`; rows
+    /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels], n_panels <= DOT_PANELS, of `layout`; rows
      * of x are x_stride blocks apart. */
     void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                     int form, size_t n_k);
+                     int layout, size_t n_k);
 
-    /* ---- bf16 products: forms BF16 and F8 of FAST; all NULL where the processor has none (f32 chains serve then) ---- */
+    /* ---- bf16 products: layouts BF16 and F8 of FAST; all NULL where the processor has none (f32 chains serve then) ---- */
     void (*round_bf16)(uint16_t *out, const float *x, size_t n); /* filled up to act_bf16_stride(n) with zeros */
     /* As gemv_int; x_stride in elements. */
     void (*gemv_bf16)(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
@@ -157,9 +157,9 @@ void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, flo
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
 
 #define CPU_BACKEND_OPS(name_, available_)                                                                                                    \
-    { .name = (name_), .forms = "panels of 16", .available = (available_), .create = cpu_ctx_create, .free = cpu_ctx_free,                \
-      .reserve = cpu_ctx_reserve, .weight_plan = form_plan, .weight_pack = form_pack, .weights_finish = cpu_weights_finish,                     \
-      .weight_release = form_release, .upload_step = cpu_upload_step,                                                                                 \
+    { .name = (name_), .weight_layouts = "panels of 16", .available = (available_), .create = cpu_ctx_create, .free = cpu_ctx_free,                \
+      .reserve = cpu_ctx_reserve, .weight_plan = weight_layout_plan, .weight_pack = weight_layout_pack, .weights_finish = cpu_weights_finish,                     \
+      .weight_release = weight_layout_release, .upload_step = cpu_upload_step,                                                                                 \
       .embed = cpu_embed, .matmul = cpu_matmul, .rms_norm = cpu_rms_norm, .add = cpu_add, .copy_rows = cpu_copy_rows, .rope = cpu_rope,    \
       .kv_append = cpu_kv_append, .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .experts = cpu_experts,         \
       .log_sum_exp = cpu_log_sum_exp, .argmax = cpu_argmax, .exp_terms = cpu_exp_terms }

@@ -12,7 +12,7 @@ void avx512_quantize(struct act_block *out, const float *x, size_t n);
 void avx512_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
 void avx512_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
 void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                     int form, size_t n_k);
+                     int layout, size_t n_k);
 
 float avx512_rms_factor(const float *x, size_t n, float eps);
 void  avx512_rms_apply(float *y, const float *x, const float *weight, float factor, size_t n);

@@ -23,7 +23,7 @@ static void ref_tile(float *acc, const float *x, size_t x_stride, size_t n_rows,
 static void ref_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     for (size_t k = 0; k < n_k; k++)
-        for (size_t j = 0; j < PANEL; j++) dst[k * PANEL + j] = form_weight(w, i_panel, k_begin + k, j);
+        for (size_t j = 0; j < PANEL; j++) dst[k * PANEL + j] = weight_layout_element(w, i_panel, k_begin + k, j);
 }
 
 static void ref_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
@@ -31,7 +31,7 @@ static void ref_gemv(float *out, const float *x, const struct weight *w, size_t 
     for (size_t i = 0; i < n_panels * PANEL; i++) {
         out[i] = 0;
         for (size_t k = 0; k < w->n_in; k++)
-            out[i] = fmaf(form_weight(w, i_panel + i / PANEL, k, i % PANEL), x[k], out[i]);
+            out[i] = fmaf(weight_layout_element(w, i_panel + i / PANEL, k, i % PANEL), x[k], out[i]);
     }
 }
 
@@ -39,8 +39,8 @@ static void ref_gemv(float *out, const float *x, const struct weight *w, size_t 
 
 static void ref_quantize(struct act_block *out, const float *x, size_t n)
 {
-    for (size_t k0 = 0; k0 < n; k0 += FORM_BLOCK, out++) {
-        size_t left = n - k0 < FORM_BLOCK ? n - k0 : FORM_BLOCK;
+    for (size_t k0 = 0; k0 < n; k0 += BLOCK_K, out++) {
+        size_t left = n - k0 < BLOCK_K ? n - k0 : BLOCK_K;
         float  most = 0;
         bool   finite = true;
         for (size_t k = 0; k < left; k++) {
@@ -61,14 +61,14 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
 }
 
 /* The int chain of one output over n_k k's, all of one panel taken apart. */
-static float int_chain(float acc, const struct act_block *x, const struct wide_int *w, const struct form_info *f, size_t n_k, size_t lane)
+static float int_chain(float acc, const struct act_block *x, const struct wide_int *w, const struct weight_layout_info *f, size_t n_k, size_t lane)
 {
-    size_t group = f->group ? (size_t)f->group : FORM_BLOCK;
+    size_t group = f->group ? (size_t)f->group : BLOCK_K;
     for (size_t k0 = 0; k0 < n_k; k0 += group) {
-        const struct act_block *block = &x[k0 / FORM_BLOCK];
-        int32_t sum = group == FORM_BLOCK ? block->sum[0] + block->sum[1] : block->sum[k0 % FORM_BLOCK / 16], dot = -f->zero * sum;
+        const struct act_block *block = &x[k0 / BLOCK_K];
+        int32_t sum = group == BLOCK_K ? block->sum[0] + block->sum[1] : block->sum[k0 % BLOCK_K / 16], dot = -f->zero * sum;
         for (size_t k = k0; k < k0 + group; k++) {
-            int32_t number = block->q[0][k % FORM_BLOCK] * (1 << ACT_LOW_BITS) + block->q[1][k % FORM_BLOCK];
+            int32_t number = block->q[0][k % BLOCK_K] * (1 << ACT_LOW_BITS) + block->q[1][k % BLOCK_K];
             dot += (int32_t)w->q[k / 4][lane][k % 4] * number;
         }
         if (f->group == 0) {
@@ -82,24 +82,24 @@ static float int_chain(float acc, const struct act_block *x, const struct wide_i
 }
 
 static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                         int form, size_t n_k)
+                         int layout, size_t n_k)
 {
     for (size_t p = 0; p < n_panels; p++)
         for (size_t i = 0; i < n_rows; i++, acc += PANEL)
-            for (size_t j = 0; j < PANEL; j++) acc[j] = int_chain(acc[j], x + i * x_stride, &w[p], form_info(form), n_k, j);
+            for (size_t j = 0; j < PANEL; j++) acc[j] = int_chain(acc[j], x + i * x_stride, &w[p], weight_layout_info(layout), n_k, j);
 }
 
 /* One row, one panel. */
 static void ref_dot_int(float *out, const struct act_block *x, const struct weight *w, size_t i_panel)
 {
     struct wide_int wide;
-    size_t          n_in = act_blocks(w->n_in) * FORM_BLOCK;
-    const float    *scale = form_scale(w, i_panel);
+    size_t          n_in = act_blocks(w->n_in) * BLOCK_K;
+    const float    *scale = weight_layout_channel_scale(w, i_panel);
     memset(out, 0, PANEL * sizeof *out);
     for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
         size_t n_k = n_in - k0 < WIDE_K ? n_in - k0 : WIDE_K;
-        form_widen_int(&wide, w, i_panel, k0, n_k);
-        ref_tile_int(out, x + k0 / FORM_BLOCK, 0, 1, &wide, 1, w->form, n_k);
+        weight_layout_unpack_int(&wide, w, i_panel, k0, n_k);
+        ref_tile_int(out, x + k0 / BLOCK_K, 0, 1, &wide, 1, w->layout, n_k);
     }
     for (size_t j = 0; scale && j < PANEL; j++) out[j] *= scale[j];
 }
@@ -191,7 +191,7 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
 const struct cpu_backend cpu_backend_ref = {
     .ops = CPU_BACKEND_OPS("ref", always),
     .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
-               .widen_int = form_widen_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
+               .widen_int = weight_layout_unpack_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
                .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
                .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, ATTENTION_LOOPS(attention_ref) },
 };

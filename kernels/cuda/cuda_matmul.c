@@ -10,7 +10,7 @@
 #include "kernels/cuda/gemm/prepare_inputs_f8.h"
 #include "kernels/cuda/elementwise.h"
 
-static enum gemm_form form_of(const struct weight *w) { return (enum gemm_form)w->form; }
+static enum gemm_form form_of(const struct weight *w) { return (enum gemm_form)w->layout; }
 static enum dtype x_type_of(const struct weight *w) { return gemm_x_type(form_of(w)); }
 
 /* Elements between rows that are ready for a matrix; of 32 and of 16 bits they fit in the room that kernels.h promises. */
@@ -110,7 +110,7 @@ static ptrdiff_t between(const void *a, const void *b) { return (const char *)b 
 static bool is_next_group(const struct matmul_args *a, const struct matmul_args *b)
 {
     const struct weight *v = a->w, *w = b->w;
-    return v->form == w->form && v->n_out == w->n_out && v->n_in == w->n_in && v->paired == w->paired && a->x_stride == b->x_stride &&
+    return v->layout == w->layout && v->n_out == w->n_out && v->n_in == w->n_in && v->paired == w->paired && a->x_stride == b->x_stride &&
            a->y_stride == b->y_stride && a->n_rows == b->n_rows && a->then == MATMUL_STORE && b->then == MATMUL_STORE && !a->bias && !b->bias &&
            !a->x_rows && !b->x_rows && !a->norm && !b->norm && !a->x_ready && !b->x_ready && between(v->data, w->data) > 0 &&
            between(a->x, b->x) > 0 && between(a->y, b->y) > 0;
@@ -206,7 +206,7 @@ static struct alike alike_from(const struct experts_args *a, int32_t first)
 {
     struct alike         s = { first, first < a->n_experts };
     const struct weight *gate_up = a->gate_up + first, *down = a->down + first;
-    while (s.n > 0 && first + s.n < a->n_experts && gate_up[s.n].form == gate_up->form && down[s.n].form == down->form) s.n++;
+    while (s.n > 0 && first + s.n < a->n_experts && gate_up[s.n].layout == gate_up->layout && down[s.n].layout == down->layout) s.n++;
     return s;
 }
 

@@ -48,7 +48,7 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
 static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const struct embed_rows e = { .x = x, .form = (enum gemm_form)w->form, .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids,
+    const struct embed_rows e = { .x = x, .form = (enum gemm_form)w->layout, .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids,
                                   .chosen = c->sampling.chosen.ptr };
     (void)cuda_check(c->device, rows_embed(c->device->stream, &e), "embedding");
 }
@@ -81,7 +81,7 @@ static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
 static bool has_card(void) { return cuda_device_count() > 0; }
 
 const struct kernel_ops cuda_row = {
-    .name = "cuda", .forms = "cuda rows", .absorbed_only = true, .available = has_card, .create = cuda_ctx_create, .free = cuda_ctx_free,
+    .name = "cuda", .weight_layouts = "cuda rows", .absorbed_only = true, .available = has_card, .create = cuda_ctx_create, .free = cuda_ctx_free,
     .reserve = cuda_ctx_reserve, .weight_plan = cuda_weight_plan, .weight_pack = cuda_weight_pack, .weights_finish = cuda_weights_end,
     .weight_release = cuda_weight_release, .upload_step = cuda_stage, .prepare = cuda_prepare, .capture = cuda_record, .submit = cuda_submit,
     .sample = cuda_sample, .fetch = cuda_fetch, .embed = cuda_embed, .matmul = cuda_matmul, .rms_norm = cuda_rms_norm, .add = cuda_add,

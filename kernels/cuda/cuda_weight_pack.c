@@ -32,11 +32,11 @@ enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pac
 {
     struct weight w;
     TRY(weight_src_check(a, &w, err));
-    w.form = form_of(a->parts[0].dtype, a->quantize, c->activations);
-    for (size_t i = 0; w.form == GEMM_F8 && !w.paired && i + 1 < a->n_parts; i++)
+    w.layout = form_of(a->parts[0].dtype, a->quantize, c->activations);
+    for (size_t i = 0; w.layout == GEMM_F8 && !w.paired && i + 1 < a->n_parts; i++)
         if (a->parts[i].n_out % F8_BLOCK != 0)
             return err_set(err, ERR_UNSUPPORTED, "a part of %zu rows with scales per %d cannot have another behind it", a->parts[i].n_out, F8_BLOCK);
-    w.bytes = gemm_matrix_bytes(w.form, w.paired, w.n_out, w.n_in);
+    w.bytes = gemm_matrix_bytes(w.layout, w.paired, w.n_out, w.n_in);
     *out = w;
     return OK;
 }
@@ -188,7 +188,7 @@ static size_t blocks_of(const struct weight_src *s) { return (s->n_out + WEIGHT_
 static void fill_up(const struct pack *p, const struct block *b)
 {
     static const unsigned char bytes[GEMM_FORMS] = { [GEMM_F32] = 4, [GEMM_BF16] = 2, [GEMM_F16] = 2, [GEMM_W8] = 1, [GEMM_F8] = 1 };
-    const size_t used = p->w->n_in * bytes[p->w->form];
+    const size_t used = p->w->n_in * bytes[p->w->layout];
     for (size_t i = 0; used > 0 && used < p->row_bytes && i < b->n; i++) memset(at(p, b, i) + used, 0, p->row_bytes - used);
 }
 
@@ -196,18 +196,18 @@ static void write_block(const struct pack *p, const struct block *b)
 {
     const enum dtype t = b->src->dtype;
     const bool       plain = t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16;
-    if (p->w->form == GEMM_F8 && t == DTYPE_F8_E4M3) {
+    if (p->w->layout == GEMM_F8 && t == DTYPE_F8_E4M3) {
         copy_f8(p, b);
         return;
     }
-    const bool as_stored = (p->w->form == GEMM_BF16 && t == DTYPE_BF16) || (p->w->form == GEMM_F16 && t == DTYPE_F16);
+    const bool as_stored = (p->w->layout == GEMM_BF16 && t == DTYPE_BF16) || (p->w->layout == GEMM_F16 && t == DTYPE_F16);
     if (as_stored && !b->src->transposed && !weight_src_is_dummy(b->src)) {
         copy_16(p, b);
         return;
     }
     weight_src_rows_f32(b->src, b->row0, b->n, b->wide);
-    if (p->w->form == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && plain) round_to_quantised(p, b);
-    WRITE[p->w->form](p, b);
+    if (p->w->layout == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && plain) round_to_quantised(p, b);
+    WRITE[p->w->layout](p, b);
 }
 
 /* ---- units: neighbouring rows of the matrix ---------------------------------------------------------------------- */
@@ -234,7 +234,7 @@ static size_t unit_begin(const struct pack *p, size_t u)
 }
 
 /* Work items of a block: an expert's matrix has a dozen blocks, too few to keep sixteen threads busy. Rows that share a scale stay together. */
-static size_t items_of_block(const struct pack *p) { return p->w->form == GEMM_F8 || p->a->quantize == QUANTIZE_BLOCK_FP8 ? 1 : 4; }
+static size_t items_of_block(const struct pack *p) { return p->w->layout == GEMM_F8 || p->a->quantize == QUANTIZE_BLOCK_FP8 ? 1 : 4; }
 
 static size_t items_of_unit(const struct pack *p) { return (p->w->paired ? 2 : 1) * items_of_block(p); }
 
@@ -287,8 +287,8 @@ static void send_scales(struct cuda_ctx *c, const struct pack *p, char *to, size
 static enum status pack_and_send(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const size_t scales_at = gemm_scales_at((enum gemm_form)w->form, w->n_out, w->n_in), scale_bytes = w->bytes - scales_at;
-    struct pack  p = { .a = a, .w = w, .row_bytes = gemm_row_bytes((enum gemm_form)w->form, w->n_in), .f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK };
+    const size_t scales_at = gemm_scales_at((enum gemm_form)w->layout, w->n_out, w->n_in), scale_bytes = w->bytes - scales_at;
+    struct pack  p = { .a = a, .w = w, .row_bytes = gemm_row_bytes((enum gemm_form)w->layout, w->n_in), .f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK };
     p.scales = mem_try_calloc(1, scale_bytes ? scale_bytes : 1);
     if (!p.scales || !cuda_send_scratch(c, (size_t)compute_pool_threads(base->pool) * scratch_of(w))) {
         mem_free(p.scales);
@@ -310,14 +310,14 @@ static bool can_fill(const struct weight_pack_args *a, const struct weight *w)
 {
     for (size_t i = 0; i < a->n_parts; i++)
         if (!weight_src_is_dummy(&a->parts[i])) return false;
-    return w->form != GEMM_F32 || a->quantize == QUANTIZE_NONE;
+    return w->layout != GEMM_F32 || a->quantize == QUANTIZE_NONE;
 }
 
 /* What rows and scales are filled up with is zero. */
 static enum status fill(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
 {
     struct cuda_device *d = cuda_ctx_of(base)->device;
-    const enum gemm_form form = (enum gemm_form)w->form;
+    const enum gemm_form form = (enum gemm_form)w->layout;
     const size_t f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK;
     size_t       first = 0, block = 0;
     bool         good = cuda_check(d, cudaMemsetAsync(to, 0, w->bytes, d->stream), "clearing a weight");

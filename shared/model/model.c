@@ -104,7 +104,7 @@ static uint64_t fingerprint(const struct model *m)
 static struct weight_cache_key weight_cache_key_of(const struct model *m)
 {
     struct buf b = { 0 };
-    buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->ops->forms, (int)m->kernels->activations, (int)m->quantize, m->ops->name);
+    buf_printf(&b, "packed|%s|%d|%d|%s", m->kernels->ops->weight_layouts, (int)m->kernels->activations, (int)m->quantize, m->ops->name);
     print_config(&b, &m->config);
     struct weight_cache_key key = { weights_fingerprint(m->weights, hash_64(b.data, b.len, 0)), weights_files_state(m->weights) };
     buf_release(&b);

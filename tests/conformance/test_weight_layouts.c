@@ -130,15 +130,15 @@ static size_t panel_of_row(const struct weight *w, size_t i, size_t *lane)
 
 static void check_wide_ints(const struct weight *w, const struct source *src, const struct shape *s)
 {
-    const struct form_info *f = form_info(w->form);
+    const struct weight_layout_info *f = weight_layout_info(w->layout);
     static struct wide_int  wide;
     for (size_t p = 0; p < panel_count(w); p++)
         for (size_t k0 = 0; k0 < w->n_in; k0 += WIDE_K) {
-            size_t       n_k = w->n_in - k0 < WIDE_K ? (w->n_in - k0 + FORM_BLOCK - 1) / FORM_BLOCK * FORM_BLOCK : WIDE_K;
-            const float *scale = form_scale(w, p);
+            size_t       n_k = w->n_in - k0 < WIDE_K ? (w->n_in - k0 + BLOCK_K - 1) / BLOCK_K * BLOCK_K : WIDE_K;
+            const float *scale = weight_layout_channel_scale(w, p);
             CHECK((scale != NULL) == (f->group == 0));
             memset(&wide, 0xee, sizeof wide);
-            form_widen_int(&wide, w, p, k0, n_k);
+            weight_layout_unpack_int(&wide, w, p, k0, n_k);
             for (size_t i = 0; i < src->n_out; i++) {
                 size_t lane;
                 if (panel_of_row(w, i, &lane) != p) continue;
@@ -161,17 +161,17 @@ static void check_values(const struct weight *w, const struct source *src, const
     float *row = MEM_ARRAY(float, w->n_in);
     for (size_t i = 0; i < src->n_out; i++) {
         size_t lane, panel = panel_of_row(w, i, &lane);
-        form_row(w, i, row);
+        weight_layout_dequantize_row(w, i, row);
         for (size_t k = 0; k < w->n_in; k++) {
-            check_same(form_weight(w, panel, k, lane), src->wide[i * w->n_in + k], s, "form_weight", i, k);
+            check_same(weight_layout_element(w, panel, k, lane), src->wide[i * w->n_in + k], s, "weight_layout_element", i, k);
             check_same(row[k], src->wide[i * w->n_in + k], s, "weight_row", i, k);
         }
     }
     mem_free(row);
     size_t part_out = w->paired ? w->n_out / 2 : w->n_out, last = panel_count(w) - 1;
     for (size_t lane = part_out % PANEL; lane > 0 && lane < PANEL; lane++)
-        for (size_t k = 0; k < w->n_in; k++) CHECK(form_weight(w, last, k, lane) == 0);
-    if (form_info(w->form)->integer) check_wide_ints(w, src, s);
+        for (size_t k = 0; k < w->n_in; k++) CHECK(weight_layout_element(w, last, k, lane) == 0);
+    if (weight_layout_info(w->layout)->integer) check_wide_ints(w, src, s);
 }
 
 static void check_shape(const struct shape *s)
@@ -182,15 +182,15 @@ static void check_shape(const struct shape *s)
     struct err err;
     src.args.parts = src.parts;
     for (int i = 0; i < 2; i++) CHECK_OK(compute_pool_create(1 + 2 * i, &pools[i], &err));
-    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pools[0] }, &src.args, &one, NULL));
-    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pools[1] }, &src.args, &many, NULL));
-    CHECK_EQ_INT(one.form, form_of(s->dtype, s->quantize));
+    CHECK_OK(weight_layout_pack(&(struct kernel_ctx){ .pool = pools[0] }, &src.args, &one, NULL));
+    CHECK_OK(weight_layout_pack(&(struct kernel_ctx){ .pool = pools[1] }, &src.args, &many, NULL));
+    CHECK_EQ_INT(one.layout, weight_layout_of(s->dtype, s->quantize));
     CHECK_EQ_INT(one.n_out, src.n_out);
     CHECK_EQ_INT(one.n_in, s->n_in);
     CHECK_EQ_INT(one.paired, s->join == JOIN_PAIRED);
     CHECK(one.bytes == many.bytes && memcmp(one.data, many.data, one.bytes) == 0);
-    CHECK_OK(form_plan(NULL, &src.args, &plan, NULL));
-    CHECK(!plan.data && plan.form == one.form && plan.paired == one.paired && plan.n_out == one.n_out && plan.n_in == one.n_in && plan.bytes == one.bytes);
+    CHECK_OK(weight_layout_plan(NULL, &src.args, &plan, NULL));
+    CHECK(!plan.data && plan.layout == one.layout && plan.paired == one.paired && plan.n_out == one.n_out && plan.n_in == one.n_in && plan.bytes == one.bytes);
     check_values(&one, &src, s);
     release(&one);
     release(&one); /* twice is harmless */
@@ -285,10 +285,10 @@ TEST(infinities_and_nans_stay_visible)
         memcpy(src.bytes[0] + 1 + 4 * 7, &bad[0], 4);      /* row 0 */
         memcpy(src.bytes[0] + 1 + 4 * (80 + 9), &bad[1], 4); /* row 2 */
         CHECK_OK(compute_pool_create(1, &pool, &err));
-        CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = pool }, &src.args, &w, NULL));
-        CHECK(!isfinite(form_weight(&w, 0, 7, 0)));
-        CHECK(isnan(form_weight(&w, 0, 9, 2)));
-        if (HOW[i] != QUANTIZE_BLOCK_FP8) CHECK(isfinite(form_weight(&w, 0, 7, 1)));
+        CHECK_OK(weight_layout_pack(&(struct kernel_ctx){ .pool = pool }, &src.args, &w, NULL));
+        CHECK(!isfinite(weight_layout_element(&w, 0, 7, 0)));
+        CHECK(isnan(weight_layout_element(&w, 0, 9, 2)));
+        if (HOW[i] != QUANTIZE_BLOCK_FP8) CHECK(isfinite(weight_layout_element(&w, 0, 7, 1)));
         release(&w);
         compute_pool_free(pool);
         free_source(&src);
@@ -310,7 +310,7 @@ static struct packed packed_of(enum dtype t, enum quantize q, size_t n_out, size
     struct err    err;
     p.src.args.parts = p.src.parts;
     CHECK_OK(compute_pool_create(1, &p.pool, &err));
-    CHECK_OK(form_pack(&(struct kernel_ctx){ .pool = p.pool }, &p.src.args, &p.w, NULL));
+    CHECK_OK(weight_layout_pack(&(struct kernel_ctx){ .pool = p.pool }, &p.src.args, &p.w, NULL));
     return p;
 }
 
@@ -321,7 +321,7 @@ static void release_one(struct packed *p)
     free_source(&p->src);
 }
 
-static const char *panel_bytes_at(const struct packed *p, size_t i) { return panel_at(&p->w, i, form_panel_bytes(p->w.form, p->w.n_in)); }
+static const char *panel_bytes_at(const struct packed *p, size_t i) { return panel_at(&p->w, i, weight_layout_panel_bytes(p->w.layout, p->w.n_in)); }
 static float wide_at(const struct packed *p, size_t i, size_t k) { return p->src.wide[i * p->w.n_in + k]; }
 
 TEST(plain_forms_lie_as_drawn)
@@ -341,7 +341,7 @@ TEST(plain_forms_lie_as_drawn)
         for (size_t k = 0; k < 131; k++)
             CHECK(same(dtype_f8_e4m3_to_f32((uint8_t)eights[k / 4 * 64 + i % 16 * 4 + k % 4]) * scales[k / 128], wide_at(&e, i, k)));
     }
-    CHECK_EQ_INT(form_panel_bytes(FORM_F8, 131), 33 * 64 + 64);
+    CHECK_EQ_INT(weight_layout_panel_bytes(LAYOUT_F8, 131), 33 * 64 + 64);
     release_one(&f);
     release_one(&b);
     release_one(&e);
@@ -389,13 +389,13 @@ TEST(blocks_of_256_lie_as_drawn)
                 const struct block_s8 *s8 = (const struct block_s8 *)panel_bytes_at(&p, i / 16) + b;
                 const struct block_s4 *s4 = (const struct block_s4 *)panel_bytes_at(&p, i / 16) + b;
                 float w;
-                if (p.w.form == FORM_K8)
+                if (p.w.layout == LAYOUT_K8)
                     w = fmaf(half_of(k8->d[j]) * (float)k8->scale[g][j], (float)(byte_of(k8->q[k % 256 / 32], in, j) - 128),
                              -(half_of(k8->dmin[j]) * (float)k8->min[g][j]));
-                else if (p.w.form == FORM_S8)
+                else if (p.w.layout == LAYOUT_S8)
                     w = fmaf(half_of(s8->d[j]) * (float)s8->scale[g / 2][j], (float)(byte_of(s8->q[k % 256 / 32], in, j) - 128),
                              -(half_of(s8->dmin[j]) * (float)s8->min[g / 2][j]));
-                else if (p.w.form == FORM_S4)
+                else if (p.w.layout == LAYOUT_S4)
                     w = fmaf(half_of(s4->d[j]) * (float)s4->scale[g / 2][j], (float)nibble_of(s4->q[k % 256 / 32], in, j),
                              -(half_of(s4->dmin[j]) * (float)s4->min[g / 2][j]));
                 else
@@ -417,7 +417,7 @@ TEST(channel_forms_lie_as_drawn)
             const float *s8 = (const float *)q8[96 / 4], *s4 = (const float *)q4[96 / 8];
             CHECK(same(s8[i % 16] * (float)(byte_of(q8, k, i % 16) - 128), wide_at(&c8, i, k)));
             CHECK(same(s4[i % 16] * (float)(nibble_of(q4, k, i % 16) - 8), wide_at(&c4, i, k)));
-            CHECK(same(form_scale(&c8.w, i / 16)[i % 16], s8[i % 16]));
+            CHECK(same(weight_layout_channel_scale(&c8.w, i / 16)[i % 16], s8[i % 16]));
         }
     release_one(&c8);
     release_one(&c4);
@@ -430,12 +430,12 @@ static struct err           why;
 
 static enum status pack_status(const struct weight_src *parts, size_t n_parts, enum weight_join join)
 {
-    struct weight w = { .form = 77 };
+    struct weight w = { .layout = 77 };
     why = (struct err){ 0 };
     const struct weight_pack_args a = { .parts = parts, .n_parts = n_parts, .join = join };
-    enum status st = form_pack(&(struct kernel_ctx){ .pool = pool_of_refusals }, &a, &w, &why);
+    enum status st = weight_layout_pack(&(struct kernel_ctx){ .pool = pool_of_refusals }, &a, &w, &why);
     if (st == OK) release(&w);
-    else CHECK_EQ_INT(w.form, 77); /* outputs are written only on success */
+    else CHECK_EQ_INT(w.layout, 77); /* outputs are written only on success */
     CHECK(st == why.code && (st == OK) == !why.text[0]); /* every refusal has its sentence */
     return st;
 }

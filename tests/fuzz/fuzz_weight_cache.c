@@ -15,8 +15,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct weight_cache_key KEY = { 0x1122334455667788u, 0x99aabbccddeeff00u };
     const size_t        page = pages_round(1);
-    const struct weight plan[N] = { { .form = 2, .n_out = 16, .n_in = 8, .bytes = page }, { .form = 4, .paired = true, .n_out = 96, .n_in = 64, .bytes = 2 * page },
-                                    { .form = 0, .n_out = 1, .n_in = 1, .bytes = page } };
+    const struct weight plan[N] = { { .layout = 2, .n_out = 16, .n_in = 8, .bytes = page }, { .layout = 4, .paired = true, .n_out = 96, .n_in = 64, .bytes = 2 * page },
+                                    { .layout = 0, .n_out = 1, .n_in = 1, .bytes = page } };
     struct {
         struct weight_cache_header  head;
         struct weight_cache_entry table[N];

@@ -90,8 +90,8 @@ static double time_product(struct kernel_ctx *c, const struct weight *w, size_t 
 static double peak_of(const struct kernel_ctx *c, const struct weight *w, const struct limits *l)
 {
     if (c->activations == ACTIVATIONS_F32) return l->f32;
-    if (form_info(w->form)->integer) return l->i8;
-    return (w->form == FORM_BF16 || w->form == FORM_F8) && l->bf16 > 0 ? l->bf16 : l->f32;
+    if (weight_layout_info(w->layout)->integer) return l->i8;
+    return (w->layout == LAYOUT_BF16 || w->layout == LAYOUT_F8) && l->bf16 > 0 ? l->bf16 : l->f32;
 }
 
 static void print_product(const struct kernel_ctx *c, const char *name, const struct weight *w, size_t n_rows, double ns, const struct limits *l)
@@ -114,7 +114,7 @@ static void bench_gemv(struct kernel_ctx *c, const struct limits *l)
     static const size_t rows[] = { 1, 2, 4, 8 };
     enum { N_IN = 2048 };
     for (size_t k = 0; k < COUNT_OF(KINDS); k++) {
-        size_t panel = form_panel_bytes(form_of(KINDS[k].dtype, KINDS[k].quantize), N_IN);
+        size_t panel = weight_layout_panel_bytes(weight_layout_of(KINDS[k].dtype, KINDS[k].quantize), N_IN);
         bench_product(c, &KINDS[k], ((size_t)160 << 20) / panel * PANEL, N_IN, rows, COUNT_OF(rows), l);
     }
     printf("shapes of a 135M model (weights in the cache)\n");

@@ -213,7 +213,7 @@ static void expand(const struct attn_walk *w, float *y, const struct weight *m, 
         for (size_t k0 = 0; k0 < m->n_in; k0 += GEMM_K) {
             size_t       n_k = min_size(GEMM_K, m->n_in - k0);
             const float *panel = w->wide;
-            if (m->form == FORM_F32) panel = (const float *)panel_at(m, p, form_panel_bytes(FORM_F32, m->n_in)) + k0 * PANEL;
+            if (m->layout == LAYOUT_F32) panel = (const float *)panel_at(m, p, weight_layout_panel_bytes(LAYOUT_F32, m->n_in)) + k0 * PANEL;
             else w->loops->widen(w->wide, m, p, k0, n_k);
             w->loops->mac(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
         }

@@ -20,13 +20,13 @@
 enum { ACT_DIGITS = 2, ACT_LOW_BITS = 7 };
 
 struct act_block {
-    int8_t  q[ACT_DIGITS][FORM_BLOCK]; /* high, low */
+    int8_t  q[ACT_DIGITS][BLOCK_K]; /* high, low */
     float   s, ssum;
     int32_t sum[2]; /* of numbers 0..15 and 16..31 */
 };
 
-static inline size_t act_blocks(size_t n_in) { return (n_in + FORM_BLOCK - 1) / FORM_BLOCK; }
+static inline size_t act_blocks(size_t n_in) { return (n_in + BLOCK_K - 1) / BLOCK_K; }
 /* bf16 rows are filled up with zeros to a multiple of 32 values. */
-static inline size_t act_bf16_stride(size_t n_in) { return act_blocks(n_in) * FORM_BLOCK; }
+static inline size_t act_bf16_stride(size_t n_in) { return act_blocks(n_in) * BLOCK_K; }
 
 #endif

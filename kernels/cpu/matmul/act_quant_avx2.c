@@ -62,25 +62,25 @@ static inline void quantize_block(struct act_block *out, const float *in)
 void avx2_quantize(struct act_block *out, const float *x, size_t n)
 {
     size_t i = 0;
-    for (; i + FORM_BLOCK <= n; i += FORM_BLOCK) quantize_block(out++, x + i);
+    for (; i + BLOCK_K <= n; i += BLOCK_K) quantize_block(out++, x + i);
     if (i == n) return;
-    float last[FORM_BLOCK] = { 0 };
+    float last[BLOCK_K] = { 0 };
     __builtin_memcpy(last, x + i, (n - i) * sizeof *x);
     quantize_block(out, last);
 }
 
-BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const int form)
+BLOCK_INLINE void widen_layout(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const int layout)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const size_t n_parts = kind.halves ? 2 : 1;
     for (size_t b = 0; b < n_blocks; b++) {
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++) {
 #pragma GCC unroll 8
             for (int i = 0; i < WORDS; i++)
-                _mm256_storeu_si256((__m256i *)dst->q[b * WORDS + (size_t)i][HALF * h], block_word256(form, panel, b0 + b, i, h));
+                _mm256_storeu_si256((__m256i *)dst->q[b * WORDS + (size_t)i][HALF * h], block_word256(layout, panel, b0 + b, i, h));
             for (size_t part = 0; part < n_parts && kind.scaled; part++) {
-                struct scales256 s = block_scales256(form, panel, b0 + b, part, h);
+                struct scales256 s = block_scales256(layout, panel, b0 + b, part, h);
                 _mm256_storeu_ps(dst->d[b * n_parts + part] + HALF * h, s.d);
                 if (kind.has_m) _mm256_storeu_ps(dst->m[b * n_parts + part] + HALF * h, s.m);
             }
@@ -90,10 +90,10 @@ BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0,
 
 void avx2_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
-    const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
-    size_t      b = k_begin / FORM_BLOCK, n = n_k / FORM_BLOCK;
+    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
+    size_t      b = k_begin / BLOCK_K, n = n_k / BLOCK_K;
     dst->next_bytes = 0;
-    switch (w->form) {
-    INTEGER_FORMS(FORM_CASE, widen_form(dst, panel, b, n, FORM))
+    switch (w->layout) {
+    INTEGER_LAYOUTS(LAYOUT_CASE, widen_layout(dst, panel, b, n, LAYOUT))
     }
 }

@@ -35,24 +35,24 @@ static inline void quantize_block(struct act_block *out, __m512 x0, __m512 x1)
 void avx512_quantize(struct act_block *out, const float *x, size_t n)
 {
     size_t i = 0;
-    for (; i + FORM_BLOCK <= n; i += FORM_BLOCK) quantize_block(out++, _mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16));
+    for (; i + BLOCK_K <= n; i += BLOCK_K) quantize_block(out++, _mm512_loadu_ps(x + i), _mm512_loadu_ps(x + i + 16));
     if (i < n) quantize_block(out, _mm512_maskz_loadu_ps(mask16(n - i), x + i), _mm512_maskz_loadu_ps(mask16(n - i > 16 ? n - i - 16 : 0), x + i + 16));
 }
 
 /* The panel's next blocks follow, or after its last the first of the panel that takes its place in the next group of GEMM_PANELS. */
-BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const struct weight *w, const int form)
+BLOCK_INLINE void widen_layout(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const struct weight *w, const int layout)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const size_t n_parts = kind.halves ? 2 : 1;
     const size_t all = act_blocks(w->n_in), first = b0 + n_blocks < all ? b0 + n_blocks : 0, left = all - first;
-    dst->next = panel + first * block_bytes(form) + (first ? 0 : GEMM_PANELS * form_panel_bytes(form, w->n_in));
-    dst->next_bytes = (left < WIDE_K / FORM_BLOCK ? left : WIDE_K / FORM_BLOCK) * block_bytes(form);
+    dst->next = panel + first * block_bytes(layout) + (first ? 0 : GEMM_PANELS * weight_layout_panel_bytes(layout, w->n_in));
+    dst->next_bytes = (left < WIDE_K / BLOCK_K ? left : WIDE_K / BLOCK_K) * block_bytes(layout);
     for (size_t b = 0; b < n_blocks; b++) {
 #pragma GCC unroll 8
-        for (int i = 0; i < WORDS; i++) _mm512_storeu_si512(dst->q[b * WORDS + (size_t)i], block_word512(form, panel, b0 + b, i));
+        for (int i = 0; i < WORDS; i++) _mm512_storeu_si512(dst->q[b * WORDS + (size_t)i], block_word512(layout, panel, b0 + b, i));
         if (!kind.scaled) continue;
         for (size_t part = 0; part < n_parts; part++) {
-            struct scales512 s = block_scales512(form, panel, b0 + b, part);
+            struct scales512 s = block_scales512(layout, panel, b0 + b, part);
             _mm512_storeu_ps(dst->d[b * n_parts + part], s.d);
             if (kind.has_m) _mm512_storeu_ps(dst->m[b * n_parts + part], s.m);
         }
@@ -61,9 +61,9 @@ BLOCK_INLINE void widen_form(struct wide_int *dst, const char *panel, size_t b0,
 
 void avx512_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
-    const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
-    size_t      b = k_begin / FORM_BLOCK, n = n_k / FORM_BLOCK;
-    switch (w->form) {
-    INTEGER_FORMS(FORM_CASE, widen_form(dst, panel, b, n, w, FORM))
+    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
+    size_t      b = k_begin / BLOCK_K, n = n_k / BLOCK_K;
+    switch (w->layout) {
+    INTEGER_LAYOUTS(LAYOUT_CASE, widen_layout(dst, panel, b, n, w, LAYOUT))
     }
 }

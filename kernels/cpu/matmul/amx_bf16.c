@@ -76,8 +76,8 @@ void amx_tile_bf16(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows
 /* One panel; acc [n_rows][16] comes as zeros. */
 static void gemv_panel(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel)
 {
-    if (w->form == FORM_BF16) {
-        amx_tile_bf16(acc, x, x_stride, n_rows, panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in)), 0, 1, NULL, w->n_in);
+    if (w->layout == LAYOUT_BF16) {
+        amx_tile_bf16(acc, x, x_stride, n_rows, panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)), 0, 1, NULL, w->n_in);
         return;
     }
     uint32_t pairs[F8_BLOCK / 2 * PANEL] __attribute__((aligned(64)));

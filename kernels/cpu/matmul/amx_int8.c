@@ -2,7 +2,7 @@
  *
  * A block of inputs is 32 bytes and a block of a panel eight rows of 64 bytes, which is how tiles want them; both are loaded where they lie.
  * The sums of a block are stored and carried into the chains on vector lanes, which is most of the time. Integer sums are exact, so rows
- * that do not fill a tile, and forms whose groups have 16 k's, take the loops of int_vnni.c and get the same bits.
+ * that do not fill a tile, and layouts whose groups have 16 k's, take the loops of int_vnni.c and get the same bits.
  * The tile configuration is set and released by every call: nothing is left in the thread. Thread: engine, pool. */
 #include <string.h>
 
@@ -17,15 +17,15 @@
 
 static const struct amx_config CONFIG = {
     .palette = 1,
-    .row_bytes = { [T_SUM] = PANEL * 4, [T_X] = FORM_BLOCK, [T_W] = PANEL * 4 },
+    .row_bytes = { [T_SUM] = PANEL * 4, [T_X] = BLOCK_K, [T_W] = PANEL * 4 },
     .rows = { [T_SUM] = AMX_ROWS, [T_X] = AMX_ROWS, [T_W] = WORDS },
 };
 
 /* AMX_ROWS rows of one panel. */
-BLOCK_INLINE void tile_form(float *acc, const struct act_block *x, size_t x_stride, const struct wide_int *w, size_t n_blocks, const int zero,
-                            const int form)
+BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_stride, const struct wide_int *w, size_t n_blocks, const int zero,
+                            const int layout)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     int32_t sum[ACT_DIGITS][AMX_ROWS][PANEL] __attribute__((aligned(64)));
     for (size_t b = 0; b < n_blocks; b++) {
         struct scales512 scales = { _mm512_setzero_ps(), _mm512_setzero_ps() };
@@ -49,24 +49,24 @@ BLOCK_INLINE void tile_form(float *acc, const struct act_block *x, size_t x_stri
 }
 
 void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                  int form, size_t n_k)
+                  int layout, size_t n_k)
 {
-    if (FORMS[form].group == FORM_BLOCK / 2 || n_rows < AMX_ROWS) {
-        vnni_tile_int(acc, x, x_stride, n_rows, w, n_panels, form, n_k);
+    if (LAYOUTS[layout].group == BLOCK_K / 2 || n_rows < AMX_ROWS) {
+        vnni_tile_int(acc, x, x_stride, n_rows, w, n_panels, layout, n_k);
         return;
     }
-    const int alike = block_alike(form), zero = FORMS[form].zero;
+    const int alike = block_alike(layout), zero = LAYOUTS[layout].zero;
     _tile_loadconfig(&CONFIG);
     for (size_t p = 0; p < n_panels; p++, w++, acc += n_rows * PANEL) {
-        size_t r = 0, n_blocks = n_k / FORM_BLOCK;
+        size_t r = 0, n_blocks = n_k / BLOCK_K;
         for (; r + AMX_ROWS <= n_rows; r += AMX_ROWS) {
             const struct act_block *rows = x + r * x_stride;
-            if (alike == FORM_C8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_C8);
-            else if (alike == FORM_S8) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_S8);
-            else if (alike == FORM_U4M) tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_U4M);
-            else tile_form(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, FORM_I8);
+            if (alike == LAYOUT_C8) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_C8);
+            else if (alike == LAYOUT_S8) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_S8);
+            else if (alike == LAYOUT_U4M) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_U4M);
+            else tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_I8);
         }
-        if (r < n_rows) vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, form, n_k);
+        if (r < n_rows) vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, layout, n_k);
     }
     _tile_release();
 }

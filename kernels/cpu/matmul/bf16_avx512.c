@@ -27,9 +27,9 @@ BLOCK_INLINE __m512 dot(__m512 acc, __m512i pairs, __m512bh x) { return _mm512_d
 
 void bf16_widen(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
-    const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in)), *words = panel + k_begin / 4 * PANEL * 4;
+    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)), *words = panel + k_begin / 4 * PANEL * 4;
     const bool  last = k_begin + n_k >= w->n_in; /* then the panel that takes its place in the next group follows */
-    const char *next = last ? panel + GEMM_PANELS * form_panel_bytes(w->form, w->n_in) : words + n_k / 4 * PANEL * 4;
+    const char *next = last ? panel + GEMM_PANELS * weight_layout_panel_bytes(w->layout, w->n_in) : words + n_k / 4 * PANEL * 4;
     *scale = f8_scales(panel, w->n_in)[k_begin / F8_BLOCK];
     for (size_t i = 0; i < (n_k + 3) / 4; i++) {
         __m512i pairs[2];
@@ -105,10 +105,10 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const uint16_t *const
                             const int n)
 {
     __m512      acc[DOT_ROWS];
-    const char *panel = panel_at(w, i_panel, form_panel_bytes(w->form, w->n_in));
+    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++) acc[r] = _mm512_setzero_ps();
-    if (w->form == FORM_BF16) rows_bf16(acc, x, panel, w->n_in, n);
+    if (w->layout == LAYOUT_BF16) rows_bf16(acc, x, panel, w->n_in, n);
     else rows_f8(acc, x, panel, w->n_in, n);
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++) {

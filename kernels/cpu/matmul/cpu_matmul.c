@@ -19,7 +19,7 @@ enum {
 };
 
 _Static_assert(GEMV_PANELS % READY_PANELS == 0 && GEMM_PANELS % READY_PANELS == 0, "whole blocks of rounded rows");
-_Static_assert((int)MATMUL_READY_STEP == (int)FORM_BLOCK && sizeof(struct act_block) <= FORM_BLOCK * sizeof(float), "ready rows fit where f32 ones do");
+_Static_assert((int)MATMUL_READY_STEP == (int)BLOCK_K && sizeof(struct act_block) <= BLOCK_K * sizeof(float), "ready rows fit where f32 ones do");
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
@@ -44,12 +44,12 @@ static void block_f32(const struct run *r, const struct block *b, float *wide)
 {
     const struct job    *j = b->job;
     const struct weight *w = j->a->w;
-    size_t panel_bytes = form_panel_bytes(w->form, w->n_in);
+    size_t panel_bytes = weight_layout_panel_bytes(w->layout, w->n_in);
     for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K) {
         size_t n_k = min_size(GEMM_K, w->n_in - k0);
         for (size_t p = 0; p < b->n_panels; p++) {
             const float *panel = wide;
-            if (w->form == FORM_F32) panel = (const float *)panel_at(w, b->panel0 + p, panel_bytes) + k0 * PANEL;
+            if (w->layout == LAYOUT_F32) panel = (const float *)panel_at(w, b->panel0 + p, panel_bytes) + k0 * PANEL;
             else r->loops->widen(wide, w, b->panel0 + p, k0, n_k);
             r->loops->tile(block_sums(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
         }
@@ -60,18 +60,18 @@ static void block_int(const struct run *r, const struct block *b, struct wide_in
 {
     const struct job    *j = b->job;
     const struct weight *w = j->a->w;
-    const size_t         n_in = round_up(w->n_in, FORM_BLOCK);
+    const size_t         n_in = round_up(w->n_in, BLOCK_K);
     for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
         size_t n_k = min_size(WIDE_K, n_in - k0);
-        const struct act_block *x = (const struct act_block *)j->x + b->row0 * j->x_stride + k0 / FORM_BLOCK;
+        const struct act_block *x = (const struct act_block *)j->x + b->row0 * j->x_stride + k0 / BLOCK_K;
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
             for (size_t i = 0; i < n; i++) r->loops->widen_int(&wide[i], w, b->panel0 + p + i, k0, n_k);
-            r->loops->tile_int(block_sums(b, 0, p), x, j->x_stride, b->n_rows, wide, n, w->form, n_k);
+            r->loops->tile_int(block_sums(b, 0, p), x, j->x_stride, b->n_rows, wide, n, w->layout, n_k);
         }
     }
-    for (size_t p = 0; p < b->n_panels && FORMS[w->form].group == 0; p++) {
-        const float *scale = form_scale(w, b->panel0 + p);
+    for (size_t p = 0; p < b->n_panels && LAYOUTS[w->layout].group == 0; p++) {
+        const float *scale = weight_layout_channel_scale(w, b->panel0 + p);
         float       *acc = block_sums(b, 0, p);
         for (size_t i = 0; i < b->n_rows * PANEL; i++) acc[i] *= scale[i % PANEL];
     }
@@ -82,7 +82,7 @@ static void block_bf16(const struct run *r, const struct block *b)
 {
     const struct job    *j = b->job;
     const struct weight *w = j->a->w;
-    size_t panel_bytes = form_panel_bytes(w->form, w->n_in);
+    size_t panel_bytes = weight_layout_panel_bytes(w->layout, w->n_in);
     for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K)
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS)
             r->loops->tile_bf16(block_sums(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows,
@@ -115,7 +115,7 @@ static void many_rows(const struct run *r, const struct job *j, size_t row0, siz
         memset(acc, 0, b.n_panels * n_rows * PANEL * sizeof *acc);
         if (j->by == BY_INT) block_int(r, &b, (struct wide_int *)scratch);
         else if (j->by == BY_F32) block_f32(r, &b, (float *)scratch);
-        else if (j->a->w->form == FORM_F8) block_f8(r, &b, (uint32_t *)scratch);
+        else if (j->a->w->layout == LAYOUT_F8) block_f8(r, &b, (uint32_t *)scratch);
         else block_bf16(r, &b);
         matmul_finish(r->loops, &b);
     }
@@ -135,7 +135,7 @@ static size_t find_piece(const struct run *r, size_t index)
     return low;
 }
 
-/* Items of a job that come before a group's share of it: its panels are shared as form_pack shared them when it wrote them. */
+/* Items of a job that come before a group's share of it: its panels are shared as weight_layout_pack shared them when it wrote them. */
 static size_t items_before(const struct run *r, const struct job *j, size_t group)
 {
     return (size_t)compute_pool_share(r->c->pool, (int)div_up(j->n_panels, j->panels_per_item), (int)group) * j->n_chunks;

@@ -1,5 +1,5 @@
-/* dequantize_avx2.h - weights of any form as f32, 32 k's of a panel at a time, on 8 lanes: each is what form_weight says, bit for bit.
- * `form` and `h`, the half of a panel, are constants at every call. Only for files built with AVX2. */
+/* dequantize_avx2.h - weights of any layout as f32, 32 k's of a panel at a time, on 8 lanes: each is what weight_layout_element says, bit for bit.
+ * `layout` and `h`, the half of a panel, are constants at every call. Only for files built with AVX2. */
 #ifndef BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX2_H
 #define BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX2_H
 
@@ -16,14 +16,14 @@ BLOCK_INLINE __m256i split_f16(__m256i pair)
     return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pair, order), 0xd8);
 }
 
-BLOCK_INLINE __m256 even_of(const int form, __m256i pair)
+BLOCK_INLINE __m256 even_of(const int layout, __m256i pair)
 {
-    return form == FORM_F16 ? _mm256_cvtph_ps(_mm256_castsi256_si128(split_f16(pair))) : even_bf16(pair);
+    return layout == LAYOUT_F16 ? _mm256_cvtph_ps(_mm256_castsi256_si128(split_f16(pair))) : even_bf16(pair);
 }
 
-BLOCK_INLINE __m256 odd_of(const int form, __m256i pair)
+BLOCK_INLINE __m256 odd_of(const int layout, __m256i pair)
 {
-    return form == FORM_F16 ? _mm256_cvtph_ps(_mm256_extracti128_si256(split_f16(pair), 1)) : odd_bf16(pair);
+    return layout == LAYOUT_F16 ? _mm256_cvtph_ps(_mm256_extracti128_si256(split_f16(pair), 1)) : odd_bf16(pair);
 }
 
 /* A byte of e4m3 in each lane. Magnitudes below 2^-6 have no exponent: with that of 2^-6 they are 2^-6 too large. */
@@ -39,14 +39,14 @@ BLOCK_INLINE __m256 f32_of_f8(__m256i byte)
 }
 
 /* F16 and BF16: whole pairs, so an odd n_k writes one row more. */
-BLOCK_INLINE void floats_of_pairs(float *dst, const char *panel, size_t k, size_t n_k, const int form)
+BLOCK_INLINE void floats_of_pairs(float *dst, const char *panel, size_t k, size_t n_k, const int layout)
 {
     const char *pairs = panel + k / 2 * PANEL * 4;
     for (size_t i = 0; i < (n_k + 1) / 2 * 2; i++) { /* half registers */
         __m256i pair = load8(pairs + i * HALF * 4);
         float  *at = dst + i / 2 * 2 * PANEL + i % 2 * HALF;
-        _mm256_storeu_ps(at, even_of(form, pair));
-        _mm256_storeu_ps(at + PANEL, odd_of(form, pair));
+        _mm256_storeu_ps(at, even_of(layout, pair));
+        _mm256_storeu_ps(at + PANEL, odd_of(layout, pair));
     }
 }
 
@@ -64,22 +64,22 @@ BLOCK_INLINE void floats_of_f8(float *dst, const char *panel, size_t n_in, size_
     }
 }
 
-/* A block of integers; `scale` is that of C forms. */
-BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const float *scale, const int form)
+/* A block of integers; `scale` is that of C layouts. */
+BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const float *scale, const int layout)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
     for (int part = 0; part < n_parts; part++) {
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++) {
-            struct scales256 s = block_scales256(form, panel, b, (size_t)part, h);
+            struct scales256 s = block_scales256(layout, panel, b, (size_t)part, h);
             if (!kind.scaled) s.d = _mm256_loadu_ps(scale + HALF * h);
             for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-                __m256i word = block_word256(form, panel, b, i, h);
+                __m256i word = block_word256(layout, panel, b, i, h);
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++, word = _mm256_srli_epi32(word, 8)) {
                     __m256i q = _mm256_and_si256(word, _mm256_set1_epi32(255));
-                    if (kind.zero) q = _mm256_sub_epi32(q, _mm256_set1_epi32(FORMS[form].zero));
+                    if (kind.zero) q = _mm256_sub_epi32(q, _mm256_set1_epi32(LAYOUTS[layout].zero));
                     __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(q), s.d);
                     _mm256_storeu_ps(dst + (4 * i + j) * PANEL + HALF * h, kind.has_m ? _mm256_add_ps(f, s.m) : f);
                 }
@@ -88,12 +88,12 @@ BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const
     }
 }
 
-/* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer forms write all 32, others whole words. */
-BLOCK_INLINE void floats_of(float *dst, const char *panel, const float *scale, size_t n_in, size_t k, size_t n_k, const int form)
+/* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer layouts write all 32, others whole words. */
+BLOCK_INLINE void floats_of(float *dst, const char *panel, const float *scale, size_t n_in, size_t k, size_t n_k, const int layout)
 {
-    if (form == FORM_F16 || form == FORM_BF16) floats_of_pairs(dst, panel, k, n_k, form);
-    else if (form == FORM_F8) floats_of_f8(dst, panel, n_in, k, n_k);
-    else floats_of_block(dst, panel, k / FORM_BLOCK, scale, form);
+    if (layout == LAYOUT_F16 || layout == LAYOUT_BF16) floats_of_pairs(dst, panel, k, n_k, layout);
+    else if (layout == LAYOUT_F8) floats_of_f8(dst, panel, n_in, k, n_k);
+    else floats_of_block(dst, panel, k / BLOCK_K, scale, layout);
 }
 
 #endif

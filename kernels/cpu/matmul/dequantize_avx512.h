@@ -1,5 +1,5 @@
-/* dequantize_avx512.h - weights of any form as f32, 32 k's of a panel at a time, on 16 lanes: each is what form_weight says, bit for bit.
- * `form` is a constant at every call. Only for files built with AVX-512. */
+/* dequantize_avx512.h - weights of any layout as f32, 32 k's of a panel at a time, on 16 lanes: each is what weight_layout_element says, bit for bit.
+ * `layout` is a constant at every call. Only for files built with AVX-512. */
 #ifndef BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_DEQUANTIZE_AVX512_H
 
@@ -10,17 +10,17 @@ BLOCK_INLINE __m512 even_bf16(__m512i pair) { return _mm512_castsi512_ps(_mm512_
 BLOCK_INLINE __m512 odd_bf16(__m512i pair) { return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(-65536))); }
 BLOCK_INLINE __m512 even_f16(__m512i pair) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pair)); }
 BLOCK_INLINE __m512 odd_f16(__m512i pair) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pair, 16))); }
-BLOCK_INLINE __m512 even_of(const int form, __m512i pair) { return form == FORM_F16 ? even_f16(pair) : even_bf16(pair); }
-BLOCK_INLINE __m512 odd_of(const int form, __m512i pair) { return form == FORM_F16 ? odd_f16(pair) : odd_bf16(pair); }
+BLOCK_INLINE __m512 even_of(const int layout, __m512i pair) { return layout == LAYOUT_F16 ? even_f16(pair) : even_bf16(pair); }
+BLOCK_INLINE __m512 odd_of(const int layout, __m512i pair) { return layout == LAYOUT_F16 ? odd_f16(pair) : odd_bf16(pair); }
 
 /* F16 and BF16: whole pairs, so an odd n_k writes one row more. */
-BLOCK_INLINE void floats_of_pairs(float *dst, const char *panel, size_t k, size_t n_k, const int form)
+BLOCK_INLINE void floats_of_pairs(float *dst, const char *panel, size_t k, size_t n_k, const int layout)
 {
     const char *pairs = panel + k / 2 * PANEL * 4;
     for (size_t i = 0; i < (n_k + 1) / 2; i++, dst += 2 * PANEL) {
         __m512i pair = _mm512_loadu_si512(pairs + i * PANEL * 4);
-        _mm512_storeu_ps(dst, even_of(form, pair));
-        _mm512_storeu_ps(dst + PANEL, odd_of(form, pair));
+        _mm512_storeu_ps(dst, even_of(layout, pair));
+        _mm512_storeu_ps(dst + PANEL, odd_of(layout, pair));
     }
 }
 
@@ -40,22 +40,22 @@ BLOCK_INLINE void floats_of_f8(float *dst, const char *panel, size_t n_in, size_
     }
 }
 
-/* A block of integers; `scale` is that of C forms. */
-BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const float *scale, const int form)
+/* A block of integers; `scale` is that of C layouts. */
+BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const float *scale, const int layout)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
-        struct scales512 s = block_scales512(form, panel, b, (size_t)part);
+        struct scales512 s = block_scales512(layout, panel, b, (size_t)part);
         if (!kind.scaled) s.d = _mm512_loadu_ps(scale);
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-            __m512i word = block_word512(form, panel, b, i);
+            __m512i word = block_word512(layout, panel, b, i);
 #pragma GCC unroll 4
             for (int j = 0; j < 4; j++, word = _mm512_srli_epi32(word, 8), dst += PANEL) {
                 __m512i q = _mm512_and_si512(word, _mm512_set1_epi32(255));
-                if (kind.zero) q = _mm512_sub_epi32(q, _mm512_set1_epi32(FORMS[form].zero));
+                if (kind.zero) q = _mm512_sub_epi32(q, _mm512_set1_epi32(LAYOUTS[layout].zero));
                 __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(q), s.d);
                 _mm512_storeu_ps(dst, kind.has_m ? _mm512_add_ps(f, s.m) : f);
             }
@@ -63,12 +63,12 @@ BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const
     }
 }
 
-/* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer forms write all 32, others whole words. */
-BLOCK_INLINE void floats_of(float *dst, const char *panel, const float *scale, size_t n_in, size_t k, size_t n_k, const int form)
+/* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer layouts write all 32, others whole words. */
+BLOCK_INLINE void floats_of(float *dst, const char *panel, const float *scale, size_t n_in, size_t k, size_t n_k, const int layout)
 {
-    if (form == FORM_F16 || form == FORM_BF16) floats_of_pairs(dst, panel, k, n_k, form);
-    else if (form == FORM_F8) floats_of_f8(dst, panel, n_in, k, n_k);
-    else floats_of_block(dst, panel, k / FORM_BLOCK, scale, form);
+    if (layout == LAYOUT_F16 || layout == LAYOUT_BF16) floats_of_pairs(dst, panel, k, n_k, layout);
+    else if (layout == LAYOUT_F8) floats_of_f8(dst, panel, n_in, k, n_k);
+    else floats_of_block(dst, panel, k / BLOCK_K, scale, layout);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* f32_avx512.c - f32 chains on 16 lanes: matrix times one row (gemv) and times many (widen, tile). A panel is one register of outputs.
  *
  * Every accumulator is one chain over k, and a multiply-add takes four cycles: speed comes from many chains. F32 needs no second one to keep
- * up with memory, 16-bit forms two panels side by side; all others are widened 32 k's at a time, four panels side by side. Tiles hold 12
+ * up with memory, 16-bit layouts two panels side by side; all others are widened 32 k's at a time, four panels side by side. Tiles hold 12
  * rows of one panel. Thread: engine, pool. */
 #include "kernels/cpu/matmul/dequantize_avx512.h"
 #include "kernels/cpu/microkernels_avx512.h"
@@ -21,8 +21,8 @@ static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
     _mm512_storeu_ps(out, acc);
 }
 
-/* n panels, `bytes` apart, of a 16-bit form; a constant. Where they end, the n panels that follow are asked for. */
-BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size_t bytes, size_t n_in, const int form, const int n)
+/* n panels, `bytes` apart, of a 16-bit layout; a constant. Where they end, the n panels that follow are asked for. */
+BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size_t bytes, size_t n_in, const int layout, const int n)
 {
     __m512 acc[PAIR_PANELS];
 #pragma GCC unroll 2
@@ -36,8 +36,8 @@ BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size
         for (int p = 0; p < n; p++) {
             _mm_prefetch(panel + (size_t)p * bytes + ahead, _MM_HINT_T0);
             __m512i pair = _mm512_loadu_si512(panel + (size_t)p * bytes + at);
-            acc[p] = _mm512_fmadd_ps(even_of(form, pair), x0, acc[p]);
-            if (whole) acc[p] = _mm512_fmadd_ps(odd_of(form, pair), x1, acc[p]);
+            acc[p] = _mm512_fmadd_ps(even_of(layout, pair), x0, acc[p]);
+            if (whole) acc[p] = _mm512_fmadd_ps(odd_of(layout, pair), x1, acc[p]);
         }
     }
 #pragma GCC unroll 2
@@ -46,14 +46,14 @@ BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size
 
 static void gemv_16bit(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
 {
-    size_t bytes = form_panel_bytes(w->form, w->n_in);
+    size_t bytes = weight_layout_panel_bytes(w->layout, w->n_in);
     while (n_panels > 0) {
         const char *panel = panel_at(w, i_panel, bytes);
         size_t      n = n_panels >= PAIR_PANELS ? PAIR_PANELS : 1;
-        if (w->form == FORM_F16 && n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_F16, PAIR_PANELS);
-        else if (w->form == FORM_F16) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_F16, 1);
-        else if (n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, FORM_BF16, PAIR_PANELS);
-        else gemv_pairs(out, x, panel, bytes, w->n_in, FORM_BF16, 1);
+        if (w->layout == LAYOUT_F16 && n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_F16, PAIR_PANELS);
+        else if (w->layout == LAYOUT_F16) gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_F16, 1);
+        else if (n > 1) gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_BF16, PAIR_PANELS);
+        else gemv_pairs(out, x, panel, bytes, w->n_in, LAYOUT_BF16, 1);
         out += n * PANEL;
         i_panel += n;
         n_panels -= n;
@@ -61,15 +61,15 @@ static void gemv_16bit(float *out, const float *x, const struct weight *w, size_
 }
 
 /* GEMV_PANELS chains; where there are fewer panels the first one's is repeated and dropped. */
-BLOCK_INLINE void gemv_wide(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels, const int form)
+BLOCK_INLINE void gemv_wide(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels, const int layout)
 {
-    float  wide[GEMV_PANELS][FORM_BLOCK * PANEL] __attribute__((aligned(64)));
-    size_t bytes = form_panel_bytes(form, w->n_in);
+    float  wide[GEMV_PANELS][BLOCK_K * PANEL] __attribute__((aligned(64)));
+    size_t bytes = weight_layout_panel_bytes(layout, w->n_in);
     __m512 acc[GEMV_PANELS] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
-    for (size_t k0 = 0; k0 < w->n_in; k0 += FORM_BLOCK) {
-        size_t n_k = w->n_in - k0 < FORM_BLOCK ? w->n_in - k0 : FORM_BLOCK;
+    for (size_t k0 = 0; k0 < w->n_in; k0 += BLOCK_K) {
+        size_t n_k = w->n_in - k0 < BLOCK_K ? w->n_in - k0 : BLOCK_K;
         for (size_t p = 0; p < n_panels; p++)
-            floats_of(wide[p], panel_at(w, i_panel + p, bytes), form_scale(w, i_panel + p), w->n_in, k0, n_k, form);
+            floats_of(wide[p], panel_at(w, i_panel + p, bytes), weight_layout_channel_scale(w, i_panel + p), w->n_in, k0, n_k, layout);
         for (size_t k = 0; k < n_k; k++) {
             __m512 xk = _mm512_set1_ps(x[k0 + k]);
 #pragma GCC unroll 4
@@ -82,39 +82,39 @@ BLOCK_INLINE void gemv_wide(float *out, const float *x, const struct weight *w, 
 
 void avx512_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels)
 {
-    switch (w->form) {
-    case FORM_F32:
-        for (size_t p = 0; p < n_panels; p++) gemv_f32(out + p * PANEL, x, panel_at(w, i_panel + p, form_panel_bytes(FORM_F32, w->n_in)), w->n_in);
+    switch (w->layout) {
+    case LAYOUT_F32:
+        for (size_t p = 0; p < n_panels; p++) gemv_f32(out + p * PANEL, x, panel_at(w, i_panel + p, weight_layout_panel_bytes(LAYOUT_F32, w->n_in)), w->n_in);
         break;
-    case FORM_F16:
-    case FORM_BF16: gemv_16bit(out, x, w, i_panel, n_panels); break;
-    FORM_CASE(F8, gemv_wide(out, x, w, i_panel, n_panels, FORM))
-    INTEGER_FORMS(FORM_CASE, gemv_wide(out, x, w, i_panel, n_panels, FORM))
+    case LAYOUT_F16:
+    case LAYOUT_BF16: gemv_16bit(out, x, w, i_panel, n_panels); break;
+    LAYOUT_CASE(F8, gemv_wide(out, x, w, i_panel, n_panels, LAYOUT))
+    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_wide(out, x, w, i_panel, n_panels, LAYOUT))
     }
 }
 
 /* ---- many rows ---- */
 
-BLOCK_INLINE void widen_form(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k, const int form)
+BLOCK_INLINE void widen_layout(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k, const int layout)
 {
-    const char  *panel = panel_at(w, i_panel, form_panel_bytes(form, w->n_in));
-    const float *scale = form_scale(w, i_panel);
-    for (size_t k = 0; k < n_k; k += FORM_BLOCK, dst += FORM_BLOCK * PANEL)
-        floats_of(dst, panel, scale, w->n_in, k_begin + k, n_k - k < FORM_BLOCK ? n_k - k : FORM_BLOCK, form);
+    const char  *panel = panel_at(w, i_panel, weight_layout_panel_bytes(layout, w->n_in));
+    const float *scale = weight_layout_channel_scale(w, i_panel);
+    for (size_t k = 0; k < n_k; k += BLOCK_K, dst += BLOCK_K * PANEL)
+        floats_of(dst, panel, scale, w->n_in, k_begin + k, n_k - k < BLOCK_K ? n_k - k : BLOCK_K, layout);
 }
 
 void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
-    switch (w->form) {
-    case FORM_F32: {
-        const float *panel = panel_at(w, i_panel, form_panel_bytes(FORM_F32, w->n_in));
+    switch (w->layout) {
+    case LAYOUT_F32: {
+        const float *panel = panel_at(w, i_panel, weight_layout_panel_bytes(LAYOUT_F32, w->n_in));
         __builtin_memcpy(dst, panel + k_begin * PANEL, n_k * PANEL * sizeof *dst);
         break;
     }
-    FORM_CASE(F16, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
-    FORM_CASE(BF16, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
-    FORM_CASE(F8, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
-    INTEGER_FORMS(FORM_CASE, widen_form(dst, w, i_panel, k_begin, n_k, FORM))
+    LAYOUT_CASE(F16, widen_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+    LAYOUT_CASE(BF16, widen_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+    LAYOUT_CASE(F8, widen_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+    INTEGER_LAYOUTS(LAYOUT_CASE, widen_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
     }
 }
 

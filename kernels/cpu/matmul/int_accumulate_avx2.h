@@ -1,5 +1,5 @@
 /* int_accumulate_avx2.h - int chains on 8 lanes: a panel is two halves of 8 outputs, and half h of its words, scales and chains goes through here.
- * `form`, `part` and the like are constants at every call. Only for files built with AVX2. */
+ * `layout`, `part` and the like are constants at every call. Only for files built with AVX2. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_ACCUMULATE_AVX2_H
 #define BATON_KERNELS_CPU_MATMUL_INT_ACCUMULATE_AVX2_H
 
@@ -16,27 +16,27 @@ static inline __m256 f16x8(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si1
 static inline __m256 i8x8(const void *p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
 
 /* Word i of the eight of a block: k's 4i .. 4i+3, a byte each. */
-BLOCK_INLINE __m256i block_word256(const int form, const char *panel, size_t b, const int i, const int h)
+BLOCK_INLINE __m256i block_word256(const int layout, const char *panel, size_t b, const int i, const int h)
 {
-    const uint32_t(*word)[PANEL] = block_words(form, panel, b);
-    if (block_kind(form).bytes) return _mm256_loadu_si256((const __m256i *)(word[i] + HALF * h));
+    const uint32_t(*word)[PANEL] = block_words(layout, panel, b);
+    if (block_kind(layout).bytes) return _mm256_loadu_si256((const __m256i *)(word[i] + HALF * h));
     __m256i both = _mm256_loadu_si256((const __m256i *)(word[i / 2] + HALF * h));
     return _mm256_and_si256(i % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
 }
 
 /* Of group `part` (groups of 16) of block b, or of the block; in super blocks f16 times a small integer, both exact in f32. Forms without d
  * leave it zero. */
-BLOCK_INLINE struct scales256 block_scales256(const int form, const char *panel, size_t b, const size_t part, const int h)
+BLOCK_INLINE struct scales256 block_scales256(const int layout, const char *panel, size_t b, const size_t part, const int h)
 {
-    const struct form_layout *at = &FORM_LAYOUTS[form];
-    const char               *block = block_at(form, panel, b);
+    const struct weight_layout_offsets *at = &LAYOUT_OFFSETS[layout];
+    const char               *block = block_at(layout, panel, b);
     const size_t              lane = (size_t)(HALF * h);
     struct scales256          s = { _mm256_setzero_ps(), _mm256_setzero_ps() };
-    if (!block_kind(form).scaled) return s;
+    if (!block_kind(layout).scaled) return s;
     s.d = f16x8(block + at->d + 2 * lane);
-    if (block_kind(form).has_m) s.m = f16x8(block + at->m + 2 * lane);
+    if (block_kind(layout).has_m) s.m = f16x8(block + at->m + 2 * lane);
     if (!at->scale) return s;
-    const char *group = block + block_group(form, b, part) + lane;
+    const char *group = block + block_group(layout, b, part) + lane;
     s.d = _mm256_mul_ps(s.d, i8x8(group + at->scale));
     s.m = _mm256_mul_ps(_mm256_xor_ps(s.m, _mm256_set1_ps(-0.0f)), i8x8(group + at->min));
     return s;

@@ -38,20 +38,20 @@ BLOCK_INLINE __m256i add_products(__m256i sum, struct factor w, __m256i x, const
 /* One digit's sum with 32 bits for each output. */
 BLOCK_INLINE __m256i total(__m256i sum, const bool bytes) { return bytes ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 
-/* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
-BLOCK_INLINE __m256i both(__m256i high, __m256i low, const struct act_block *x, const int part, const int form)
+/* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte layout's, all of a nibble layout's. */
+BLOCK_INLINE __m256i both(__m256i high, __m256i low, const struct act_block *x, const int part, const int layout)
 {
-    const bool bytes = block_kind(form).bytes;
-    const int  missing = bytes ? 128 - FORMS[form].zero : -FORMS[form].zero;
+    const bool bytes = block_kind(layout).bytes;
+    const int  missing = bytes ? 128 - LAYOUTS[layout].zero : -LAYOUTS[layout].zero;
     __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(total(high, bytes), ACT_LOW_BITS), total(low, bytes));
     return missing ? _mm256_add_epi32(sum, sum_times(x, part, missing)) : sum;
 }
 
 /* ---- few rows ---- */
 
-BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, const char *panel, size_t b, const int h, const int form, const int n)
+BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, const char *panel, size_t b, const int h, const int layout, const int n)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
@@ -61,29 +61,29 @@ BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, cons
         for (int r = 0; r < n; r++) high[r] = low[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-            struct factor q = factor_of(block_word256(form, panel, b, i, h), kind.bytes);
+            struct factor q = factor_of(block_word256(layout, panel, b, i, h), kind.bytes);
 #pragma GCC unroll 4
             for (int r = 0; r < n; r++) {
                 high[r] = add_products(high[r], q, inputs(x[r] + b, 0, i), kind.bytes);
                 low[r] = add_products(low[r], q, inputs(x[r] + b, 1, i), kind.bytes);
             }
         }
-        struct scales256 scales = block_scales256(form, panel, b, (size_t)part, h);
+        struct scales256 scales = block_scales256(layout, panel, b, (size_t)part, h);
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], both(high[r], low[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], both(high[r], low[r], x[r] + b, which, layout), x[r] + b, which, kind, scales);
     }
 }
 
 /* Both halves of a panel for one row. */
-BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *panel, size_t n_blocks, const int form)
+BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *panel, size_t n_blocks, const int layout)
 {
     __m256 low = _mm256_setzero_ps(), high = low;
     for (size_t b = 0; b < n_blocks; b++) {
-        const char *next = panel + b * block_bytes(form) + AHEAD;
+        const char *next = panel + b * block_bytes(layout) + AHEAD;
 #pragma GCC unroll 16
-        for (size_t line = 0; line < block_bytes(form); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-        block_rows(&low, &x, panel, b, 0, form, 1);
-        block_rows(&high, &x, panel, b, 1, form, 1);
+        for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+        block_rows(&low, &x, panel, b, 0, layout, 1);
+        block_rows(&high, &x, panel, b, 1, layout, 1);
     }
     _mm256_storeu_ps(out, low);
     _mm256_storeu_ps(out + HALF, high);
@@ -92,15 +92,15 @@ BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *pa
 /* ROWS rows, one half after the other, for which the panel is in the cache the second time. Of x only n_rows differ; the others repeat the
  * last and their results are dropped. */
 BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const char *panel, size_t n_blocks,
-                            const int form)
+                            const int layout)
 {
     for (int h = 0; h < 2; h++) {
         __m256 acc[ROWS] = { _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps() };
         for (size_t b = 0; b < n_blocks; b++) {
-            const char *next = panel + b * block_bytes(form) + AHEAD;
+            const char *next = panel + b * block_bytes(layout) + AHEAD;
 #pragma GCC unroll 16
-            for (size_t line = 0; line < block_bytes(form); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-            block_rows(acc, x, panel, b, h, form, ROWS);
+            for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+            block_rows(acc, x, panel, b, h, layout, ROWS);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; r++) {
@@ -110,28 +110,28 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_bloc
     }
 }
 
-BLOCK_INLINE void gemv_form(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
-                            size_t n_panels, const int form)
+BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
+                            size_t n_panels, const int layout)
 {
     for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
         const struct act_block *rows[ROWS];
         size_t n = n_rows - r0 < ROWS ? n_rows - r0 : ROWS;
         for (size_t r = 0; r < ROWS; r++) rows[r] = x + (r0 + (r < n ? r : n - 1)) * x_stride;
         for (size_t p = 0; p < n_panels; p++) {
-            const char  *panel = panel_at(w, i_panel + p, form_panel_bytes(form, w->n_in));
-            const float *scale = form_scale(w, i_panel + p);
+            const char  *panel = panel_at(w, i_panel + p, weight_layout_panel_bytes(layout, w->n_in));
+            const float *scale = weight_layout_channel_scale(w, i_panel + p);
             float       *at = out + (r0 * n_panels + p) * PANEL;
-            if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, panel, act_blocks(w->n_in), form);
-            else gemv_row(at, rows[0], panel, act_blocks(w->n_in), form);
-            for (size_t i = 0; i < n * PANEL && !block_kind(form).scaled; i++) at[i / PANEL * n_panels * PANEL + i % PANEL] *= scale[i % PANEL];
+            if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, panel, act_blocks(w->n_in), layout);
+            else gemv_row(at, rows[0], panel, act_blocks(w->n_in), layout);
+            for (size_t i = 0; i < n * PANEL && !block_kind(layout).scaled; i++) at[i / PANEL * n_panels * PANEL + i % PANEL] *= scale[i % PANEL];
         }
     }
 }
 
 void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
 {
-    switch (w->form) {
-    INTEGER_FORMS(FORM_CASE, gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM))
+    switch (w->layout) {
+    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_layout(out, x, x_stride, n_rows, w, i_panel, n_panels, LAYOUT))
     }
 }
 
@@ -148,9 +148,9 @@ BLOCK_INLINE float *chain_at(const struct tile *t, int r, int h)
     return t->acc + ((size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1) * PANEL + HALF * h;
 }
 
-BLOCK_INLINE void tile_rows(const struct tile *t, const struct wide_int *w, int h, const int form)
+BLOCK_INLINE void tile_rows(const struct tile *t, const struct wide_int *w, int h, const int layout)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
     __m256    acc[ROWS];
 #pragma GCC unroll 4
@@ -176,30 +176,30 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const struct wide_int *w, int 
             if (kind.scaled) scales.d = _mm256_loadu_ps(w->d[group] + HALF * h);
             if (kind.has_m) scales.m = _mm256_loadu_ps(w->m[group] + HALF * h);
 #pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) acc[r] = chain(acc[r], both(high[r], low[r], t->x[r] + b, which, form), t->x[r] + b, which, kind, scales);
+            for (int r = 0; r < ROWS; r++) acc[r] = chain(acc[r], both(high[r], low[r], t->x[r] + b, which, layout), t->x[r] + b, which, kind, scales);
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++) _mm256_storeu_ps(chain_at(t, r, h), acc[r]);
 }
 
-static void tile_panel(const struct tile *t, const struct wide_int *w, int form)
+static void tile_panel(const struct tile *t, const struct wide_int *w, int layout)
 {
     for (int h = 0; h < 2; h++) {
-        switch (form) {
-        INTEGER_FORMS(FORM_CASE, tile_rows(t, w, h, FORM))
+        switch (layout) {
+        INTEGER_LAYOUTS(LAYOUT_CASE, tile_rows(t, w, h, LAYOUT))
         }
     }
 }
 
 void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                   int form, size_t n_k)
+                   int layout, size_t n_k)
 {
     for (size_t p = 0; p < n_panels; p++) {
         for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
-            struct tile t = { .acc = acc + (p * n_rows + r0) * PANEL, .n_rows = n_rows - r0 < ROWS ? n_rows - r0 : ROWS, .n_blocks = n_k / FORM_BLOCK };
+            struct tile t = { .acc = acc + (p * n_rows + r0) * PANEL, .n_rows = n_rows - r0 < ROWS ? n_rows - r0 : ROWS, .n_blocks = n_k / BLOCK_K };
             for (size_t r = 0; r < ROWS; r++) t.x[r] = x + (r0 + (r < t.n_rows ? r : t.n_rows - 1)) * x_stride;
-            tile_panel(&t, w + p, form);
+            tile_panel(&t, w + p, layout);
         }
     }
 }

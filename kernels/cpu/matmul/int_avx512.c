@@ -38,20 +38,20 @@ BLOCK_INLINE __m512i add_products(__m512i sum, struct factor w, __m512i x, const
 /* One digit's sum with 32 bits for each output. */
 BLOCK_INLINE __m512i total(__m512i sum, const bool bytes) { return bytes ? sum : _mm512_madd_epi16(sum, _mm512_set1_epi16(1)); }
 
-/* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte form's, all of a nibble form's. */
-BLOCK_INLINE __m512i both(__m512i high, __m512i low, const struct act_block *x, const int part, const int form)
+/* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte layout's, all of a nibble layout's. */
+BLOCK_INLINE __m512i both(__m512i high, __m512i low, const struct act_block *x, const int part, const int layout)
 {
-    const bool bytes = block_kind(form).bytes;
-    const int  missing = bytes ? 128 - FORMS[form].zero : -FORMS[form].zero;
+    const bool bytes = block_kind(layout).bytes;
+    const int  missing = bytes ? 128 - LAYOUTS[layout].zero : -LAYOUTS[layout].zero;
     __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(total(high, bytes), ACT_LOW_BITS), total(low, bytes));
     return missing ? _mm512_add_epi32(sum, sum_times(x, part, missing)) : sum;
 }
 
 /* ---- few rows ---- */
 
-BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel, size_t b, const int form, const int n)
+BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel, size_t b, const int layout, const int n)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
@@ -61,42 +61,42 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
         for (int r = 0; r < n; r++) high[r] = low[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-            struct factor q = factor_of(block_word512(form, panel, b, i), kind.bytes);
+            struct factor q = factor_of(block_word512(layout, panel, b, i), kind.bytes);
 #pragma GCC unroll 4
             for (int r = 0; r < n; r++) {
                 high[r] = add_products(high[r], q, inputs(x[r] + b, 0, i), kind.bytes);
                 low[r] = add_products(low[r], q, inputs(x[r] + b, 1, i), kind.bytes);
             }
         }
-        struct scales512 scales = block_scales512(form, panel, b, (size_t)part);
+        struct scales512 scales = block_scales512(layout, panel, b, (size_t)part);
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], both(high[r], low[r], x[r] + b, which, form), x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], both(high[r], low[r], x[r] + b, which, layout), x[r] + b, which, kind, scales);
     }
 }
 
 /* n rows, a constant, of one panel; of x [n] only n_rows differ, the others repeat the last and their results are dropped. */
 BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const struct weight *w,
-                            size_t i_panel, const int form, const int n)
+                            size_t i_panel, const int layout, const int n)
 {
     __m512      acc[ROWS];
-    const char *panel = panel_at(w, i_panel, form_panel_bytes(form, w->n_in));
+    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(layout, w->n_in));
 #pragma GCC unroll 4
     for (int r = 0; r < n; r++) acc[r] = _mm512_setzero_ps();
     for (size_t b = 0; b < act_blocks(w->n_in); b++) {
-        const char *next = panel + b * block_bytes(form) + AHEAD;
+        const char *next = panel + b * block_bytes(layout) + AHEAD;
 #pragma GCC unroll 16
-        for (size_t line = 0; line < block_bytes(form); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-        block_rows(acc, x, panel, b, form, n);
+        for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+        block_rows(acc, x, panel, b, layout, n);
     }
-    const float *scale = form_scale(w, i_panel);
+    const float *scale = weight_layout_channel_scale(w, i_panel);
     for (int r = 0; r < n && (size_t)r < n_rows; r++) {
-        if (!block_kind(form).scaled) acc[r] = _mm512_mul_ps(acc[r], _mm512_loadu_ps(scale));
+        if (!block_kind(layout).scaled) acc[r] = _mm512_mul_ps(acc[r], _mm512_loadu_ps(scale));
         _mm512_storeu_ps(out + (size_t)r * out_stride, acc[r]);
     }
 }
 
-BLOCK_INLINE void gemv_form(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
-                            size_t n_panels, const int form)
+BLOCK_INLINE void gemv_layout(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
+                            size_t n_panels, const int layout)
 {
     for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
         const struct act_block *rows[ROWS];
@@ -104,24 +104,24 @@ BLOCK_INLINE void gemv_form(float *out, const struct act_block *x, size_t x_stri
         for (size_t r = 0; r < ROWS; r++) rows[r] = x + (r0 + (r < n ? r : n - 1)) * x_stride;
         for (size_t p = 0; p < n_panels; p++) {
             float *at = out + (r0 * n_panels + p) * PANEL;
-            if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, w, i_panel + p, form, ROWS);
-            else gemv_rows(at, n_panels * PANEL, rows, n, w, i_panel + p, form, 1);
+            if (n > 1) gemv_rows(at, n_panels * PANEL, rows, n, w, i_panel + p, layout, ROWS);
+            else gemv_rows(at, n_panels * PANEL, rows, n, w, i_panel + p, layout, 1);
         }
     }
 }
 
 void avx512_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels)
 {
-    switch (w->form) {
-    INTEGER_FORMS(FORM_CASE, gemv_form(out, x, x_stride, n_rows, w, i_panel, n_panels, FORM))
+    switch (w->layout) {
+    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_layout(out, x, x_stride, n_rows, w, i_panel, n_panels, LAYOUT))
     }
 }
 
 /* ---- many rows: six rows of one panel at a time, as a word's magnitudes and signs serve all of them ---- */
 
-BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int form)
+BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int layout)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
     const struct wide_int  *w = t->w + p;
     __m512    acc[INT_TILE_ROWS];
@@ -149,7 +149,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int form)
             if (kind.has_m) scales.m = _mm512_load_ps(w->m[group]);
 #pragma GCC unroll 6
             for (int r = 0; r < INT_TILE_ROWS; r++)
-                acc[r] = chain(acc[r], both(high[r], low[r], t->x[r] + b, which, form), t->x[r] + b, which, kind, scales);
+                acc[r] = chain(acc[r], both(high[r], low[r], t->x[r] + b, which, layout), t->x[r] + b, which, kind, scales);
         }
     }
 #pragma GCC unroll 6
@@ -157,15 +157,15 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int form)
 }
 
 void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                     int form, size_t n_k)
+                     int layout, size_t n_k)
 {
-    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = FORMS[form].zero };
+    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / BLOCK_K, .w = w, .zero = LAYOUTS[layout].zero };
     for (; n_rows > 0; n_rows -= t.n_rows, x += t.n_rows * x_stride, t.acc += t.n_rows * PANEL) {
         t.n_rows = n_rows < INT_TILE_ROWS ? n_rows : INT_TILE_ROWS;
         for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
         for (int p = 0; p < (int)n_panels; p++) {
-            switch (form) {
-            INTEGER_FORMS(FORM_CASE, tile_rows(&t, p, FORM))
+            switch (layout) {
+            INTEGER_LAYOUTS(LAYOUT_CASE, tile_rows(&t, p, LAYOUT))
             }
         }
     }

@@ -1,6 +1,6 @@
-/* int_blocks_avx512.h - packed integers in 16 lanes: the words and the scales of one block of 32 k's of a panel, whatever the form.
+/* int_blocks_avx512.h - packed integers in 16 lanes: the words and the scales of one block of 32 k's of a panel, whatever the layout.
  *
- * `form` is a constant wherever these are called, so each caller is left with the few instructions of its own form. Only for files built
+ * `layout` is a constant wherever these are called, so each caller is left with the few instructions of its own layout. Only for files built
  * with AVX-512. */
 #ifndef BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_AVX512_H
 #define BATON_KERNELS_CPU_MATMUL_INT_BLOCKS_AVX512_H
@@ -16,26 +16,26 @@ static inline __m512 f16x16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu
 static inline __m512 i8x16(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
 
 /* Word i of the eight of a block: k's 4i .. 4i+3, a byte each. */
-BLOCK_INLINE __m512i block_word512(const int form, const char *panel, size_t b, const int i)
+BLOCK_INLINE __m512i block_word512(const int layout, const char *panel, size_t b, const int i)
 {
-    const uint32_t(*word)[PANEL] = block_words(form, panel, b);
-    if (block_kind(form).bytes) return _mm512_loadu_si512(word[i]);
+    const uint32_t(*word)[PANEL] = block_words(layout, panel, b);
+    if (block_kind(layout).bytes) return _mm512_loadu_si512(word[i]);
     __m512i both = _mm512_loadu_si512(word[i / 2]);
     return _mm512_and_si512(i % 2 ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
 }
 
 /* Of group `part` (groups of 16) of block b, or of the block; in super blocks f16 times a small integer, both exact in f32. Forms without d
  * leave it zero. */
-BLOCK_INLINE struct scales512 block_scales512(const int form, const char *panel, size_t b, const size_t part)
+BLOCK_INLINE struct scales512 block_scales512(const int layout, const char *panel, size_t b, const size_t part)
 {
-    const struct form_layout *at = &FORM_LAYOUTS[form];
-    const char               *block = block_at(form, panel, b);
+    const struct weight_layout_offsets *at = &LAYOUT_OFFSETS[layout];
+    const char               *block = block_at(layout, panel, b);
     struct scales512          s = { _mm512_setzero_ps(), _mm512_setzero_ps() };
-    if (!block_kind(form).scaled) return s;
+    if (!block_kind(layout).scaled) return s;
     s.d = f16x16(block + at->d);
-    if (block_kind(form).has_m) s.m = f16x16(block + at->m);
+    if (block_kind(layout).has_m) s.m = f16x16(block + at->m);
     if (!at->scale) return s;
-    const char *group = block + block_group(form, b, part);
+    const char *group = block + block_group(layout, b, part);
     s.d = _mm512_mul_ps(s.d, i8x16(group + at->scale));
     s.m = _mm512_mul_ps(_mm512_xor_ps(s.m, _mm512_set1_ps(-0.0f)), i8x16(group + at->min));
     return s;

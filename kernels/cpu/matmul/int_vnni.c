@@ -14,9 +14,9 @@
 /* ---- few rows: weights are unpacked into registers ---- */
 
 /* One block of a panel for n rows: their sums go side by side, word by word. */
-BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel, size_t b, const int form, const int n)
+BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, const char *panel, size_t b, const int layout, const int n)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
 #pragma GCC unroll 2
     for (int part = 0; part < n_parts; part++) {
@@ -25,18 +25,18 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++) {
             high[r] = _mm512_setzero_si512();
-            low[r] = kind.zero ? sum_times(x[r] + b, which, -FORMS[form].zero) : _mm512_setzero_si512();
+            low[r] = kind.zero ? sum_times(x[r] + b, which, -LAYOUTS[layout].zero) : _mm512_setzero_si512();
         }
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-            __m512i q = block_word512(form, panel, b, i);
+            __m512i q = block_word512(layout, panel, b, i);
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
                 high[r] = _mm512_dpbusd_epi32(high[r], q, inputs(x[r] + b, 0, i));
                 low[r] = _mm512_dpbusd_epi32(low[r], q, inputs(x[r] + b, 1, i));
             }
         }
-        struct scales512 scales = block_scales512(form, panel, b, (size_t)part);
+        struct scales512 scales = block_scales512(layout, panel, b, (size_t)part);
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++) {
             __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[r], ACT_LOW_BITS), low[r]);
@@ -48,37 +48,37 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
 /* n rows (a constant, so that the chains live in registers) of one panel. Of x [n] only n_rows differ; the others repeat the last and
  * their results are dropped. */
 BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_block *const *x, size_t n_rows, const struct weight *w,
-                            size_t i_panel, const int form, const int n)
+                            size_t i_panel, const int layout, const int n)
 {
     __m512      acc[DOT_ROWS];
-    const char *panel = panel_at(w, i_panel, form_panel_bytes(form, w->n_in));
+    const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(layout, w->n_in));
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++) acc[r] = _mm512_setzero_ps();
     for (size_t b = 0; b < act_blocks(w->n_in); b++) {
-        const char *next = panel + b * block_bytes(form) + AHEAD;
+        const char *next = panel + b * block_bytes(layout) + AHEAD;
 #pragma GCC unroll 16
-        for (size_t line = 0; line < block_bytes(form); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
-        block_rows(acc, x, panel, b, form, n);
+        for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
+        block_rows(acc, x, panel, b, layout, n);
     }
-    const float *scale = form_scale(w, i_panel);
+    const float *scale = weight_layout_channel_scale(w, i_panel);
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++) {
         if ((size_t)r >= n_rows) break;
-        if (!block_kind(form).scaled) acc[r] = _mm512_mul_ps(acc[r], _mm512_loadu_ps(scale));
+        if (!block_kind(layout).scaled) acc[r] = _mm512_mul_ps(acc[r], _mm512_loadu_ps(scale));
         _mm512_storeu_ps(out + (size_t)r * out_stride, acc[r]);
     }
 }
 
-BLOCK_INLINE void gemv_form(float *out, const struct act_block *const *x, size_t n_rows, const struct weight *w, size_t i_panel,
-                            size_t n_panels, const int form)
+BLOCK_INLINE void gemv_layout(float *out, const struct act_block *const *x, size_t n_rows, const struct weight *w, size_t i_panel,
+                            size_t n_panels, const int layout)
 {
     size_t stride = n_panels * PANEL;
     for (size_t end = i_panel + n_panels; i_panel < end; i_panel++, out += PANEL) {
-        if (n_rows > 6) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 8);
-        else if (n_rows > 4) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 6);
-        else if (n_rows > 2) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 4);
-        else if (n_rows > 1) gemv_rows(out, stride, x, n_rows, w, i_panel, form, 2);
-        else gemv_rows(out, stride, x, n_rows, w, i_panel, form, 1);
+        if (n_rows > 6) gemv_rows(out, stride, x, n_rows, w, i_panel, layout, 8);
+        else if (n_rows > 4) gemv_rows(out, stride, x, n_rows, w, i_panel, layout, 6);
+        else if (n_rows > 2) gemv_rows(out, stride, x, n_rows, w, i_panel, layout, 4);
+        else if (n_rows > 1) gemv_rows(out, stride, x, n_rows, w, i_panel, layout, 2);
+        else gemv_rows(out, stride, x, n_rows, w, i_panel, layout, 1);
     }
 }
 
@@ -86,17 +86,17 @@ void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
 {
     const struct act_block *rows[DOT_ROWS];
     for (size_t r = 0; r < DOT_ROWS; r++) rows[r] = x + (r < n_rows ? r : n_rows - 1) * x_stride;
-    switch (w->form) {
-    INTEGER_FORMS(FORM_CASE, gemv_form(out, rows, n_rows, w, i_panel, n_panels, FORM))
+    switch (w->layout) {
+    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_layout(out, rows, n_rows, w, i_panel, n_panels, LAYOUT))
     }
 }
 
 /* ---- many rows: weights have been unpacked to bytes ---- */
 
-/* n rows by n_panels panels; constants, like the form, of which only the block_kind matters. */
-BLOCK_INLINE void tile_rows(const struct int_tile *t, const int form, const int n, const int n_panels)
+/* n rows by n_panels panels; constants, like the layout, of which only the block_kind matters. */
+BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const int n, const int n_panels)
 {
-    const struct block_kind kind = block_kind(form);
+    const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
     const int zero = t->zero;
     const size_t n_blocks = t->n_blocks;
@@ -158,25 +158,25 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int form, const int 
         for (int r = 0; r < n; r++) _mm512_storeu_ps(chain_at(t, p, r), chains[p][r]);
 }
 
-BLOCK_INLINE void tile_form(const struct int_tile *t, size_t n_panels, const int form)
+BLOCK_INLINE void tile_layout(const struct int_tile *t, size_t n_panels, const int layout)
 {
     if (n_panels == 2) {
-        if (t->n_rows > 4) tile_rows(t, form, 6, 2);
-        else if (t->n_rows > 2) tile_rows(t, form, 4, 2);
-        else tile_rows(t, form, 2, 2);
+        if (t->n_rows > 4) tile_rows(t, layout, 6, 2);
+        else if (t->n_rows > 2) tile_rows(t, layout, 4, 2);
+        else tile_rows(t, layout, 2, 2);
     } else {
-        if (t->n_rows > 4) tile_rows(t, form, 6, 1);
-        else if (t->n_rows > 2) tile_rows(t, form, 4, 1);
-        else tile_rows(t, form, 2, 1);
+        if (t->n_rows > 4) tile_rows(t, layout, 6, 1);
+        else if (t->n_rows > 2) tile_rows(t, layout, 4, 1);
+        else tile_rows(t, layout, 2, 1);
     }
 }
 
 /* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. While the first of them are computed, the weights that follow are asked for, a few lines
  * at a time: a few dozen rows are done with weights sooner than memory brings the next. */
 void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
-                   int form, size_t n_k)
+                   int layout, size_t n_k)
 {
-    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / FORM_BLOCK, .w = w, .zero = FORMS[form].zero };
+    struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / BLOCK_K, .w = w, .zero = LAYOUTS[layout].zero };
     size_t i_next = 0, at_next = 0; /* panel and byte */
     for (size_t n_tiles = (n_rows + INT_TILE_ROWS - 1) / INT_TILE_ROWS; n_tiles > 0; n_tiles--) {
         if (i_next < n_panels && at_next >= w[i_next].next_bytes) i_next++, at_next = 0;
@@ -184,13 +184,13 @@ void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_
         at_next += t.n_blocks * NEXT_LINES * 64;
         t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
         for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
-        switch (block_alike(form)) {
-        case FORM_C8: tile_form(&t, n_panels, FORM_C8); break;
-        case FORM_K8: tile_form(&t, n_panels, FORM_K8); break;
-        case FORM_S8: tile_form(&t, n_panels, FORM_S8); break;
-        case FORM_K4: tile_form(&t, n_panels, FORM_K4); break;
-        case FORM_U4M: tile_form(&t, n_panels, FORM_U4M); break;
-        default: tile_form(&t, n_panels, FORM_I8); break;
+        switch (block_alike(layout)) {
+        case LAYOUT_C8: tile_layout(&t, n_panels, LAYOUT_C8); break;
+        case LAYOUT_K8: tile_layout(&t, n_panels, LAYOUT_K8); break;
+        case LAYOUT_S8: tile_layout(&t, n_panels, LAYOUT_S8); break;
+        case LAYOUT_K4: tile_layout(&t, n_panels, LAYOUT_K4); break;
+        case LAYOUT_U4M: tile_layout(&t, n_panels, LAYOUT_U4M); break;
+        default: tile_layout(&t, n_panels, LAYOUT_I8); break;
         }
         t.acc += t.n_rows * PANEL;
         x += t.n_rows * x_stride;

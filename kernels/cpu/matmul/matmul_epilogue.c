@@ -79,8 +79,8 @@ static void store_ready_row(const struct cpu_loops *loops, const struct block *b
     const size_t          half = b->job->a->w->n_out / 2;
     char *y = row_of(b, row);
     for (size_t p = 0; p < b->n_panels; p += READY_PANELS) {
-        float  x[FORM_BLOCK];
-        size_t at = (b->panel0 + p) / 2 * PANEL, n = min_size(FORM_BLOCK, half - at);
+        float  x[BLOCK_K];
+        size_t at = (b->panel0 + p) / 2 * PANEL, n = min_size(BLOCK_K, half - at);
         *(lanes *)x = *(const lanes *)block_sums(b, row, p);
         if (n > PANEL) *(lanes *)(x + PANEL) = *(const lanes *)block_sums(b, row, p + 2);
         if (by == BY_INT) loops->quantize((struct act_block *)(y + matmul_row_bytes(by, at)), x, n);

@@ -12,19 +12,19 @@ enum {
     PREPARE_ELEMENTS = 4096, /* of input per work item: some microsecond of work */
     NORM_ELEMENTS = 512      /* normalised before they are rounded: they stay in the first-level cache */
 };
-_Static_assert(NORM_ELEMENTS % FORM_BLOCK == 0, "whole blocks but for a row's last");
+_Static_assert(NORM_ELEMENTS % BLOCK_K == 0, "whole blocks but for a row's last");
 
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in)
 {
     /* f32 rows that are gathered are the largest kind; every input starts on a cache line */
-    return round_up(sizeof(struct tables), 64) + n_rows * round_up(n_in, FORM_BLOCK) * sizeof(float) + 64 * (size_t)JOBS_PER_RUN;
+    return round_up(sizeof(struct tables), 64) + n_rows * round_up(n_in, BLOCK_K) * sizeof(float) + 64 * (size_t)JOBS_PER_RUN;
 }
 
 enum arithmetic matmul_arithmetic(const struct kernel_ctx *c, const struct weight *w)
 {
     if (c->activations == ACTIVATIONS_F32) return BY_F32;
-    if (form_info(w->form)->integer) return BY_INT;
-    bool bf16 = w->form == FORM_BF16 || w->form == FORM_F8;
+    if (weight_layout_info(w->layout)->integer) return BY_INT;
+    bool bf16 = w->layout == LAYOUT_BF16 || w->layout == LAYOUT_F8;
     return bf16 && cpu_loops_of(c)->tile_bf16 ? BY_BF16 : BY_F32;
 }
 

@@ -62,7 +62,7 @@ struct block {
     size_t            row_step, panel_step; /* floats in acc from one row, one panel to the next */
 };
 
-enum { READY_PANELS = 2 * FORM_BLOCK / PANEL }; /* of a paired matrix, that make one block of a rounded row */
+enum { READY_PANELS = 2 * BLOCK_K / PANEL }; /* of a paired matrix, that make one block of a rounded row */
 
 static inline float *block_sums(const struct block *b, size_t row, size_t p) { return b->acc + row * b->row_step + p * b->panel_step; }
 /* The block's sums to y; acc is used up. */

@@ -1,13 +1,13 @@
-/* weight_layout.h - packed forms of a matrix: panels of 16 outputs, so that vector lanes run over outputs.
+/* weight_layout.h - packed layouts of a matrix: panels of 16 outputs, so that vector lanes run over outputs.
  *
- * Panel i holds outputs 16i .. 16i+15 (those past n_out are zero) for all k, and lies at data + i * form_panel_bytes. A lane adds up
- * one output alone, k ascending: no reduction across lanes, and all instruction sets share one packed form and one result.
+ * Panel i holds outputs 16i .. 16i+15 (those past n_out are zero) for all k, and lies at data + i * weight_layout_panel_bytes. A lane adds up
+ * one output alone, k ascending: no reduction across lanes, and all instruction sets share one packed layout and one result.
  *
  *   F32    [n_in][16] f32
  *   F16    [ceil(n_in/2)][16] pairs of u16: k even in the low half, k odd in the high half
  *   BF16   the same
  *   F8     [ceil(n_in/4)][16][4] bytes of e4m3, k = 4i + b in byte b; behind them f32 scales [ceil(n_in/128)]
- *   I8, U4, U4M, K8, K4, S8, S4, C8, C4   integers: struct form_info says how their blocks lie and what a stored number means:
+ *   I8, U4, U4M, K8, K4, S8, S4, C8, C4   integers: struct weight_layout_info says how their blocks lie and what a stored number means:
  *          w = d * (q - zero) + m, q unsigned, with one d (and m) per group of k's and output
  *     name  from                      q       zero  group  d                   m
  *     I8    Q8_0, Q5_0, IQ4_NL        byte    128   32     f16                 -
@@ -21,7 +21,7 @@
  *     C8    wint8                     byte    128   n_in   f32 per output      -
  *     C4    wint4                     nibble  8     n_in   f32 per output      -
  *
- * Integer blocks hold 32 k's as `uint32_t q[n][16]`: word i of a byte form has k = 4i + b in byte b (8 words); word i of a nibble form
+ * Integer blocks hold 32 k's as `uint32_t q[n][16]`: word i of a byte layout has k = 4i + b in byte b (8 words); word i of a nibble layout
  * has k = 8i + b in the low and k = 8i + 4 + b in the high nibble of byte b (4 words). So one word against four neighbouring inputs is what
  * a dot-product instruction wants, and the inputs keep their natural order.
  * Thread: any (read only once packed). */
@@ -30,15 +30,15 @@
 
 #include "kernels/kernels.h"
 
-enum { PANEL = 16, FORM_BLOCK = 32, FORM_SUPER = 256 };
+enum { PANEL = 16, BLOCK_K = 32, SUPERBLOCK_K = 256 };
 
-/* X(name, ..) for each integer form: what follows the name is handed on. */
-#define INTEGER_FORMS(X, ...)                                                                                                    \
+/* X(name, ..) for each integer layout: what follows the name is handed on. */
+#define INTEGER_LAYOUTS(X, ...)                                                                                                    \
     X(I8, __VA_ARGS__) X(I8M, __VA_ARGS__) X(U4, __VA_ARGS__) X(U4M, __VA_ARGS__) X(K8, __VA_ARGS__) X(K4, __VA_ARGS__)          \
     X(S8, __VA_ARGS__) X(S4, __VA_ARGS__) X(C8, __VA_ARGS__) X(C4, __VA_ARGS__)
-#define FORM_NAME(name, ...) FORM_##name,
+#define LAYOUT_NAME(name, ...) LAYOUT_##name,
 
-enum weight_form { FORM_F32, FORM_F16, FORM_BF16, FORM_F8, INTEGER_FORMS(FORM_NAME) FORM_COUNT };
+enum weight_layout { LAYOUT_F32, LAYOUT_F16, LAYOUT_BF16, LAYOUT_F8, INTEGER_LAYOUTS(LAYOUT_NAME) LAYOUT_COUNT };
 
 struct block_i8 {
     uint16_t d[PANEL]; /* f16 */
@@ -80,7 +80,7 @@ struct block_s4 {
 };
 /* C8 and C4: the words of all k's (n_in rounded up to 32), then f32 scale[16]. */
 
-struct form_info {
+struct weight_layout_info {
     const char *name;
     bool        integer;
     int         bits;   /* of q: 8 or 4; integers only */
@@ -88,37 +88,37 @@ struct form_info {
     int         group;  /* k's that share d and m: 32, 16, or 0: the whole row */
     bool        has_m;
 };
-/* Indexed by constants, in code that is compiled once per form; by form_info otherwise. */
-static const struct form_info FORMS[FORM_COUNT] = {
-    [FORM_F32] = { .name = "f32" },
-    [FORM_F16] = { .name = "f16" },
-    [FORM_BF16] = { .name = "bf16" },
-    [FORM_F8] = { .name = "f8" },
-    [FORM_I8] = { .name = "i8", .integer = true, .bits = 8, .zero = 128, .group = 32 },
-    [FORM_I8M] = { .name = "i8m", .integer = true, .bits = 8, .group = 32, .has_m = true },
-    [FORM_U4] = { .name = "u4", .integer = true, .bits = 4, .zero = 8, .group = 32 },
-    [FORM_U4M] = { .name = "u4m", .integer = true, .bits = 4, .group = 32, .has_m = true },
-    [FORM_K8] = { .name = "k8", .integer = true, .bits = 8, .zero = 128, .group = 16, .has_m = true },
-    [FORM_K4] = { .name = "k4", .integer = true, .bits = 4, .group = 16, .has_m = true },
-    [FORM_S8] = { .name = "s8", .integer = true, .bits = 8, .zero = 128, .group = 32, .has_m = true },
-    [FORM_S4] = { .name = "s4", .integer = true, .bits = 4, .group = 32, .has_m = true },
-    [FORM_C8] = { .name = "c8", .integer = true, .bits = 8, .zero = 128 },
-    [FORM_C4] = { .name = "c4", .integer = true, .bits = 4, .zero = 8 },
+/* Indexed by constants, in code that is compiled once per layout; by weight_layout_info otherwise. */
+static const struct weight_layout_info LAYOUTS[LAYOUT_COUNT] = {
+    [LAYOUT_F32] = { .name = "f32" },
+    [LAYOUT_F16] = { .name = "f16" },
+    [LAYOUT_BF16] = { .name = "bf16" },
+    [LAYOUT_F8] = { .name = "f8" },
+    [LAYOUT_I8] = { .name = "i8", .integer = true, .bits = 8, .zero = 128, .group = 32 },
+    [LAYOUT_I8M] = { .name = "i8m", .integer = true, .bits = 8, .group = 32, .has_m = true },
+    [LAYOUT_U4] = { .name = "u4", .integer = true, .bits = 4, .zero = 8, .group = 32 },
+    [LAYOUT_U4M] = { .name = "u4m", .integer = true, .bits = 4, .group = 32, .has_m = true },
+    [LAYOUT_K8] = { .name = "k8", .integer = true, .bits = 8, .zero = 128, .group = 16, .has_m = true },
+    [LAYOUT_K4] = { .name = "k4", .integer = true, .bits = 4, .group = 16, .has_m = true },
+    [LAYOUT_S8] = { .name = "s8", .integer = true, .bits = 8, .zero = 128, .group = 32, .has_m = true },
+    [LAYOUT_S4] = { .name = "s4", .integer = true, .bits = 4, .group = 32, .has_m = true },
+    [LAYOUT_C8] = { .name = "c8", .integer = true, .bits = 8, .zero = 128 },
+    [LAYOUT_C4] = { .name = "c4", .integer = true, .bits = 4, .zero = 8 },
 };
-const struct form_info *form_info(int form);
+const struct weight_layout_info *weight_layout_info(int layout);
 
 /* Of one panel of n_in k's. */
-size_t form_panel_bytes(int form, size_t n_in);
-/* The form that a type is packed to. */
-int    form_of(enum dtype t, enum quantize q);
+size_t weight_layout_panel_bytes(int layout, size_t n_in);
+/* The layout that a type is packed to. */
+int    weight_layout_of(enum dtype t, enum quantize q);
 /* One element as f32: the definition of what a packed matrix holds. */
-float  form_weight(const struct weight *w, size_t i_panel, size_t k, size_t lane);
+float  weight_layout_element(const struct weight *w, size_t i_panel, size_t k, size_t lane);
 /* One row of a packed matrix back to f32; dst [n_in]. */
-void   form_row(const struct weight *w, size_t row, float *dst);
+void   weight_layout_dequantize_row(const struct weight *w, size_t row, float *dst);
 /* The weight slots of every cpu row. */
-enum status form_plan(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
-void        form_release(struct kernel_ctx *c, struct weight *w);
-enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
+enum status weight_layout_plan(const struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
+void        weight_layout_release(struct kernel_ctx *c, struct weight *w);
+enum status weight_layout_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err);
 
 /* A paired matrix has as many panels for each of its two parts; gate panels are the even ones. */
 static inline size_t panel_count(const struct weight *w)
@@ -131,12 +131,12 @@ static inline const void *panel_at(const struct weight *w, size_t i_panel, size_
     return (const char *)w->data + i_panel * bytes_per_panel;
 }
 
-/* ---- integer forms taken apart ---- */
+/* ---- integer layouts taken apart ---- */
 
 enum { WIDE_K = 256 };
 
-/* WIDE_K k's of one panel with bytes for q whatever the form, and f32 scales. Group i is k's [i * group, (i + 1) * group); C forms have
- * none and leave d and m alone (their scale follows the chain: form_scale). */
+/* WIDE_K k's of one panel with bytes for q whatever the layout, and f32 scales. Group i is k's [i * group, (i + 1) * group); C layouts have
+ * none and leave d and m alone (their scale follows the chain: weight_layout_channel_scale). */
 struct wide_int {
     _Alignas(64) uint8_t q[WIDE_K / 4][PANEL][4];
     float d[WIDE_K / 16][PANEL], m[WIDE_K / 16][PANEL];
@@ -144,9 +144,9 @@ struct wide_int {
     const char *next;
     size_t      next_bytes;
 };
-/* k_begin a multiple of WIDE_K, n_k of 32 (past n_in q is zero, and so is d). The plain C definition; hot forms have faster twins. */
-void         form_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
-/* [16] factors of C forms; NULL for others. */
-const float *form_scale(const struct weight *w, size_t i_panel);
+/* k_begin a multiple of WIDE_K, n_k of 32 (past n_in q is zero, and so is d). The plain C definition; hot layouts have faster twins. */
+void         weight_layout_unpack_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+/* [16] factors of C layouts; NULL for others. */
+const float *weight_layout_channel_scale(const struct weight *w, size_t i_panel);
 
 #endif

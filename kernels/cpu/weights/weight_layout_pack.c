@@ -1,11 +1,11 @@
 /* weight_layout_pack.c - checkpoint matrices to panels, once per matrix at load time.
  *
- * weight_layout_plan.c has checked the parts. form_pack maps the memory (zeroed: lanes past n_out and k's past n_in are never written) and lets the pool take
- * items of a few neighbouring panels of one part. Each kind of source has its way (struct pack_way); all of them bring 16 rows into
+ * weight_layout_plan.c has checked the parts. weight_layout_pack maps the memory (zeroed: lanes past n_out and k's past n_in are never written) and lets the pool take
+ * items of a few neighbouring panels of one part. Each kind of source has its way (struct weight_packer); all of them bring 16 rows into
  * words side by side, a tile at a time, so that the source is read once and nothing but the result is as large as the matrix.
  * Quantising needs what is already there: a row (wint8, wint4) or 128 rows by 128 k's (block_wise_fp8) are widened to f32 in scratch.
  * Types that hold less than 16 bits already are packed as they are, whatever `quantize` says.
- * Thread: engine (form_pack), pool (the ways). */
+ * Thread: engine (weight_layout_pack), pool (the ways). */
 #include <string.h>
 
 #include "kernels/cpu/weights/weight_layout_transpose.h"
@@ -27,11 +27,11 @@ struct pack_item {
     const struct weight_src *src;
     size_t                   i_part, panel0, n_panels, row0, n_rows;
     uint8_t                 *turned; /* scratch: rows of a transposed or made-up source */
-    float                   *wide;   /* ... as f32 */
+    float                   *f32;    /* ... as f32 */
     uint8_t                 *q;      /* ... quantised */
 };
 
-struct pack_way {
+struct weight_packer {
     void (*run)(const struct pack_item *item);
     size_t panels, panels_transposed; /* of an item */
 };
@@ -39,10 +39,10 @@ struct pack_way {
 struct pack_job {
     const struct weight_pack_args *a;
     struct weight                 *out;
-    const struct pack_way         *way;
+    const struct weight_packer         *packer;
     size_t                         n_in, size /* of an element or block */, panel_bytes, panels_per_item;
     uint8_t                       *scratch;
-    size_t                         turned_bytes, wide_bytes, q_bytes;
+    size_t                         turned_bytes, f32_bytes, q_bytes;
 };
 
 static size_t panels_of(const struct weight_src *s) { return (s->n_out + PANEL - 1) / PANEL; }
@@ -61,30 +61,30 @@ static uint8_t *panel_of(const struct pack_item *item, size_t i)
 static size_t lanes_in(const struct pack_item *item, size_t i) { return min_size(PANEL, item->n_rows - i * PANEL); }
 
 /* Rows that do not lie in memory as they are wanted: they are put there, some k's at a time. */
-static bool in_pieces(const struct weight_src *s) { return s->transposed || weight_src_is_dummy(s); }
+static bool needs_staging(const struct weight_src *s) { return s->transposed || weight_src_is_dummy(s); }
 
-struct rows {
+struct pack_rows {
     const uint8_t *at;
     size_t         stride;
 };
 
-static struct rows dummy_rows(const struct pack_item *item, size_t k0, size_t n_k)
+static struct pack_rows dummy_rows(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const size_t stride = n_k * item->job->size;
     for (size_t i = 0; i < item->n_rows; i++) weight_src_dummy_row(item->src, item->row0 + i, k0, n_k, item->turned + i * stride);
-    return (struct rows){ item->turned, stride };
+    return (struct pack_rows){ item->turned, stride };
 }
 
 /* k0 .. k0 + n_k of the item's rows; a plain source. */
-static struct rows rows_of(const struct pack_item *item, size_t k0, size_t n_k)
+static struct pack_rows pack_rows_of(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const struct weight_src *s = item->src;
     if (weight_src_is_dummy(s)) return dummy_rows(item, k0, n_k);
     size_t size = item->job->size, across = s->transposed ? s->n_out : s->n_in, stride = s->row_bytes ? s->row_bytes : across * size;
     const uint8_t *data = s->data;
-    if (!s->transposed) return (struct rows){ data + item->row0 * stride + k0 * size, stride };
+    if (!s->transposed) return (struct pack_rows){ data + item->row0 * stride + k0 * size, stride };
     lanes_turn(item->turned, n_k * size, data + k0 * stride + item->row0 * size, stride, item->n_rows, n_k, size);
-    return (struct rows){ item->turned, n_k * size };
+    return (struct pack_rows){ item->turned, n_k * size };
 }
 
 /* ---- plain types as they are ---- */
@@ -94,7 +94,7 @@ static void copy_f8_scales(const struct pack_item *item)
     size_t n_in = item->job->n_in, n = (n_in + F8_BLOCK - 1) / F8_BLOCK;
     const char *from = (const char *)item->src->scales;
     for (size_t i = 0; i < item->n_panels; i++) {
-        float *to = (float *)(panel_of(item, i) + form_tail_at(FORM_F8, n_in));
+        float *to = (float *)(panel_of(item, i) + weight_layout_tail_at(LAYOUT_F8, n_in));
         for (size_t b = 0; b < n; b++) to[b] = 1;
         if (from) memcpy(to, from + (item->row0 + i * PANEL) / F8_BLOCK * n * sizeof *to, n * sizeof *to);
     }
@@ -102,10 +102,10 @@ static void copy_f8_scales(const struct pack_item *item)
 
 static void pack_words(const struct pack_item *item)
 {
-    size_t n_in = item->job->n_in, size = item->job->size, step = in_pieces(item->src) ? TURN_K : n_in;
+    size_t n_in = item->job->n_in, size = item->job->size, step = needs_staging(item->src) ? TURN_K : n_in;
     for (size_t k = 0; k < n_in; k += step) {
         size_t      n_k = min_size(step, n_in - k);
-        struct rows rows = rows_of(item, k, n_k);
+        struct pack_rows rows = pack_rows_of(item, k, n_k);
         for (size_t i = 0; i < item->n_panels; i++) {
             uint32_t *words = (uint32_t *)panel_of(item, i) + k * size / sizeof *words * PANEL;
             lanes_from_rows(words, rows.at + i * PANEL * rows.stride, rows.stride, lanes_in(item, i), n_k * size);
@@ -117,7 +117,7 @@ static void pack_words(const struct pack_item *item)
 /* ---- block types of GGUF ---- */
 
 /* Bytes below 16 to nibbles: of each eight, the first four are low and the others high halves. In place. */
-static void pair_up(uint8_t *q, size_t n)
+static void pack_nibbles(uint8_t *q, size_t n)
 {
     for (size_t i = 0; i < n; i += 8) {
         uint64_t eight;
@@ -128,7 +128,7 @@ static void pair_up(uint8_t *q, size_t n)
 }
 
 /* Groups of 32 take the scales of their first half: both have the same. */
-static void write_units(uint8_t *block, const struct form_layout *at, size_t group, const struct dtype_ints *ints, size_t n_lanes)
+static void write_scales(uint8_t *block, const struct weight_layout_offsets *at, size_t group, const struct dtype_ints *ints, size_t n_lanes)
 {
     size_t step = group / DTYPE_GROUP;
     uint16_t *d = (uint16_t *)(block + at->d), *m = (uint16_t *)(block + at->m);
@@ -147,22 +147,22 @@ static void pack_blocks(const struct pack_item *item)
 {
     const struct weight_src   *s = item->src;
     const struct dtype_blocks *type = dtype_blocks_of(s->dtype);
-    const struct form_layout  *at = &FORM_LAYOUTS[item->job->out->form];
+    const struct weight_layout_offsets  *at = &LAYOUT_OFFSETS[item->job->out->layout];
     struct dtype_ints          ints[PANEL];
     size_t bytes = item->job->size, stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, s->n_in);
-    const struct form_info *form = form_info(item->job->out->form);
-    bool   nibbles = form->bits == 4;
-    size_t group = (size_t)form->group;
+    const struct weight_layout_info *layout = weight_layout_info(item->job->out->layout);
+    bool   nibbles = layout->bits == 4;
+    size_t group = (size_t)layout->group;
     memset(ints, 0, sizeof ints); /* lanes past the last row */
     const uint8_t *from = (const uint8_t *)s->data + item->row0 * stride;
     uint8_t       *to = panel_of(item, 0);
     for (size_t k = 0; k < s->n_in; k += at->k, from += bytes, to += at->bytes) {
         for (size_t i = 0; i < item->n_rows; i++) {
             type->take(&ints[i], from + i * stride);
-            if (nibbles) pair_up(ints[i].q, at->k);
+            if (nibbles) pack_nibbles(ints[i].q, at->k);
         }
         lanes_from_rows((uint32_t *)(to + at->q), ints[0].q, sizeof *ints, PANEL, nibbles ? at->k / 2 : at->k);
-        write_units(to, at, group, ints, item->n_rows);
+        write_scales(to, at, group, ints, item->n_rows);
     }
 }
 
@@ -170,21 +170,21 @@ static void pack_blocks(const struct pack_item *item)
 
 static void pack_channels(const struct pack_item *item)
 {
-    int    form = item->job->out->form, limit = form == FORM_C8 ? 127 : 7, zero = form_info(form)->zero;
-    size_t n_in = item->job->n_in, n_padded = (n_in + FORM_BLOCK - 1) / FORM_BLOCK * FORM_BLOCK;
-    struct rows rows = rows_of(item, 0, n_in);
+    int    layout = item->job->out->layout, limit = layout == LAYOUT_C8 ? 127 : 7, zero = weight_layout_info(layout)->zero;
+    size_t n_in = item->job->n_in, n_padded = (n_in + BLOCK_K - 1) / BLOCK_K * BLOCK_K;
+    struct pack_rows rows = pack_rows_of(item, 0, n_in);
     for (size_t i = 0; i < item->n_panels; i++) {
         uint8_t *panel = panel_of(item, i);
-        float   *scale = (float *)(panel + form_tail_at(form, n_in));
+        float   *scale = (float *)(panel + weight_layout_tail_at(layout, n_in));
         size_t   n_lanes = lanes_in(item, i);
         for (size_t j = 0; j < n_lanes; j++) {
             uint8_t *q = item->q + j * n_padded; /* zero from n_in on */
-            dtype_to_f32(item->src->dtype, rows.at + (i * PANEL + j) * rows.stride, item->wide, n_in);
-            scale[j] = quantize_channel(item->wide, n_in, limit, (int8_t *)q);
+            dtype_to_f32(item->src->dtype, rows.at + (i * PANEL + j) * rows.stride, item->f32, n_in);
+            scale[j] = quantize_channel(item->f32, n_in, limit, (int8_t *)q);
             for (size_t k = 0; k < n_in; k++) q[k] = (uint8_t)(q[k] + zero);
-            if (form == FORM_C4) pair_up(q, n_padded);
+            if (layout == LAYOUT_C4) pack_nibbles(q, n_padded);
         }
-        lanes_from_rows((uint32_t *)panel, item->q, n_padded, n_lanes, form == FORM_C4 ? n_padded / 2 : n_padded);
+        lanes_from_rows((uint32_t *)panel, item->q, n_padded, n_lanes, layout == LAYOUT_C4 ? n_padded / 2 : n_padded);
     }
 }
 
@@ -195,28 +195,28 @@ static void pack_f8_blocks(const struct pack_item *item)
     size_t n_in = item->job->n_in;
     for (size_t k = 0; k < n_in; k += F8_BLOCK) {
         size_t      n_k = min_size(F8_BLOCK, n_in - k);
-        struct rows rows = rows_of(item, k, n_k);
-        for (size_t i = 0; i < item->n_rows; i++) dtype_to_f32(item->src->dtype, rows.at + i * rows.stride, item->wide + i * F8_BLOCK, n_k);
-        float scale = quantize_f8_block(item->wide, F8_BLOCK, item->n_rows, n_k, item->q, F8_BLOCK);
+        struct pack_rows rows = pack_rows_of(item, k, n_k);
+        for (size_t i = 0; i < item->n_rows; i++) dtype_to_f32(item->src->dtype, rows.at + i * rows.stride, item->f32 + i * F8_BLOCK, n_k);
+        float scale = quantize_f8_block(item->f32, F8_BLOCK, item->n_rows, n_k, item->q, F8_BLOCK);
         for (size_t i = 0; i < item->n_panels; i++) {
             uint8_t *panel = panel_of(item, i);
             lanes_from_rows((uint32_t *)panel + k / 4 * PANEL, item->q + i * PANEL * F8_BLOCK, F8_BLOCK, lanes_in(item, i), n_k);
-            ((float *)(panel + form_tail_at(FORM_F8, n_in)))[k / F8_BLOCK] = scale;
+            ((float *)(panel + weight_layout_tail_at(LAYOUT_F8, n_in)))[k / F8_BLOCK] = scale;
         }
     }
 }
 
 /* ---- the work as a whole ---- */
 
-static const struct pack_way WORDS = { pack_words, 1, ITEM_PANELS }, BLOCKS = { pack_blocks, 1, 1 },
+static const struct weight_packer WORDS = { pack_words, 1, ITEM_PANELS }, BLOCKS = { pack_blocks, 1, 1 },
                              CHANNELS = { pack_channels, 1, CHANNEL_PANELS /* a cache line of bf16 */ },
                              F8_BLOCKS = { pack_f8_blocks, ITEM_PANELS, ITEM_PANELS };
 
-static const struct pack_way *way_of(enum dtype t, int form)
+static const struct weight_packer *packer_of(enum dtype t, int layout)
 {
     if (dtype_blocks_of(t)) return &BLOCKS;
-    if (form == FORM_C8 || form == FORM_C4) return &CHANNELS;
-    return form == FORM_F8 && t != DTYPE_F8_E4M3 ? &F8_BLOCKS : &WORDS;
+    if (layout == LAYOUT_C8 || layout == LAYOUT_C4) return &CHANNELS;
+    return layout == LAYOUT_F8 && t != DTYPE_F8_E4M3 ? &F8_BLOCKS : &WORDS;
 }
 
 static size_t items_of(const struct pack_job *job, const struct weight_src *s)
@@ -240,49 +240,49 @@ static void run_item(void *arg, int index, int thread)
     item.row0 = item.panel0 * PANEL;
     item.n_rows = min_size(item.n_panels * PANEL, item.src->n_out - item.row0);
     if (job->scratch) {
-        item.turned = job->scratch + (size_t)thread * (job->turned_bytes + job->wide_bytes + job->q_bytes);
-        item.wide = (float *)(item.turned + job->turned_bytes);
-        item.q = item.turned + job->turned_bytes + job->wide_bytes;
+        item.turned = job->scratch + (size_t)thread * (job->turned_bytes + job->f32_bytes + job->q_bytes);
+        item.f32 = (float *)(item.turned + job->turned_bytes);
+        item.q = item.turned + job->turned_bytes + job->f32_bytes;
     }
-    job->way->run(&item);
+    job->packer->run(&item);
 }
 
 /* Scratch for one thread, each piece a whole number of cache lines. */
-static void plan_scratch(struct pack_job *job, bool pieces)
+static void plan_scratch(struct pack_job *job, bool staged)
 {
     size_t n_in = (job->n_in + 63) / 64 * 64, rows = job->panels_per_item * PANEL;
-    if (job->way == &CHANNELS) {
-        job->turned_bytes = pieces ? rows * n_in * job->size : 0;
-        job->wide_bytes = n_in * sizeof(float);
+    if (job->packer == &CHANNELS) {
+        job->turned_bytes = staged ? rows * n_in * job->size : 0;
+        job->f32_bytes = n_in * sizeof(float);
         job->q_bytes = PANEL * n_in;
     } else {
-        job->turned_bytes = pieces ? rows * TURN_K * job->size : 0;
-        job->wide_bytes = job->way == &F8_BLOCKS ? F8_BLOCK * F8_BLOCK * sizeof(float) : 0;
-        job->q_bytes = job->way == &F8_BLOCKS ? F8_BLOCK * F8_BLOCK : 0;
+        job->turned_bytes = staged ? rows * TURN_K * job->size : 0;
+        job->f32_bytes = job->packer == &F8_BLOCKS ? F8_BLOCK * F8_BLOCK * sizeof(float) : 0;
+        job->q_bytes = job->packer == &F8_BLOCKS ? F8_BLOCK * F8_BLOCK : 0;
     }
 }
 
 static enum status no_memory(size_t bytes, struct err *err) { return err_set(err, ERR_NOMEM, "no memory for %zu bytes", bytes); }
 
-enum status form_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err)
+enum status weight_layout_pack(struct kernel_ctx *c, const struct weight_pack_args *a, struct weight *out, struct err *err)
 {
     struct weight   w;
     struct pack_job job = { .a = a, .out = &w };
     size_t          n_items = 0;
-    TRY(form_plan(c, a, &w, err));
+    TRY(weight_layout_plan(c, a, &w, err));
     const struct weight_src *first = &a->parts[0];
     job.n_in = first->n_in;
     job.size = dtype_block_bytes(first->dtype);
-    job.panel_bytes = form_panel_bytes(w.form, w.n_in);
-    job.way = way_of(first->dtype, w.form);
-    job.panels_per_item = first->transposed ? job.way->panels_transposed : job.way->panels;
+    job.panel_bytes = weight_layout_panel_bytes(w.layout, w.n_in);
+    job.packer = packer_of(first->dtype, w.layout);
+    job.panels_per_item = first->transposed ? job.packer->panels_transposed : job.packer->panels;
     w.data = a->to ? a->to : pages_map(w.bytes);
     if (!w.data) return no_memory(w.bytes, err);
-    plan_scratch(&job, in_pieces(first));
-    size_t scratch_bytes = job.turned_bytes + job.wide_bytes + job.q_bytes;
+    plan_scratch(&job, needs_staging(first));
+    size_t scratch_bytes = job.turned_bytes + job.f32_bytes + job.q_bytes;
     job.scratch = scratch_bytes ? mem_try_calloc((size_t)compute_pool_threads(c->pool), scratch_bytes) : NULL;
     if (scratch_bytes && !job.scratch) {
-        form_release(c, &w);
+        weight_layout_release(c, &w);
         return no_memory(scratch_bytes * (size_t)compute_pool_threads(c->pool), err);
     }
     for (size_t i = 0; i < a->n_parts; i++) n_items += items_of(&job, &a->parts[i]);

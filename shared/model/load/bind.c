@@ -106,7 +106,7 @@ static enum status take_or_pack(struct binder *b, struct weight_pack_args a, con
     struct kernel_ctx *k = b->m->kernels;
     if (b->cache && weight_cache_is_ready(b->cache)) {
         weight_cache_take(b->cache, to);
-        ASSERT(to->form == plan->form && to->n_out == plan->n_out && to->n_in == plan->n_in); /* both passes ask in one order */
+        ASSERT(to->layout == plan->layout && to->n_out == plan->n_out && to->n_in == plan->n_in); /* both passes ask in one order */
         return OK;
     }
     a.to = take_from_arena(b, plan->bytes);

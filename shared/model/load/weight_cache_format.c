@@ -22,7 +22,7 @@ size_t weight_cache_lay_out(struct weight_cache_header *head, struct weight_cach
     const size_t first = pages_round(sizeof *head + n * sizeof *table);
     uint64_t     at = first;
     for (size_t i = 0; i < n; at += plan[i++].bytes)
-        table[i] = (struct weight_cache_entry){ .n_out = plan[i].n_out, .n_in = plan[i].n_in, .at = at, .bytes = plan[i].bytes, .layout = plan[i].form,
+        table[i] = (struct weight_cache_entry){ .n_out = plan[i].n_out, .n_in = plan[i].n_in, .at = at, .bytes = plan[i].bytes, .layout = plan[i].layout,
                                           .paired = plan[i].paired };
     *head = (struct weight_cache_header){ .version = WEIGHT_CACHE_VERSION, .n_weights = (uint32_t)n, .key = *key, .bytes = at };
     memcpy(head->magic, MAGIC, sizeof MAGIC);
@@ -37,9 +37,9 @@ static enum status check_table(const struct weight_cache_entry *have, const stru
     uint64_t at = first;
     for (size_t i = 0; i < n; at += plan[i++].bytes)
         if (have[i].n_out != plan[i].n_out || have[i].n_in != plan[i].n_in || have[i].at != at || have[i].bytes != plan[i].bytes ||
-            have[i].layout != plan[i].form || have[i].paired != plan[i].paired)
+            have[i].layout != plan[i].layout || have[i].paired != plan[i].paired)
             return err_set(err, ERR_STALE, "its weight %zu is %" PRIu64 " x %" PRIu64 " in form %" PRId32 ", the model's %zu x %zu in form %d", i, have[i].n_out,
-                           have[i].n_in, have[i].layout, plan[i].n_out, plan[i].n_in, plan[i].form);
+                           have[i].n_in, have[i].layout, plan[i].n_out, plan[i].n_in, plan[i].layout);
     return OK;
 }
 
