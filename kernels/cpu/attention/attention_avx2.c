@@ -13,7 +13,7 @@
 /* ---- keys ---- */
 
 /* out[i] lane j = in[j] lane i, of 32-bit lanes. */
-INLINE void turn8(__m256i r[8])
+INLINE void transpose8x8(__m256i r[8])
 {
     __m256i t[8];
 #pragma GCC unroll 4
@@ -42,7 +42,7 @@ static void keys_f32(float *dst, const char *const *rows, size_t offset, size_t 
     for (size_t d = 0; d < dim; d += 8) {
         __m256i r[8], m = mask8(dim - d);
         for (size_t j = 0; j < 8; j++) r[j] = j < n ? _mm256_maskload_epi32((const int *)(const void *)(rows[j] + offset + d * 4), m) : _mm256_setzero_si256();
-        turn8(r);
+        transpose8x8(r);
         for (size_t i = 0; i < 8 && d + i < dim; i++) _mm256_storeu_si256((__m256i *)(void *)(dst + (d + i) * PANEL), r[i]);
     }
 }
@@ -64,7 +64,7 @@ static void keys_bf16(float *dst, const char *const *rows, size_t offset, size_t
     for (size_t d = 0; d < dim; d += 16) {
         __m256i r[8];
         for (size_t j = 0; j < 8; j++) r[j] = j < n ? load_bf16(rows[j] + offset + d * 2, dim - d) : _mm256_setzero_si256();
-        turn8(r);
+        transpose8x8(r);
         for (size_t i = 0; i < 8 && d + 2 * i < dim; i++) {
             _mm256_storeu_ps(dst + (d + 2 * i) * PANEL, low_bf16(r[i]));
             if (d + 2 * i + 1 < dim) _mm256_storeu_ps(dst + (d + 2 * i + 1) * PANEL, high_bf16(r[i]));

@@ -9,7 +9,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /* out[i] lane j = in[j] lane i, of 32-bit lanes. */
-INLINE void turn16(__m512i r[16])
+INLINE void transpose16x16(__m512i r[16])
 {
     __m512i t[16];
     /* 2 x 2 words, then 2 x 2 pairs, inside each quarter of a register: quarter q of r[4g + i] holds column 4q + i of rows 4g .. 4g + 3. */
@@ -52,7 +52,7 @@ INLINE void load_f32(__m512i r[16], const char *const rows[16], size_t at, size_
     else
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++) r[j] = _mm512_maskz_loadu_epi32(mask16(left), rows[j] + at);
-    turn16(r);
+    transpose16x16(r);
 }
 
 INLINE void load_bf16(__m512i r[16], const char *const rows[16], size_t at, size_t left)
@@ -63,7 +63,7 @@ INLINE void load_bf16(__m512i r[16], const char *const rows[16], size_t at, size
     else
 #pragma GCC unroll 16
         for (int j = 0; j < 16; j++) r[j] = _mm512_maskz_loadu_epi16((1u << left) - 1, rows[j] + at);
-    turn16(r);
+    transpose16x16(r);
 }
 
 /* Rows j .. j + 15 of n; the last one stands in for those that are not there. */

@@ -17,7 +17,7 @@
 #include "kernels/weight_src.h"
 #include "shared/base/mem.h"
 
-enum { TURN_K = 128 /* k's of a transposed source turned at a time */, ITEM_PANELS = F8_BLOCK / PANEL, CHANNEL_PANELS = 2 };
+enum { TRANSPOSE_K = 128 /* k's of a transposed source turned at a time */, ITEM_PANELS = F8_BLOCK / PANEL, CHANNEL_PANELS = 2 };
 
 struct pack_job;
 
@@ -26,7 +26,7 @@ struct pack_item {
     const struct pack_job   *job;
     const struct weight_src *src;
     size_t                   i_part, panel0, n_panels, row0, n_rows;
-    uint8_t                 *turned; /* scratch: rows of a transposed or made-up source */
+    uint8_t                 *transposed; /* scratch: rows of a transposed or made-up source */
     float                   *f32;    /* ... as f32 */
     uint8_t                 *q;      /* ... quantised */
 };
@@ -42,7 +42,7 @@ struct pack_job {
     const struct weight_packer         *packer;
     size_t                         n_in, size /* of an element or block */, panel_bytes, panels_per_item;
     uint8_t                       *scratch;
-    size_t                         turned_bytes, f32_bytes, q_bytes;
+    size_t                         transposed_bytes, f32_bytes, q_bytes;
 };
 
 static size_t panels_of(const struct weight_src *s) { return (s->n_out + PANEL - 1) / PANEL; }
@@ -71,8 +71,8 @@ struct pack_rows {
 static struct pack_rows dummy_rows(const struct pack_item *item, size_t k0, size_t n_k)
 {
     const size_t stride = n_k * item->job->size;
-    for (size_t i = 0; i < item->n_rows; i++) weight_src_dummy_row(item->src, item->row0 + i, k0, n_k, item->turned + i * stride);
-    return (struct pack_rows){ item->turned, stride };
+    for (size_t i = 0; i < item->n_rows; i++) weight_src_dummy_row(item->src, item->row0 + i, k0, n_k, item->transposed + i * stride);
+    return (struct pack_rows){ item->transposed, stride };
 }
 
 /* k0 .. k0 + n_k of the item's rows; a plain source. */
@@ -83,8 +83,8 @@ static struct pack_rows pack_rows_of(const struct pack_item *item, size_t k0, si
     size_t size = item->job->size, across = s->transposed ? s->n_out : s->n_in, stride = s->row_bytes ? s->row_bytes : across * size;
     const uint8_t *data = s->data;
     if (!s->transposed) return (struct pack_rows){ data + item->row0 * stride + k0 * size, stride };
-    lanes_turn(item->turned, n_k * size, data + k0 * stride + item->row0 * size, stride, item->n_rows, n_k, size);
-    return (struct pack_rows){ item->turned, n_k * size };
+    weight_layout_transpose(item->transposed, n_k * size, data + k0 * stride + item->row0 * size, stride, item->n_rows, n_k, size);
+    return (struct pack_rows){ item->transposed, n_k * size };
 }
 
 /* ---- plain types as they are ---- */
@@ -102,13 +102,13 @@ static void copy_f8_scales(const struct pack_item *item)
 
 static void pack_words(const struct pack_item *item)
 {
-    size_t n_in = item->job->n_in, size = item->job->size, step = needs_staging(item->src) ? TURN_K : n_in;
+    size_t n_in = item->job->n_in, size = item->job->size, step = needs_staging(item->src) ? TRANSPOSE_K : n_in;
     for (size_t k = 0; k < n_in; k += step) {
         size_t      n_k = min_size(step, n_in - k);
         struct pack_rows rows = pack_rows_of(item, k, n_k);
         for (size_t i = 0; i < item->n_panels; i++) {
             uint32_t *words = (uint32_t *)panel_of(item, i) + k * size / sizeof *words * PANEL;
-            lanes_from_rows(words, rows.at + i * PANEL * rows.stride, rows.stride, lanes_in(item, i), n_k * size);
+            weight_layout_interleave_rows(words, rows.at + i * PANEL * rows.stride, rows.stride, lanes_in(item, i), n_k * size);
         }
     }
     if (item->src->dtype == DTYPE_F8_E4M3) copy_f8_scales(item);
@@ -161,7 +161,7 @@ static void pack_blocks(const struct pack_item *item)
             type->take(&ints[i], from + i * stride);
             if (nibbles) pack_nibbles(ints[i].q, at->k);
         }
-        lanes_from_rows((uint32_t *)(to + at->q), ints[0].q, sizeof *ints, PANEL, nibbles ? at->k / 2 : at->k);
+        weight_layout_interleave_rows((uint32_t *)(to + at->q), ints[0].q, sizeof *ints, PANEL, nibbles ? at->k / 2 : at->k);
         write_scales(to, at, group, ints, item->n_rows);
     }
 }
@@ -184,7 +184,7 @@ static void pack_channels(const struct pack_item *item)
             for (size_t k = 0; k < n_in; k++) q[k] = (uint8_t)(q[k] + zero);
             if (layout == LAYOUT_C4) pack_nibbles(q, n_padded);
         }
-        lanes_from_rows((uint32_t *)panel, item->q, n_padded, n_lanes, layout == LAYOUT_C4 ? n_padded / 2 : n_padded);
+        weight_layout_interleave_rows((uint32_t *)panel, item->q, n_padded, n_lanes, layout == LAYOUT_C4 ? n_padded / 2 : n_padded);
     }
 }
 
@@ -200,7 +200,7 @@ static void pack_f8_blocks(const struct pack_item *item)
         float scale = quantize_f8_block(item->f32, F8_BLOCK, item->n_rows, n_k, item->q, F8_BLOCK);
         for (size_t i = 0; i < item->n_panels; i++) {
             uint8_t *panel = panel_of(item, i);
-            lanes_from_rows((uint32_t *)panel + k / 4 * PANEL, item->q + i * PANEL * F8_BLOCK, F8_BLOCK, lanes_in(item, i), n_k);
+            weight_layout_interleave_rows((uint32_t *)panel + k / 4 * PANEL, item->q + i * PANEL * F8_BLOCK, F8_BLOCK, lanes_in(item, i), n_k);
             ((float *)(panel + weight_layout_tail_at(LAYOUT_F8, n_in)))[k / F8_BLOCK] = scale;
         }
     }
@@ -240,9 +240,9 @@ static void run_item(void *arg, int index, int thread)
     item.row0 = item.panel0 * PANEL;
     item.n_rows = min_size(item.n_panels * PANEL, item.src->n_out - item.row0);
     if (job->scratch) {
-        item.turned = job->scratch + (size_t)thread * (job->turned_bytes + job->f32_bytes + job->q_bytes);
-        item.f32 = (float *)(item.turned + job->turned_bytes);
-        item.q = item.turned + job->turned_bytes + job->f32_bytes;
+        item.transposed = job->scratch + (size_t)thread * (job->transposed_bytes + job->f32_bytes + job->q_bytes);
+        item.f32 = (float *)(item.transposed + job->transposed_bytes);
+        item.q = item.transposed + job->transposed_bytes + job->f32_bytes;
     }
     job->packer->run(&item);
 }
@@ -252,11 +252,11 @@ static void plan_scratch(struct pack_job *job, bool staged)
 {
     size_t n_in = (job->n_in + 63) / 64 * 64, rows = job->panels_per_item * PANEL;
     if (job->packer == &CHANNELS) {
-        job->turned_bytes = staged ? rows * n_in * job->size : 0;
+        job->transposed_bytes = staged ? rows * n_in * job->size : 0;
         job->f32_bytes = n_in * sizeof(float);
         job->q_bytes = PANEL * n_in;
     } else {
-        job->turned_bytes = staged ? rows * TURN_K * job->size : 0;
+        job->transposed_bytes = staged ? rows * TRANSPOSE_K * job->size : 0;
         job->f32_bytes = job->packer == &F8_BLOCKS ? F8_BLOCK * F8_BLOCK * sizeof(float) : 0;
         job->q_bytes = job->packer == &F8_BLOCKS ? F8_BLOCK * F8_BLOCK : 0;
     }
@@ -279,7 +279,7 @@ enum status weight_layout_pack(struct kernel_ctx *c, const struct weight_pack_ar
     w.data = a->to ? a->to : pages_map(w.bytes);
     if (!w.data) return no_memory(w.bytes, err);
     plan_scratch(&job, needs_staging(first));
-    size_t scratch_bytes = job.turned_bytes + job.f32_bytes + job.q_bytes;
+    size_t scratch_bytes = job.transposed_bytes + job.f32_bytes + job.q_bytes;
     job.scratch = scratch_bytes ? mem_try_calloc((size_t)compute_pool_threads(c->pool), scratch_bytes) : NULL;
     if (scratch_bytes && !job.scratch) {
         weight_layout_release(c, &w);
