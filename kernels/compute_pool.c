@@ -46,7 +46,7 @@ struct group {
 };
 
 struct compute_pool {
-    struct group                  groups[CPU_NODES_MAX];
+    struct group                  groups[NUMA_NODES_MAX];
     _Alignas(64) _Atomic int      n_done; /* indices finished in this run */
     _Alignas(64) _Atomic uint64_t n_alone; /* indices the caller ran without the others */
     _Alignas(64) _Atomic uint32_t wake;   /* futex word: changes with every wake-up */
@@ -56,8 +56,8 @@ struct compute_pool {
     void *_Atomic                 arg;
     _Atomic int                   n;
     int                           n_threads, n_groups;
-    int                           first_thread[CPU_NODES_MAX + 1]; /* of each group; all of them at the end */
-    struct cpu_nodes              nodes;
+    int                           first_thread[NUMA_NODES_MAX + 1]; /* of each group; all of them at the end */
+    struct numa_nodes              nodes;
     uint32_t                      run;     /* the caller's */
     struct worker                *workers; /* [n_threads - 1] */
 };
@@ -182,12 +182,12 @@ static void stop_workers(struct compute_pool *p, int n_started)
 
 enum status compute_pool_create(int n_threads, struct compute_pool **out, struct err *err)
 {
-    struct cpu_nodes nodes;
-    cpu_nodes_read(NULL, &nodes);
+    struct numa_nodes nodes;
+    numa_nodes_read(NULL, &nodes);
     return compute_pool_create_on(&nodes, n_threads, out, err);
 }
 
-enum status compute_pool_create_on(const struct cpu_nodes *nodes, int n_threads, struct compute_pool **out, struct err *err)
+enum status compute_pool_create_on(const struct numa_nodes *nodes, int n_threads, struct compute_pool **out, struct err *err)
 {
     if (n_threads < 1 || n_threads > THREADS_MAX)
         return err_set(err, ERR_INVALID, "%d compute threads were asked for; 1 to %d are possible", n_threads, THREADS_MAX);
@@ -196,7 +196,7 @@ enum status compute_pool_create_on(const struct cpu_nodes *nodes, int n_threads,
     p->nodes = *nodes;
     p->n_groups = nodes->n;
     for (int i = 0; i < n_threads; i++) /* of threads before each group, node by node */
-        for (int g = cpu_nodes_of_thread(nodes, i, n_threads) + 1; g <= p->n_groups; g++) p->first_thread[g]++;
+        for (int g = numa_node_of_thread(nodes, i, n_threads) + 1; g <= p->n_groups; g++) p->first_thread[g]++;
     p->workers = MEM_ARRAY(struct worker, (size_t)n_threads);
     for (int i = 0; i < n_threads - 1; i++) {
         p->workers[i] = (struct worker){ .pool = p, .i_thread = i + 1 };

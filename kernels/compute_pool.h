@@ -19,7 +19,7 @@ struct compute_pool;
 
 enum status compute_pool_create(int n_threads, struct compute_pool **out, struct err *err) MUST_CHECK;
 /* As if these were the host's memory nodes; copied. */
-enum status compute_pool_create_on(const struct cpu_nodes *nodes, int n_threads, struct compute_pool **out, struct err *err) MUST_CHECK;
+enum status compute_pool_create_on(const struct numa_nodes *nodes, int n_threads, struct compute_pool **out, struct err *err) MUST_CHECK;
 void        compute_pool_free(struct compute_pool *p);
 int         compute_pool_threads(const struct compute_pool *p);
 /* Memory nodes, and the first index of n that belongs to the share of `group` (n for the one behind the last). */

@@ -19,7 +19,7 @@ static long read_number(const char **at)
     return n;
 }
 
-bool cpu_list_read(const char *text, cpu_set_t *out)
+bool numa_cpu_list_read(const char *text, cpu_set_t *out)
 {
     const char *at = text;
     while (*at && *at != '\n') {
@@ -44,10 +44,10 @@ static bool read_list(const char *path, cpu_set_t *out)
     size_t n = fread(text, 1, sizeof text - 1, f);
     fclose(f);
     text[n] = 0;
-    return n + 1 < sizeof text && cpu_list_read(text, out);
+    return n + 1 < sizeof text && numa_cpu_list_read(text, out);
 }
 
-static bool read_nodes(const char *folder, struct cpu_nodes *out)
+static bool read_nodes(const char *folder, struct numa_nodes *out)
 {
     char      path[PATH_BYTES];
     cpu_set_t online, mine;
@@ -61,18 +61,18 @@ static bool read_nodes(const char *folder, struct cpu_nodes *out)
         if (!read_list(path, &cpus)) return false;
         CPU_AND(&cpus, &cpus, &mine);
         if (CPU_COUNT(&cpus) == 0) continue;
-        if (out->n == CPU_NODES_MAX) return false;
+        if (out->n == NUMA_NODES_MAX) return false;
         out->cpus[out->n++] = cpus;
     }
     return out->n > 0;
 }
 
-void cpu_nodes_read(const char *folder, struct cpu_nodes *out)
+void numa_nodes_read(const char *folder, struct numa_nodes *out)
 {
     if (!read_nodes(folder ? folder : "/sys/devices/system/node", out)) out->n = 1;
 }
 
-int cpu_nodes_of_thread(const struct cpu_nodes *nodes, int i, int n)
+int numa_node_of_thread(const struct numa_nodes *nodes, int i, int n)
 {
     int all = 0, before = 0;
     if (nodes->n == 1) return 0;

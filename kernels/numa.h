@@ -8,19 +8,19 @@
 #include <sched.h>
 #include <stdbool.h>
 
-enum { CPU_NODES_MAX = 16 };
+enum { NUMA_NODES_MAX = 16 };
 
-struct cpu_nodes {
+struct numa_nodes {
     int       n;                   /* 1 at least */
-    cpu_set_t cpus[CPU_NODES_MAX]; /* of each, none empty; of a single node they are not looked at */
+    cpu_set_t cpus[NUMA_NODES_MAX]; /* of each, none empty; of a single node they are not looked at */
 };
 
 /* From a folder like /sys/devices/system/node (NULL: that one) and the calling thread's affinity. Nodes without a processor that may be used
  * are left out. One node where the folder says nothing or more than fits. */
-void cpu_nodes_read(const char *folder, struct cpu_nodes *out);
+void numa_nodes_read(const char *folder, struct numa_nodes *out);
 /* A list as the kernel writes it, "0-3,8,10-11\n", added to `out`; false when it is something else. Numbers over CPU_SETSIZE are left out. */
-bool cpu_list_read(const char *text, cpu_set_t *out);
+bool numa_cpu_list_read(const char *text, cpu_set_t *out);
 /* The node of thread i of n: threads are spread as the processors are. */
-int  cpu_nodes_of_thread(const struct cpu_nodes *nodes, int i, int n);
+int  numa_node_of_thread(const struct numa_nodes *nodes, int i, int n);
 
 #endif

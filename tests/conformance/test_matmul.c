@@ -44,7 +44,7 @@ static float *chains(const struct matrix *m, const float *x, size_t n_rows)
 static struct kernel_ctx *open_on_two_nodes(const char *isa, enum activations activations)
 {
     struct kernel_ctx *c = open_row(isa, activations, 3);
-    struct cpu_nodes   nodes = two_nodes();
+    struct numa_nodes   nodes = two_nodes();
     struct err         err;
     compute_pool_free(c->pool);
     CHECK_OK(compute_pool_create_on(&nodes, 3, &c->pool, &err));

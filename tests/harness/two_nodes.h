@@ -5,9 +5,9 @@
 #include "kernels/numa.h"
 
 /* The lower and the upper half of them; of a single one both are it. */
-static inline struct cpu_nodes two_nodes(void)
+static inline struct numa_nodes two_nodes(void)
 {
-    struct cpu_nodes nodes = { .n = 2 };
+    struct numa_nodes nodes = { .n = 2 };
     cpu_set_t        mine;
     sched_getaffinity(0, sizeof mine, &mine);
     int n = CPU_COUNT(&mine), seen = 0;

@@ -44,7 +44,7 @@ enum { JOBS_PER_RUN = 1024 };
 struct tables {
     struct job   jobs[JOBS_PER_RUN];
     struct input inputs[JOBS_PER_RUN];
-    size_t       piece_end[CPU_NODES_MAX * JOBS_PER_RUN];
+    size_t       piece_end[NUMA_NODES_MAX * JOBS_PER_RUN];
 };
 
 /* How the context multiplies by w. */

@@ -25,7 +25,7 @@ static void count_index(void *arg, int index, int thread)
     if (thread < 0 || thread >= t->limit) atomic_fetch_add(&t->n_threads_seen, 1000);
 }
 
-static void check_runs_on(const struct cpu_nodes *nodes, int n_threads, int n_runs)
+static void check_runs_on(const struct numa_nodes *nodes, int n_threads, int n_runs)
 {
     struct compute_pool *p;
     struct err           err;
@@ -44,7 +44,7 @@ static void check_runs_on(const struct cpu_nodes *nodes, int n_threads, int n_ru
     compute_pool_free(p);
 }
 
-static void check_runs(int n_threads, int n_runs) { check_runs_on(&(struct cpu_nodes){ .n = 1 }, n_threads, n_runs); }
+static void check_runs(int n_threads, int n_runs) { check_runs_on(&(struct numa_nodes){ .n = 1 }, n_threads, n_runs); }
 
 TEST(every_index_runs_once_on_one_thread) { check_runs(1, 200); }
 TEST(every_index_runs_once_on_two_threads) { check_runs(2, 3000); }
@@ -52,7 +52,7 @@ TEST(every_index_runs_once_on_more_threads_than_cores) { check_runs(9, 1000); }
 
 TEST(every_index_runs_once_on_two_nodes)
 {
-    struct cpu_nodes nodes = two_nodes();
+    struct numa_nodes nodes = two_nodes();
     for (int n_threads = 1; n_threads <= 5; n_threads++) check_runs_on(&nodes, n_threads, 700);
 }
 
@@ -74,7 +74,7 @@ static void meet(void *arg, int index, int thread)
 /* Two indices that wait for each other: each can only be taken by the thread whose share it is, bound to its node. */
 TEST(a_node_takes_its_own_share_first)
 {
-    struct cpu_nodes     nodes = two_nodes();
+    struct numa_nodes     nodes = two_nodes();
     struct compute_pool *p;
     struct err           err;
     cpu_set_t            mine;

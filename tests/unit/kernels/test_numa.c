@@ -15,7 +15,7 @@ static int count(const char *list)
 {
     cpu_set_t set;
     CPU_ZERO(&set);
-    return cpu_list_read(list, &set) ? CPU_COUNT(&set) : -1;
+    return numa_cpu_list_read(list, &set) ? CPU_COUNT(&set) : -1;
 }
 
 TEST(lists)
@@ -62,18 +62,18 @@ static void remove_folder(const char *folder)
     }
 }
 
-static int nodes_of(const char *online, const char *const lists[3], struct cpu_nodes *out)
+static int nodes_of(const char *online, const char *const lists[3], struct numa_nodes *out)
 {
     char folder[64];
     make_folder(folder, online, lists);
-    cpu_nodes_read(folder, out);
+    numa_nodes_read(folder, out);
     remove_folder(folder);
     return out->n;
 }
 
 TEST(folders)
 {
-    struct cpu_nodes n;
+    struct numa_nodes n;
     cpu_set_t        mine;
     int              first = 0;
     char             own[32];
@@ -87,24 +87,24 @@ TEST(folders)
     CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, NULL, own }, &n), 1); /* what is not understood is one node */
     CHECK_EQ_INT(nodes_of("0-2\n", (const char *const[]){ own, "x", own }, &n), 1);
     CHECK_EQ_INT(nodes_of("", (const char *const[]){ own, own, own }, &n), 1);
-    cpu_nodes_read("/nonexistent", &n);
+    numa_nodes_read("/nonexistent", &n);
     CHECK_EQ_INT(n.n, 1);
-    cpu_nodes_read(NULL, &n);
-    CHECK(n.n >= 1 && n.n <= CPU_NODES_MAX);
+    numa_nodes_read(NULL, &n);
+    CHECK(n.n >= 1 && n.n <= NUMA_NODES_MAX);
 }
 
 TEST(threads_are_spread_as_processors_are)
 {
-    struct cpu_nodes n = { .n = 3 };
-    cpu_list_read("0-3", &n.cpus[0]);
-    cpu_list_read("4-5", &n.cpus[1]);
-    cpu_list_read("6-7", &n.cpus[2]);
+    struct numa_nodes n = { .n = 3 };
+    numa_cpu_list_read("0-3", &n.cpus[0]);
+    numa_cpu_list_read("4-5", &n.cpus[1]);
+    numa_cpu_list_read("6-7", &n.cpus[2]);
     static const int of_eight[] = { 0, 0, 0, 0, 1, 1, 2, 2 }, of_four[] = { 0, 0, 1, 2 };
-    for (int i = 0; i < 8; i++) CHECK_EQ_INT(cpu_nodes_of_thread(&n, i, 8), of_eight[i]);
-    for (int i = 0; i < 4; i++) CHECK_EQ_INT(cpu_nodes_of_thread(&n, i, 4), of_four[i]);
-    CHECK_EQ_INT(cpu_nodes_of_thread(&n, 0, 1), 0);
+    for (int i = 0; i < 8; i++) CHECK_EQ_INT(numa_node_of_thread(&n, i, 8), of_eight[i]);
+    for (int i = 0; i < 4; i++) CHECK_EQ_INT(numa_node_of_thread(&n, i, 4), of_four[i]);
+    CHECK_EQ_INT(numa_node_of_thread(&n, 0, 1), 0);
     for (int i = 1, last = 0; i < 100; i++) { /* never back */
-        int now = cpu_nodes_of_thread(&n, i, 100);
+        int now = numa_node_of_thread(&n, i, 100);
         CHECK(now >= last && now < 3);
         last = now;
     }
