@@ -35,20 +35,20 @@ enum { SPIN_NS = 40000, SPINS_PER_LOOK = 32, SPINS_BEFORE_YIELD = 2000, THREADS_
 
 typedef void pool_fn(void *arg, int index, int thread);
 
-struct worker {
+struct compute_worker {
     struct compute_pool *pool;
     pthread_t            thread;
     int                  i_thread;
 };
 
-struct group {
+struct compute_group {
     _Alignas(64) _Atomic uint64_t ticket; /* run number << 32 | indices not yet taken */
 };
 
 struct compute_pool {
-    struct group                  groups[NUMA_NODES_MAX];
+    struct compute_group                  groups[NUMA_NODES_MAX];
     _Alignas(64) _Atomic int      n_done; /* indices finished in this run */
-    _Alignas(64) _Atomic uint64_t n_alone; /* indices the caller ran without the others */
+    _Alignas(64) _Atomic uint64_t n_inline; /* indices the caller ran without the others */
     _Alignas(64) _Atomic uint32_t wake;   /* futex word: changes with every wake-up */
     _Atomic int                   n_asleep;
     _Atomic bool                  stop;
@@ -59,7 +59,7 @@ struct compute_pool {
     int                           first_thread[NUMA_NODES_MAX + 1]; /* of each group; all of them at the end */
     struct numa_nodes              nodes;
     uint32_t                      run;     /* the caller's */
-    struct worker                *workers; /* [n_threads - 1] */
+    struct compute_worker                *workers; /* [n_threads - 1] */
 };
 
 static void spin_pause(void) { __builtin_ia32_pause(); }
@@ -159,7 +159,7 @@ void compute_pool_bind_caller(const struct compute_pool *p) { bind_thread(p, 0);
 
 static void *worker_main(void *arg)
 {
-    struct worker       *w = arg;
+    struct compute_worker       *w = arg;
     struct compute_pool *p = w->pool;
     char                 name[16];
     snprintf(name, sizeof name, "compute %d", w->i_thread);
@@ -197,9 +197,9 @@ enum status compute_pool_create_on(const struct numa_nodes *nodes, int n_threads
     p->n_groups = nodes->n;
     for (int i = 0; i < n_threads; i++) /* of threads before each group, node by node */
         for (int g = numa_node_of_thread(nodes, i, n_threads) + 1; g <= p->n_groups; g++) p->first_thread[g]++;
-    p->workers = MEM_ARRAY(struct worker, (size_t)n_threads);
+    p->workers = MEM_ARRAY(struct compute_worker, (size_t)n_threads);
     for (int i = 0; i < n_threads - 1; i++) {
-        p->workers[i] = (struct worker){ .pool = p, .i_thread = i + 1 };
+        p->workers[i] = (struct compute_worker){ .pool = p, .i_thread = i + 1 };
         enum status st = thread_start(&p->workers[i].thread, worker_main, &p->workers[i]);
         if (st != OK) {
             stop_workers(p, i);
@@ -226,7 +226,7 @@ int compute_pool_groups(const struct compute_pool *p) { return p->n_groups; }
 
 uint64_t compute_pool_progress(const struct compute_pool *p)
 {
-    uint64_t sum = atomic_load_explicit(&p->n_alone, memory_order_relaxed);
+    uint64_t sum = atomic_load_explicit(&p->n_inline, memory_order_relaxed);
     for (int g = 0; g < p->n_groups; g++) sum += atomic_load_explicit(&p->groups[g].ticket, memory_order_relaxed);
     return sum;
 }
@@ -236,7 +236,7 @@ void compute_pool_run(struct compute_pool *p, int n, void (*fn)(void *arg, int i
     if (n <= 1 || p->n_threads == 1) {
         for (int i = 0; i < n; i++) {
             fn(arg, i, 0);
-            atomic_fetch_add_explicit(&p->n_alone, 1, memory_order_relaxed); /* a count for compute_pool_progress, nothing else */
+            atomic_fetch_add_explicit(&p->n_inline, 1, memory_order_relaxed); /* a count for compute_pool_progress, nothing else */
         }
         return;
     }
