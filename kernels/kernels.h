@@ -97,19 +97,19 @@ struct weight_times {
 
 struct kernel_ctx;
 
-enum matmul_then {
+enum matmul_epilogue {
     MATMUL_STORE,    /* y  = w x + bias */
     MATMUL_ADD,      /* y += w x + bias */
     MATMUL_SILU_MUL  /* y  = silu(gate) * up of a paired matrix; y [n_rows, n_out / 2] */
 };
 
-enum { MATMUL_READY_STEP = 32 }; /* a ready row of n elements has room in n floats, rounded up to a multiple of this */
+enum { MATMUL_PREQUANTIZED_ALIGN = 32 }; /* a ready row of n elements has room in n floats, rounded up to a multiple of this */
 
 /* One product; rows of zero length and jobs of zero rows are allowed and do nothing.
  *
- * Ready rows: between two products that follow each other (SwiGLU, then down) rows need not be f32. With `y_for` the first leaves them as the
- * second takes its inputs, rounded where that rounds, one after the other (y_stride means nothing); the second says `x_ready`. Only the kernels
- * know what is in them: both calls have the same context, and the second has y_for's matrix. The values are those of the way over f32. */
+ * Ready rows: between two products that follow each other (SwiGLU, then down) rows need not be f32. With `quantize_for` the first leaves them as the
+ * second takes its inputs, rounded where that rounds, one after the other (y_stride means nothing); the second says `x_prequantized`. Only the kernels
+ * know what is in them: both calls have the same context, and the second has quantize_for's matrix. The values are those of the way over f32. */
 struct matmul_args {
     const struct weight *w;
     const float         *bias;     /* [n_out] or NULL; of a paired matrix gate's, then up's */
@@ -118,12 +118,12 @@ struct matmul_args {
     const int32_t       *x_rows;   /* [n_rows]: which row of x; NULL: 0, 1, 2 .. Not of ready rows */
     const float         *norm;     /* [n_in]: rows are rms_norm of those of x, by these weights and norm_eps; NULL: as they are. Not of ready rows */
     float                norm_eps;
-    bool                 x_ready;
+    bool                 x_prequantized;
     size_t               n_rows;
     float               *y;        /* [n_rows, ..], y_stride floats apart */
     size_t               y_stride;
-    const struct weight *y_for;    /* MATMUL_SILU_MUL: leave y ready for this one, whose n_in is n_out / 2; NULL: y is f32 */
-    enum matmul_then     then;
+    const struct weight *quantize_for;    /* MATMUL_SILU_MUL: leave y ready for this one, whose n_in is n_out / 2; NULL: y is f32 */
+    enum matmul_epilogue     epilogue;
 };
 
 /* Query rows of one sequence in a step, as the host writes it. */

@@ -44,11 +44,11 @@ static void gate_up(struct kernel_ctx *c, const struct experts_args *a, size_t h
         const struct slots s = slots_of(a, i);
         if (s.n == 0) continue;
         a->jobs[n++] = (struct matmul_args){ .w = &a->gate_up[i], .x = a->h, .x_stride = hidden, .x_rows = a->rows + s.at, .n_rows = s.n,
-                                             .y = a->act + s.at * inner, .y_for = &a->down[i], .then = MATMUL_SILU_MUL };
+                                             .y = a->act + s.at * inner, .quantize_for = &a->down[i], .epilogue = MATMUL_SILU_MUL };
     }
     if (shared->gate_up)
         a->jobs[n++] = (struct matmul_args){ .w = shared->gate_up, .bias = shared->gate_up_bias, .x = a->h, .x_stride = hidden, .n_rows = a->n_rows,
-                                             .y = shared->act, .y_for = shared->down, .then = MATMUL_SILU_MUL };
+                                             .y = shared->act, .quantize_for = shared->down, .epilogue = MATMUL_SILU_MUL };
     c->ops->matmul(c, a->jobs, n); /* [rows used, I], [rows, shared I] */
 }
 
@@ -60,18 +60,18 @@ static void down(struct kernel_ctx *c, const struct experts_args *a, size_t hidd
     for (int32_t i = 0; i < a->n_experts; i++) {
         const struct slots s = slots_of(a, i);
         if (s.n == 0) continue;
-        a->jobs[n++] = (struct matmul_args){ .w = &a->down[i], .x = a->act + s.at * inner, .x_ready = true, .n_rows = s.n, .y = a->out + s.at * hidden,
+        a->jobs[n++] = (struct matmul_args){ .w = &a->down[i], .x = a->act + s.at * inner, .x_prequantized = true, .n_rows = s.n, .y = a->out + s.at * hidden,
                                              .y_stride = hidden };
     }
     if (shared->gate_up)
-        a->jobs[n++] = (struct matmul_args){ .w = shared->down, .bias = shared->down_bias, .x = shared->act, .x_ready = true, .n_rows = a->n_rows,
-                                             .y = a->x, .y_stride = hidden, .then = MATMUL_ADD };
+        a->jobs[n++] = (struct matmul_args){ .w = shared->down, .bias = shared->down_bias, .x = shared->act, .x_prequantized = true, .n_rows = a->n_rows,
+                                             .y = a->x, .y_stride = hidden, .epilogue = MATMUL_ADD };
     c->ops->matmul(c, a->jobs, n); /* [rows used, H], [rows, H] */
 }
 
 void cpu_experts(struct kernel_ctx *c, const struct experts_args *a)
 {
-    const size_t hidden = a->gate_up[0].n_in, inner = round_up(a->down[0].n_in, MATMUL_READY_STEP);
+    const size_t hidden = a->gate_up[0].n_in, inner = round_up(a->down[0].n_in, MATMUL_PREQUANTIZED_ALIGN);
     sort_by_expert(a);
     gate_up(c, a, hidden, inner);
     down(c, a, hidden, inner);

@@ -16,7 +16,7 @@ static enum dtype x_type_of(const struct weight *w) { return gemm_x_type(form_of
 /* Elements between rows that are ready for a matrix; of 32 and of 16 bits they fit in the room that kernels.h promises. */
 static size_t ready_stride(const struct weight *reader)
 {
-    return round_up(reader->n_in, x_type_of(reader) == DTYPE_F32 ? (size_t)MATMUL_READY_STEP : (size_t)GEMM_STEP);
+    return round_up(reader->n_in, x_type_of(reader) == DTYPE_F32 ? (size_t)MATMUL_PREQUANTIZED_ALIGN : (size_t)GEMM_STEP);
 }
 
 /* SwiGLU's results, ready for a matrix. */
@@ -98,10 +98,10 @@ static void take_outputs(const struct matmul_args *a, struct gemm *g)
     g->bias = a->bias;
     g->y = a->y;
     g->y_stride = a->y_stride;
-    g->then = a->then == MATMUL_ADD ? GEMM_ADD : a->then == MATMUL_SILU_MUL ? GEMM_SILU : GEMM_STORE;
-    if (!a->y_for) return;
-    g->y_stride = ready_stride(a->y_for);
-    g->then = silu_for(a->y_for);
+    g->then = a->epilogue == MATMUL_ADD ? GEMM_ADD : a->epilogue == MATMUL_SILU_MUL ? GEMM_SILU : GEMM_STORE;
+    if (!a->quantize_for) return;
+    g->y_stride = ready_stride(a->quantize_for);
+    g->then = silu_for(a->quantize_for);
 }
 
 static ptrdiff_t between(const void *a, const void *b) { return (const char *)b - (const char *)a; }
@@ -111,8 +111,8 @@ static bool is_next_group(const struct matmul_args *a, const struct matmul_args 
 {
     const struct weight *v = a->w, *w = b->w;
     return v->layout == w->layout && v->n_out == w->n_out && v->n_in == w->n_in && v->paired == w->paired && a->x_stride == b->x_stride &&
-           a->y_stride == b->y_stride && a->n_rows == b->n_rows && a->then == MATMUL_STORE && b->then == MATMUL_STORE && !a->bias && !b->bias &&
-           !a->x_rows && !b->x_rows && !a->norm && !b->norm && !a->x_ready && !b->x_ready && between(v->data, w->data) > 0 &&
+           a->y_stride == b->y_stride && a->n_rows == b->n_rows && a->epilogue == MATMUL_STORE && b->epilogue == MATMUL_STORE && !a->bias && !b->bias &&
+           !a->x_rows && !b->x_rows && !a->norm && !b->norm && !a->x_prequantized && !b->x_prequantized && between(v->data, w->data) > 0 &&
            between(a->x, b->x) > 0 && between(a->y, b->y) > 0;
 }
 
@@ -174,10 +174,10 @@ static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t 
         n = n_groups_of(a, n_jobs - i);
         if (a->n_rows == 0) continue;
         g.n_rows = a->n_rows;
-        if (a->x_ready) in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = ready_stride(a->w);
+        if (a->x_prequantized) in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = ready_stride(a->w);
         join_groups(a, n, &g, &in);
         take_outputs(a, &g);
-        in.as = inputs_for(c, &g, &in, a->x_ready);
+        in.as = inputs_for(c, &g, &in, a->x_prequantized);
         if (in.as != AS_THEY_ARE && !same_inputs(&in, made)) {
             run_beside(c, &products);
             make_inputs(c, &in);
@@ -235,7 +235,7 @@ static void run_shared_gate_up(struct cuda_ctx *c, const struct experts_args *a,
     const struct shared_expert *s = &a->shared;
     if (!s->gate_up) return;
     const struct matmul_args gate_up = { .w = s->gate_up, .bias = s->gate_up_bias, .x = a->h, .x_stride = s->gate_up->n_in, .n_rows = a->n_rows, .y = s->act,
-                                         .y_for = s->down, .then = MATMUL_SILU_MUL };
+                                         .quantize_for = s->down, .epilogue = MATMUL_SILU_MUL };
     run_jobs(c, &gate_up, 1, made);
 }
 
@@ -243,8 +243,8 @@ static void run_shared_down(struct cuda_ctx *c, const struct experts_args *a, st
 {
     const struct shared_expert *s = &a->shared;
     if (!s->gate_up) return;
-    const struct matmul_args down = { .w = s->down, .bias = s->down_bias, .x = s->act, .x_ready = true, .n_rows = a->n_rows, .y = a->x,
-                                         .y_stride = s->down->n_out, .then = MATMUL_ADD };
+    const struct matmul_args down = { .w = s->down, .bias = s->down_bias, .x = s->act, .x_prequantized = true, .n_rows = a->n_rows, .y = a->x,
+                                         .y_stride = s->down->n_out, .epilogue = MATMUL_ADD };
     run_jobs(c, &down, 1, made);
 }
 

@@ -117,6 +117,6 @@ void attention_gqa_forward(const struct decoder_step *s, const struct attention_
                                       .v_dim = (int32_t)c->head_dim, .scale = (float)(1.0 / sqrt((double)c->head_dim)) };
     k->ops->attention(k, &attend);                                                                                     /* [R, Q] */
     const struct matmul_args out = { .w = &a->o, .bias = a->o_bias, .x = w->out, .x_stride = q_width(c), .n_rows = s->n_rows, .y = s->x,
-                                     .y_stride = c->hidden, .then = MATMUL_ADD };
+                                     .y_stride = c->hidden, .epilogue = MATMUL_ADD };
     k->ops->matmul(k, &out, 1);                                                                                        /* [R, H] */
 }

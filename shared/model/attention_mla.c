@@ -325,6 +325,6 @@ void attention_mla_forward(const struct decoder_step *s, const struct attention_
     attend_naive(s, a, w, kv);
     for (int32_t i = 0; i < w->n_ranges; i++) attend_absorbed(s, a, w, kv, &w->ranges[i], w->lists[1 + i]);
     const struct matmul_args out = { .w = &a->o, .x = w->out, .x_stride = widths_of(&s->m->config).out, .n_rows = s->n_rows, .y = s->x,
-                                     .y_stride = s->m->config.hidden, .then = MATMUL_ADD };
+                                     .y_stride = s->m->config.hidden, .epilogue = MATMUL_ADD };
     k->ops->matmul(k, &out, 1); /* [R, H] */
 }

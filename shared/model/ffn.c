@@ -18,7 +18,7 @@ enum status ffn_bind(struct binder *b, const char *prefix, size_t n, struct ffn 
 void ffn_bind_work(struct binder *b, struct ffn_work *w)
 {
     const struct model_config *c = &b->m->config;
-    bind_floats(b, b->m->max_rows, round_up(c->intermediate, MATMUL_READY_STEP), &w->act);
+    bind_floats(b, b->m->max_rows, round_up(c->intermediate, MATMUL_PREQUANTIZED_ALIGN), &w->act);
     bind_reserve(b, b->m->max_rows, c->hidden);
 }
 
@@ -33,9 +33,9 @@ void ffn_forward(const struct decoder_step *s, const struct ffn *f, const struct
     struct kernel_ctx       *k = s->m->kernels;
     const size_t             rows = s->n_rows, hidden = s->m->config.hidden;
     const struct matmul_args gate_up = { .w = &f->gate_up, .bias = f->gate_up_bias, .x = s->x, .x_stride = hidden, .norm = norm,
-                                         .norm_eps = s->m->config.rms_eps, .n_rows = rows, .y = w->act, .y_for = &f->down, .then = MATMUL_SILU_MUL };
-    const struct matmul_args down = { .w = &f->down, .bias = f->down_bias, .x = w->act, .x_ready = true, .n_rows = rows, .y = s->x,
-                                      .y_stride = hidden, .then = MATMUL_ADD };
+                                         .norm_eps = s->m->config.rms_eps, .n_rows = rows, .y = w->act, .quantize_for = &f->down, .epilogue = MATMUL_SILU_MUL };
+    const struct matmul_args down = { .w = &f->down, .bias = f->down_bias, .x = w->act, .x_prequantized = true, .n_rows = rows, .y = s->x,
+                                      .y_stride = hidden, .epilogue = MATMUL_ADD };
     k->ops->matmul(k, &gate_up, 1); /* [R, I] */
     k->ops->matmul(k, &down, 1);    /* [R, H] */
 }

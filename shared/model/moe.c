@@ -71,9 +71,9 @@ void moe_bind_work(struct binder *b, struct moe_work *w)
     bind_floats(b, rows, experts, &w->logits);
     bind_floats(b, rows, used, &w->weights);
     bind_floats(b, rows, c->hidden, &w->h);
-    bind_floats(b, rows * used, round_up(c->moe.intermediate, MATMUL_READY_STEP), &w->act);
+    bind_floats(b, rows * used, round_up(c->moe.intermediate, MATMUL_PREQUANTIZED_ALIGN), &w->act);
     bind_floats(b, rows * used, c->hidden, &w->out);
-    bind_floats(b, rows, round_up(c->moe.shared_intermediate, MATMUL_READY_STEP), &w->shared_act);
+    bind_floats(b, rows, round_up(c->moe.shared_intermediate, MATMUL_PREQUANTIZED_ALIGN), &w->shared_act);
     bind_reserve(b, rows * (used + 1), c->hidden);
 }
 

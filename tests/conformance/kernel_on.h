@@ -200,19 +200,19 @@ static inline void on_embed(struct kernel_ctx *c, float *x, const struct weight 
 
 /* ---- products ---- */
 
-static inline size_t ready_floats(size_t n_rows, size_t n) { return n_rows * ((n + MATMUL_READY_STEP - 1) / MATMUL_READY_STEP * MATMUL_READY_STEP); }
+static inline size_t ready_floats(size_t n_rows, size_t n) { return n_rows * ((n + MATMUL_PREQUANTIZED_ALIGN - 1) / MATMUL_PREQUANTIZED_ALIGN * MATMUL_PREQUANTIZED_ALIGN); }
 
 static inline void note_job(struct mirrors *m, const struct matmul_args *a)
 {
-    const size_t n_out = a->then == MATMUL_SILU_MUL ? a->w->n_out / 2 : a->w->n_out;
+    const size_t n_out = a->epilogue == MATMUL_SILU_MUL ? a->w->n_out / 2 : a->w->n_out;
     size_t       x_rows = a->n_rows;
     for (size_t i = 0; a->x_rows && i < a->n_rows; i++)
         if ((size_t)a->x_rows[i] >= x_rows) x_rows = (size_t)a->x_rows[i] + 1;
-    note(m, a->x, a->x_ready ? floats(ready_floats(x_rows, a->w->n_in)) : span(x_rows, a->x_stride, a->w->n_in, sizeof *a->x), false);
+    note(m, a->x, a->x_prequantized ? floats(ready_floats(x_rows, a->w->n_in)) : span(x_rows, a->x_stride, a->w->n_in, sizeof *a->x), false);
     note(m, a->x_rows, a->n_rows * sizeof *a->x_rows, false);
     note(m, a->bias, floats(a->w->n_out), false);
     note(m, a->norm, floats(a->w->n_in), false);
-    note(m, a->y, a->y_for ? floats(ready_floats(a->n_rows, n_out)) : span(a->n_rows, a->y_stride, n_out, sizeof *a->y), true);
+    note(m, a->y, a->quantize_for ? floats(ready_floats(a->n_rows, n_out)) : span(a->n_rows, a->y_stride, n_out, sizeof *a->y), true);
 }
 
 static inline void on_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs)

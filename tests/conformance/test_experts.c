@@ -65,8 +65,8 @@ static void free_layer(struct kernel_ctx *c, struct layer *l)
 static void through(struct kernel_ctx *c, const struct weight *gate_up, const struct weight *down, const float *bias, const float *h, float *out)
 {
     float *act = MEM_ARRAY(float, ready_floats(1, down->n_in));
-    const struct matmul_args first = { .w = gate_up, .bias = bias, .x = h, .x_stride = HIDDEN, .n_rows = 1, .y = act, .y_for = down, .then = MATMUL_SILU_MUL };
-    const struct matmul_args then = { .w = down, .x = act, .x_ready = true, .n_rows = 1, .y = out, .y_stride = HIDDEN };
+    const struct matmul_args first = { .w = gate_up, .bias = bias, .x = h, .x_stride = HIDDEN, .n_rows = 1, .y = act, .quantize_for = down, .epilogue = MATMUL_SILU_MUL };
+    const struct matmul_args then = { .w = down, .x = act, .x_prequantized = true, .n_rows = 1, .y = out, .y_stride = HIDDEN };
     on_matmul(c, &first, 1);
     on_matmul(c, &then, 1);
     mem_free(act);

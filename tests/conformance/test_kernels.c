@@ -331,12 +331,12 @@ static void check_ready(struct kernel_ctx *c, enum dtype first, enum dtype then,
     struct weight pair = pack_parts(c, parts, 2, JOIN_PAIRED), last = pack_parts(c, &down.src, 1, JOIN_STACKED);
     float        *x = random_floats(n * HIDDEN, 30), *act = MEM_ARRAY(float, ready_floats(n, INNER)), *wide = MEM_ARRAY(float, n * INNER);
     float        *y = MEM_ARRAY(float, n * OUT), *want = MEM_ARRAY(float, n * OUT);
-    struct matmul_args a = { .w = &pair, .x = x, .x_stride = HIDDEN, .n_rows = n, .y = act, .y_for = &last, .then = MATMUL_SILU_MUL };
-    struct matmul_args b = { .w = &last, .x = act, .x_ready = true, .n_rows = n, .y = y, .y_stride = OUT };
+    struct matmul_args a = { .w = &pair, .x = x, .x_stride = HIDDEN, .n_rows = n, .y = act, .quantize_for = &last, .epilogue = MATMUL_SILU_MUL };
+    struct matmul_args b = { .w = &last, .x = act, .x_prequantized = true, .n_rows = n, .y = y, .y_stride = OUT };
     on_matmul(c, &a, 1);
     on_matmul(c, &b, 1);
-    a.y = wide, a.y_stride = INNER, a.y_for = NULL;
-    b.x = wide, b.x_stride = INNER, b.x_ready = false, b.y = want;
+    a.y = wide, a.y_stride = INNER, a.quantize_for = NULL;
+    b.x = wide, b.x_stride = INNER, b.x_prequantized = false, b.y = want;
     on_matmul(c, &a, 1);
     on_matmul(c, &b, 1);
     check_bits(y, want, n * OUT, dtype_name(first), n, (size_t)then);

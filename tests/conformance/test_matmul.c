@@ -251,13 +251,13 @@ static void after_cases(const char *isa, enum activations activations, enum dtyp
         run(c, (struct matmul_args){ .w = &wu, .bias = bias + N, .x = x, .x_stride = K, .n_rows = n }, u, "up");
         float *y = MEM_ARRAY(float, n * N), *sum = random_floats(n * N, 1), *was = mem_dup(sum, n * N * sizeof *sum);
         c->ops->matmul(c, &(struct matmul_args){ .w = &paired, .bias = bias, .x = x, .x_stride = K, .n_rows = n, .y = y, .y_stride = N,
-                                                 .then = MATMUL_SILU_MUL }, 1);
+                                                 .epilogue = MATMUL_SILU_MUL }, 1);
         for (size_t i = 0; i < n * N; i++) {
             double exact = (double)g[i] / (1 + exp(-(double)g[i])) * (double)u[i];
             CHECK_NEAR(y[i], exact, 1e-6 * fabs(exact) + 1e-30);
         }
         c->ops->matmul(c, &(struct matmul_args){ .w = &wg, .bias = bias, .x = x, .x_stride = K, .n_rows = n, .y = sum, .y_stride = N,
-                                                 .then = MATMUL_ADD }, 1);
+                                                 .epilogue = MATMUL_ADD }, 1);
         for (size_t i = 0; i < n * N; i++) was[i] += g[i];
         check_bits(sum, was, n * N, "added", n, 0);
         mem_free(y), mem_free(sum), mem_free(was);

@@ -45,10 +45,10 @@ static float *over_f32(struct kernel_ctx *c, const struct block *b, const struct
     for (size_t i = 0; i < r->n; i++) memcpy(h + i * HIDDEN, r->x + (r->which ? (size_t)r->which[i] : i) * HIDDEN, HIDDEN * sizeof *h);
     if (r->norm) c->ops->rms_norm(c, h, HIDDEN, h, HIDDEN, r->norm, r->n, HIDDEN, EPS);
     c->ops->matmul(c, &(struct matmul_args){ .w = &b->pair, .bias = r->bias, .x = h, .x_stride = HIDDEN, .n_rows = r->n, .y = act,
-                                             .y_stride = b->inner, .then = MATMUL_SILU_MUL }, 1);
+                                             .y_stride = b->inner, .epilogue = MATMUL_SILU_MUL }, 1);
     for (size_t i = 0; i < r->n * OUT; i++) y[i] = (float)i;
     c->ops->matmul(c, &(struct matmul_args){ .w = &b->last, .x = act, .x_stride = b->inner, .n_rows = r->n, .y = y, .y_stride = OUT,
-                                             .then = MATMUL_ADD }, 1);
+                                             .epilogue = MATMUL_ADD }, 1);
     mem_free(h), mem_free(act);
     return y;
 }
@@ -56,18 +56,18 @@ static float *over_f32(struct kernel_ctx *c, const struct block *b, const struct
 /* Full of NaN, as what a step before left there may be. */
 static float *stale(size_t n) { return memset(MEM_ARRAY(float, n), 0xff, n * sizeof(float)); }
 
-static float *room(const struct block *b, size_t n_rows) { return stale(n_rows * round_up(b->inner, MATMUL_READY_STEP)); }
+static float *room(const struct block *b, size_t n_rows) { return stale(n_rows * round_up(b->inner, MATMUL_PREQUANTIZED_ALIGN)); }
 
 static struct matmul_args first_of(const struct block *b, const struct rows *r, float *act)
 {
     return (struct matmul_args){ .w = &b->pair, .bias = r->bias, .x = r->x, .x_stride = HIDDEN, .x_rows = r->which, .norm = r->norm, .norm_eps = EPS,
-                                 .n_rows = r->n, .y = act, .y_for = &b->last, .then = MATMUL_SILU_MUL };
+                                 .n_rows = r->n, .y = act, .quantize_for = &b->last, .epilogue = MATMUL_SILU_MUL };
 }
 
 static struct matmul_args then_of(const struct block *b, const struct rows *r, float *act, float *y)
 {
     for (size_t i = 0; i < r->n * OUT; i++) y[i] = (float)i;
-    return (struct matmul_args){ .w = &b->last, .x = act, .x_ready = true, .n_rows = r->n, .y = y, .y_stride = OUT, .then = MATMUL_ADD };
+    return (struct matmul_args){ .w = &b->last, .x = act, .x_prequantized = true, .n_rows = r->n, .y = y, .y_stride = OUT, .epilogue = MATMUL_ADD };
 }
 
 /* Two blocks at once, the second with other rows; between them one of no rows. */

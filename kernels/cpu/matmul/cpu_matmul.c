@@ -18,31 +18,31 @@ enum {
     GEMM_STEP = 24              /* rows of a chunk are a multiple: whole tiles of every row of the table */
 };
 
-_Static_assert(GEMV_PANELS % READY_PANELS == 0 && GEMM_PANELS % READY_PANELS == 0, "whole blocks of rounded rows");
-_Static_assert((int)MATMUL_READY_STEP == (int)BLOCK_K && sizeof(struct act_block) <= BLOCK_K * sizeof(float), "ready rows fit where f32 ones do");
+_Static_assert(GEMV_PANELS % PREQUANTIZED_PANELS == 0 && GEMM_PANELS % PREQUANTIZED_PANELS == 0, "whole blocks of rounded rows");
+_Static_assert((int)MATMUL_PREQUANTIZED_ALIGN == (int)BLOCK_K && sizeof(struct act_block) <= BLOCK_K * sizeof(float), "ready rows fit where f32 ones do");
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* The loops of rounded inputs take all rows at once. */
-static void few_rows(const struct run *r, const struct job *j, size_t panel0, size_t n_panels)
+static void run_skinny(const struct matmul_run *r, const struct matmul_job *j, size_t panel0, size_t n_panels)
 {
     const struct weight *w = j->a->w;
     float acc[DOT_ROWS * GEMV_PANELS * PANEL] __attribute__((aligned(64)));
     for (size_t p = panel0; p < panel0 + n_panels; p += GEMV_PANELS) {
-        struct block b = { .job = j, .n_rows = j->a->n_rows, .panel0 = p, .n_panels = min_size(GEMV_PANELS, panel0 + n_panels - p), .acc = acc,
+        struct matmul_block b = { .job = j, .n_rows = j->a->n_rows, .panel0 = p, .n_panels = min_size(GEMV_PANELS, panel0 + n_panels - p), .acc = acc,
                            .panel_step = PANEL };
         b.row_step = b.n_panels * PANEL;
-        if (j->by == BY_INT) r->loops->gemv_int(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
-        else if (j->by == BY_BF16) r->loops->gemv_bf16(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
+        if (j->arithmetic == MATMUL_INT) r->loops->gemv_int(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
+        else if (j->arithmetic == MATMUL_BF16) r->loops->gemv_bf16(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
         else
-            for (size_t i = 0; i < b.n_rows; i++) r->loops->gemv(block_sums(&b, i, 0), (const float *)j->x + i * j->x_stride, w, p, b.n_panels);
-        matmul_finish(r->loops, &b);
+            for (size_t i = 0; i < b.n_rows; i++) r->loops->gemv(block_acc(&b, i, 0), (const float *)j->x + i * j->x_stride, w, p, b.n_panels);
+        matmul_apply_epilogue(r->loops, &b);
     }
 }
 
-static void block_f32(const struct run *r, const struct block *b, float *wide)
+static void gemm_f32(const struct matmul_run *r, const struct matmul_block *b, float *wide)
 {
-    const struct job    *j = b->job;
+    const struct matmul_job    *j = b->job;
     const struct weight *w = j->a->w;
     size_t panel_bytes = weight_layout_panel_bytes(w->layout, w->n_in);
     for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K) {
@@ -51,14 +51,14 @@ static void block_f32(const struct run *r, const struct block *b, float *wide)
             const float *panel = wide;
             if (w->layout == LAYOUT_F32) panel = (const float *)panel_at(w, b->panel0 + p, panel_bytes) + k0 * PANEL;
             else r->loops->widen(wide, w, b->panel0 + p, k0, n_k);
-            r->loops->tile(block_sums(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
+            r->loops->tile(block_acc(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
         }
     }
 }
 
-static void block_int(const struct run *r, const struct block *b, struct wide_int *wide)
+static void gemm_int(const struct matmul_run *r, const struct matmul_block *b, struct wide_int *wide)
 {
-    const struct job    *j = b->job;
+    const struct matmul_job    *j = b->job;
     const struct weight *w = j->a->w;
     const size_t         n_in = round_up(w->n_in, BLOCK_K);
     for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
@@ -67,32 +67,32 @@ static void block_int(const struct run *r, const struct block *b, struct wide_in
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
             for (size_t i = 0; i < n; i++) r->loops->widen_int(&wide[i], w, b->panel0 + p + i, k0, n_k);
-            r->loops->tile_int(block_sums(b, 0, p), x, j->x_stride, b->n_rows, wide, n, w->layout, n_k);
+            r->loops->tile_int(block_acc(b, 0, p), x, j->x_stride, b->n_rows, wide, n, w->layout, n_k);
         }
     }
     for (size_t p = 0; p < b->n_panels && LAYOUTS[w->layout].group == 0; p++) {
         const float *scale = weight_layout_channel_scale(w, b->panel0 + p);
-        float       *acc = block_sums(b, 0, p);
+        float       *acc = block_acc(b, 0, p);
         for (size_t i = 0; i < b->n_rows * PANEL; i++) acc[i] *= scale[i % PANEL];
     }
 }
 
 /* BF16 panels are read where they lie, all k's in one go. */
-static void block_bf16(const struct run *r, const struct block *b)
+static void gemm_bf16(const struct matmul_run *r, const struct matmul_block *b)
 {
-    const struct job    *j = b->job;
+    const struct matmul_job    *j = b->job;
     const struct weight *w = j->a->w;
     size_t panel_bytes = weight_layout_panel_bytes(w->layout, w->n_in);
     for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K)
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS)
-            r->loops->tile_bf16(block_sums(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows,
+            r->loops->tile_bf16(block_acc(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows,
                                 (const uint32_t *)panel_at(w, b->panel0 + p, panel_bytes) + k0 / 2 * PANEL, panel_bytes / sizeof(uint32_t),
                                 min_size(DOT_PANELS, b->n_panels - p), NULL, min_size(GEMM_K, w->n_in - k0));
 }
 
-static void block_f8(const struct run *r, const struct block *b, uint32_t *pairs)
+static void gemm_f8(const struct matmul_run *r, const struct matmul_block *b, uint32_t *pairs)
 {
-    const struct job    *j = b->job;
+    const struct matmul_job    *j = b->job;
     const struct weight *w = j->a->w;
     for (size_t k0 = 0; k0 < w->n_in; k0 += F8_BLOCK) {
         size_t n_k = min_size(F8_BLOCK, w->n_in - k0), stride = F8_BLOCK / 2 * PANEL;
@@ -100,109 +100,109 @@ static void block_f8(const struct run *r, const struct block *b, uint32_t *pairs
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
             float  scale[DOT_PANELS];
             for (size_t i = 0; i < n; i++) r->loops->widen_bf16(pairs + i * stride, &scale[i], w, b->panel0 + p + i, k0, n_k);
-            r->loops->tile_bf16(block_sums(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, pairs, stride, n, scale, n_k);
+            r->loops->tile_bf16(block_acc(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, pairs, stride, n, scale, n_k);
         }
     }
 }
 
-static void many_rows(const struct run *r, const struct job *j, size_t row0, size_t n_rows, size_t panel0, size_t n_panels, int thread)
+static void run_gemm(const struct matmul_run *r, const struct matmul_job *j, size_t row0, size_t n_rows, size_t panel0, size_t n_panels, int thread)
 {
     char  *scratch = cpu_scratch(r->c, thread);
     float *acc = (float *)(scratch + MATMUL_WIDE_BYTES);
     for (size_t p = panel0; p < panel0 + n_panels; p += GEMM_PANELS) {
-        struct block b = { .job = j, .row0 = row0, .n_rows = n_rows, .panel0 = p, .n_panels = min_size(GEMM_PANELS, panel0 + n_panels - p), .acc = acc,
+        struct matmul_block b = { .job = j, .row0 = row0, .n_rows = n_rows, .panel0 = p, .n_panels = min_size(GEMM_PANELS, panel0 + n_panels - p), .acc = acc,
                            .row_step = PANEL, .panel_step = n_rows * PANEL };
         memset(acc, 0, b.n_panels * n_rows * PANEL * sizeof *acc);
-        if (j->by == BY_INT) block_int(r, &b, (struct wide_int *)scratch);
-        else if (j->by == BY_F32) block_f32(r, &b, (float *)scratch);
-        else if (j->a->w->layout == LAYOUT_F8) block_f8(r, &b, (uint32_t *)scratch);
-        else block_bf16(r, &b);
-        matmul_finish(r->loops, &b);
+        if (j->arithmetic == MATMUL_INT) gemm_int(r, &b, (struct wide_int *)scratch);
+        else if (j->arithmetic == MATMUL_F32) gemm_f32(r, &b, (float *)scratch);
+        else if (j->a->w->layout == LAYOUT_F8) gemm_f8(r, &b, (uint32_t *)scratch);
+        else gemm_bf16(r, &b);
+        matmul_apply_epilogue(r->loops, &b);
     }
 }
 
-static bool by_gemv(const struct job *j) { return j->a->n_rows <= (size_t)(j->by == BY_F32 ? GEMV_ROWS : DOT_ROWS); }
+static bool is_skinny(const struct matmul_job *j) { return j->a->n_rows <= (size_t)(j->arithmetic == MATMUL_F32 ? GEMV_ROWS : DOT_ROWS); }
 
 /* The first piece that ends after the item. */
-static size_t find_piece(const struct run *r, size_t index)
+static size_t find_range(const struct matmul_run *r, size_t index)
 {
     size_t low = 0, high = r->n_groups * r->n_jobs;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        if (r->piece_end[mid] <= index) low = mid + 1;
+        if (r->range_end[mid] <= index) low = mid + 1;
         else high = mid;
     }
     return low;
 }
 
 /* Items of a job that come before a group's share of it: its panels are shared as weight_layout_pack shared them when it wrote them. */
-static size_t items_before(const struct run *r, const struct job *j, size_t group)
+static size_t items_before(const struct matmul_run *r, const struct matmul_job *j, size_t group)
 {
     return (size_t)compute_pool_share(r->c->pool, (int)div_up(j->n_panels, j->panels_per_item), (int)group) * j->n_chunks;
 }
 
 static void run_item(void *arg, int index, int thread)
 {
-    const struct run *r = arg;
-    size_t piece = find_piece(r, (size_t)index), group = piece / r->n_jobs;
-    const struct job *j = &r->jobs[piece % r->n_jobs];
-    size_t local = (size_t)index - (piece ? r->piece_end[piece - 1] : 0) + items_before(r, j, group);
+    const struct matmul_run *r = arg;
+    size_t range = find_range(r, (size_t)index), group = range / r->n_jobs;
+    const struct matmul_job *j = &r->jobs[range % r->n_jobs];
+    size_t local = (size_t)index - (range ? r->range_end[range - 1] : 0) + items_before(r, j, group);
     size_t row0 = local % j->n_chunks * j->rows_per_chunk, n_rows = min_size(j->rows_per_chunk, j->a->n_rows - row0);
     size_t panel0 = local / j->n_chunks * j->panels_per_item, n_panels = min_size(j->panels_per_item, j->n_panels - panel0);
-    if (by_gemv(j)) few_rows(r, j, panel0, n_panels);
-    else many_rows(r, j, row0, n_rows, panel0, n_panels, thread);
+    if (is_skinny(j)) run_skinny(r, j, panel0, n_panels);
+    else run_gemm(r, j, row0, n_rows, panel0, n_panels, thread);
 }
 
 /* Rows that an item of a job takes together. */
-static size_t rows_together(const struct job *j)
+static size_t choose_rows_per_chunk(const struct matmul_job *j)
 {
-    if (by_gemv(j)) return j->a->n_rows;
+    if (is_skinny(j)) return j->a->n_rows;
     size_t n_chunks = div_up(j->a->n_rows, GEMM_ROWS);
     return min_size(round_up(div_up(j->a->n_rows, n_chunks), GEMM_STEP), GEMM_ROWS);
 }
 
 /* Panels that the loops take at once, those that make a block of a rounded row, or a pair, whose halves belong together. */
-static size_t panels_together(const struct job *j)
+static size_t panels_per_step(const struct matmul_job *j)
 {
-    if (!by_gemv(j)) return GEMM_PANELS;
-    return j->by == BY_F32 || j->y_by != BY_F32 ? GEMV_PANELS : 2;
+    if (!is_skinny(j)) return GEMM_PANELS;
+    return j->arithmetic == MATMUL_F32 || j->y_arithmetic != MATMUL_F32 ? GEMV_PANELS : 2;
 }
 
 /* Panels per item: about ITEMS_PER_THREAD or STREAMS_PER_THREAD items for each thread over all jobs. */
-static void plan_items(struct run *r)
+static void plan_items(struct matmul_run *r)
 {
     size_t units = 0, n_threads = (size_t)compute_pool_threads(r->c->pool);
     for (size_t i = 0; i < r->n_jobs; i++) units += r->jobs[i].n_panels * r->jobs[i].a->n_rows;
     for (size_t i = 0; i < r->n_jobs; i++) {
-        struct job *j = &r->jobs[i];
-        size_t      parts = n_threads * (by_gemv(j) ? STREAMS_PER_THREAD : ITEMS_PER_THREAD);
-        j->rows_per_chunk = rows_together(j);
+        struct matmul_job *j = &r->jobs[i];
+        size_t      parts = n_threads * (is_skinny(j) ? STREAMS_PER_THREAD : ITEMS_PER_THREAD);
+        j->rows_per_chunk = choose_rows_per_chunk(j);
         j->n_chunks = div_up(j->a->n_rows, j->rows_per_chunk);
-        j->panels_per_item = round_up(div_up(units, parts * j->rows_per_chunk), panels_together(j));
+        j->panels_per_item = round_up(div_up(units, parts * j->rows_per_chunk), panels_per_step(j));
         if (j->panels_per_item > j->n_panels) j->panels_per_item = j->n_panels;
     }
     for (size_t g = 0; g < r->n_groups; g++)
         for (size_t i = 0; i < r->n_jobs; i++) {
             r->n_items += items_before(r, &r->jobs[i], g + 1) - items_before(r, &r->jobs[i], g);
-            r->piece_end[g * r->n_jobs + i] = r->n_items;
+            r->range_end[g * r->n_jobs + i] = r->n_items;
         }
 }
 
-static struct job make_job(const struct kernel_ctx *c, const struct matmul_args *a)
+static struct matmul_job make_job(const struct kernel_ctx *c, const struct matmul_args *a)
 {
-    struct job j = { .a = a, .by = matmul_arithmetic(c, a->w), .n_panels = panel_count(a->w), .y_row_bytes = a->y_stride * sizeof(float) };
-    ASSERT(a->then != MATMUL_SILU_MUL || a->w->paired);
-    if (!a->y_for) return j;
-    ASSERT(a->then == MATMUL_SILU_MUL && a->y_for->n_in == a->w->n_out / 2);
-    j.y_by = matmul_arithmetic(c, a->y_for);
-    j.y_row_bytes = matmul_row_bytes(j.y_by, a->y_for->n_in);
+    struct matmul_job j = { .a = a, .arithmetic = matmul_arithmetic_of(c, a->w), .n_panels = panel_count(a->w), .y_row_bytes = a->y_stride * sizeof(float) };
+    ASSERT(a->epilogue != MATMUL_SILU_MUL || a->w->paired);
+    if (!a->quantize_for) return j;
+    ASSERT(a->epilogue == MATMUL_SILU_MUL && a->quantize_for->n_in == a->w->n_out / 2);
+    j.y_arithmetic = matmul_arithmetic_of(c, a->quantize_for);
+    j.y_row_bytes = matmul_row_bytes(j.y_arithmetic, a->quantize_for->n_in);
     return j;
 }
 
 static void run_jobs(struct kernel_ctx *c, const struct matmul_args *args, size_t n)
 {
-    struct tables *t = c->acts;
-    struct run     r = { .c = c, .loops = cpu_loops_of(c), .jobs = t->jobs, .inputs = t->inputs, .piece_end = t->piece_end,
+    struct matmul_tables *t = c->acts;
+    struct matmul_run     r = { .c = c, .loops = cpu_loops_of(c), .jobs = t->jobs, .inputs = t->inputs, .range_end = t->range_end,
                          .n_groups = (size_t)compute_pool_groups(c->pool) };
     for (size_t i = 0; i < n; i++) {
         const struct matmul_args *a = &args[i];
@@ -210,7 +210,7 @@ static void run_jobs(struct kernel_ctx *c, const struct matmul_args *args, size_
         r.jobs[r.n_jobs++] = make_job(c, a);
     }
     if (r.n_jobs == 0) return;
-    matmul_prepare(&r);
+    matmul_prepare_inputs(&r);
     plan_items(&r);
     compute_pool_run(c->pool, (int)r.n_items, run_item, &r);
 }

@@ -17,35 +17,35 @@ _Static_assert(NORM_ELEMENTS % BLOCK_K == 0, "whole blocks but for a row's last"
 size_t matmul_acts_bytes(size_t n_rows, size_t n_in)
 {
     /* f32 rows that are gathered are the largest kind; every input starts on a cache line */
-    return round_up(sizeof(struct tables), 64) + n_rows * round_up(n_in, BLOCK_K) * sizeof(float) + 64 * (size_t)JOBS_PER_RUN;
+    return round_up(sizeof(struct matmul_tables), 64) + n_rows * round_up(n_in, BLOCK_K) * sizeof(float) + 64 * (size_t)JOBS_PER_RUN;
 }
 
-enum arithmetic matmul_arithmetic(const struct kernel_ctx *c, const struct weight *w)
+enum matmul_arithmetic matmul_arithmetic_of(const struct kernel_ctx *c, const struct weight *w)
 {
-    if (c->activations == ACTIVATIONS_F32) return BY_F32;
-    if (weight_layout_info(w->layout)->integer) return BY_INT;
+    if (c->activations == ACTIVATIONS_F32) return MATMUL_F32;
+    if (weight_layout_info(w->layout)->integer) return MATMUL_INT;
     bool bf16 = w->layout == LAYOUT_BF16 || w->layout == LAYOUT_F8;
-    return bf16 && cpu_loops_of(c)->tile_bf16 ? BY_BF16 : BY_F32;
+    return bf16 && cpu_loops_of(c)->tile_bf16 ? MATMUL_BF16 : MATMUL_F32;
 }
 
-static const size_t ELEMENT[] = { [BY_F32] = sizeof(float), [BY_INT] = sizeof(struct act_block), [BY_BF16] = sizeof(uint16_t) };
+static const size_t ELEMENT[] = { [MATMUL_F32] = sizeof(float), [MATMUL_INT] = sizeof(struct act_block), [MATMUL_BF16] = sizeof(uint16_t) };
 
 /* From row to row of ready ones, in elements. */
-static size_t row_stride(enum arithmetic by, size_t n_in)
+static size_t row_stride(enum matmul_arithmetic arithmetic, size_t n_in)
 {
-    return by == BY_INT ? act_blocks(n_in) : by == BY_BF16 ? act_bf16_stride(n_in) : n_in;
+    return arithmetic == MATMUL_INT ? act_blocks(n_in) : arithmetic == MATMUL_BF16 ? act_bf16_stride(n_in) : n_in;
 }
 
-size_t matmul_row_bytes(enum arithmetic by, size_t n_in) { return row_stride(by, n_in) * ELEMENT[by]; }
+size_t matmul_row_bytes(enum matmul_arithmetic arithmetic, size_t n_in) { return row_stride(arithmetic, n_in) * ELEMENT[arithmetic]; }
 
-static void round_part(const struct cpu_loops *loops, enum arithmetic by, void *to, const float *x, size_t n)
+static void round_inputs(const struct cpu_loops *loops, enum matmul_arithmetic arithmetic, void *to, const float *x, size_t n)
 {
-    if (by == BY_INT) loops->quantize(to, x, n);
-    else if (by == BY_BF16) loops->round_bf16(to, x, n);
+    if (arithmetic == MATMUL_INT) loops->quantize(to, x, n);
+    else if (arithmetic == MATMUL_BF16) loops->round_bf16(to, x, n);
     else memcpy(to, x, n * sizeof *x);
 }
 
-static void normalise_row(const struct cpu_loops *loops, const struct input *in, char *to, const float *x)
+static void normalise_row(const struct cpu_loops *loops, const struct matmul_input *in, char *to, const float *x)
 {
     const size_t n_in = in->a->w->n_in;
     const float  factor = loops->rms_factor(x, n_in, in->a->norm_eps);
@@ -53,26 +53,26 @@ static void normalise_row(const struct cpu_loops *loops, const struct input *in,
     for (size_t k = 0; k < n_in; k += NORM_ELEMENTS) {
         size_t n = min_size(NORM_ELEMENTS, n_in - k);
         loops->rms_apply(part, x + k, in->a->norm + k, factor, n);
-        round_part(loops, in->by, to + matmul_row_bytes(in->by, k), part, n);
+        round_inputs(loops, in->arithmetic, to + matmul_row_bytes(in->arithmetic, k), part, n);
     }
 }
 
 static void prepare_rows(void *arg, int index, int thread)
 {
     (void)thread;
-    const struct run *r = arg;
+    const struct matmul_run *r = arg;
     size_t row = (size_t)index * r->rows_per_item, i = 0;
     size_t end = min_size(row + r->rows_per_item, r->inputs[r->n_inputs - 1].row_end);
     while (r->inputs[i].row_end <= row) i++;
     for (; row < end; row++) {
         if (r->inputs[i].row_end <= row) i++;
-        const struct input *in = &r->inputs[i];
+        const struct matmul_input *in = &r->inputs[i];
         size_t       n_in = in->a->w->n_in, local = row - (i ? r->inputs[i - 1].row_end : 0);
         size_t       source = in->a->x_rows ? (size_t)in->a->x_rows[local] : local;
         const float *x = in->a->x + source * in->a->x_stride;
-        char        *to = (char *)in->to + local * matmul_row_bytes(in->by, n_in);
+        char        *to = (char *)in->to + local * matmul_row_bytes(in->arithmetic, n_in);
         if (in->a->norm) normalise_row(r->loops, in, to, x);
-        else round_part(r->loops, in->by, to, x, n_in);
+        else round_inputs(r->loops, in->arithmetic, to, x, n_in);
     }
 }
 
@@ -83,30 +83,30 @@ static bool same_input(const struct matmul_args *a, const struct matmul_args *b)
            a->norm == b->norm && a->norm_eps == b->norm_eps;
 }
 
-void matmul_prepare(struct run *r)
+void matmul_prepare_inputs(struct matmul_run *r)
 {
     struct kernel_ctx *c = r->c;
-    char  *at = (char *)c->acts + round_up(sizeof(struct tables), 64), *end = (char *)c->acts + c->acts_bytes;
+    char  *at = (char *)c->acts + round_up(sizeof(struct matmul_tables), 64), *end = (char *)c->acts + c->acts_bytes;
     size_t rows = 0, elements = 0;
     for (size_t i = 0; i < r->n_jobs; i++) {
-        struct job               *j = &r->jobs[i];
+        struct matmul_job               *j = &r->jobs[i];
         const struct matmul_args *a = j->a;
-        struct input             *last = r->n_inputs ? &r->inputs[r->n_inputs - 1] : NULL;
-        ASSERT(!a->x_ready || (!a->x_rows && !a->norm));
-        j->x_stride = row_stride(j->by, a->w->n_in);
-        if (a->x_ready) {
+        struct matmul_input             *last = r->n_inputs ? &r->inputs[r->n_inputs - 1] : NULL;
+        ASSERT(!a->x_prequantized || (!a->x_rows && !a->norm));
+        j->x_stride = row_stride(j->arithmetic, a->w->n_in);
+        if (a->x_prequantized) {
             j->x = a->x;
-        } else if (j->by == BY_F32 && !a->x_rows && !a->norm) {
+        } else if (j->arithmetic == MATMUL_F32 && !a->x_rows && !a->norm) {
             j->x = a->x;
             j->x_stride = a->x_stride;
-        } else if (last && last->by == j->by && same_input(last->a, a)) {
+        } else if (last && last->arithmetic == j->arithmetic && same_input(last->a, a)) {
             j->x = last->to;
         } else {
             rows += a->n_rows;
             elements += a->n_rows * a->w->n_in;
-            r->inputs[r->n_inputs++] = (struct input){ .a = a, .by = j->by, .to = at, .row_end = rows };
+            r->inputs[r->n_inputs++] = (struct matmul_input){ .a = a, .arithmetic = j->arithmetic, .to = at, .row_end = rows };
             j->x = at;
-            at += round_up(a->n_rows * matmul_row_bytes(j->by, a->w->n_in), 64);
+            at += round_up(a->n_rows * matmul_row_bytes(j->arithmetic, a->w->n_in), 64);
         }
     }
     ASSERT(at <= end); /* kernel_ctx_reserve */

@@ -15,13 +15,13 @@ static const char *form_name(const struct weight *w)
 
 static double product_flops(const struct weight *w, size_t n_rows) { return 2.0 * (double)w->n_out * (double)w->n_in * (double)n_rows; }
 
-static double input_bytes(const struct matmul_args *a) { return (double)a->n_rows * (double)a->w->n_in * (a->x_ready ? 2 : 4); }
+static double input_bytes(const struct matmul_args *a) { return (double)a->n_rows * (double)a->w->n_in * (a->x_prequantized ? 2 : 4); }
 
 static double output_bytes(const struct matmul_args *a)
 {
     const double n = (double)a->n_rows * (double)a->w->n_out;
-    if (a->then == MATMUL_SILU_MUL) return n / 2 * (a->y_for ? 2 : 4);
-    return n * (a->then == MATMUL_ADD ? 8 : 4);
+    if (a->epilogue == MATMUL_SILU_MUL) return n / 2 * (a->quantize_for ? 2 : 4);
+    return n * (a->epilogue == MATMUL_ADD ? 8 : 4);
 }
 
 void card_count_matmul(const struct matmul_args *jobs, size_t n_jobs, struct card_call *to)
