@@ -13,7 +13,7 @@
  *   F32    everything in f32: the exact path. y[n] is one chain of fused multiply-adds over k ascending, from +0, then + bias[n];
  *          the weight of a quantised element is the f32 that its format means. The processor's rows all give the same bits;
  *          a card shares k among lanes, and is held to a bound.
- *   FAST   matrices of integer types take inputs rounded to two int8 digits (kernels/cpu/matmul/act_quant.h says how): products and sums inside a group of k's that
+ *   FAST   matrices of integer types take inputs rounded to two int8 terms (kernels/cpu/matmul/act_quant.h says how): products and sums inside a group of k's that
  *          share a scale are exact integers, groups are chained in f32; the processor's rows all give the same bits here too. Matrices of
  *          bf16 and f8 take inputs rounded to bf16 on rows whose processor multiplies bf16, f32 inputs on others. The KV cache is bf16 where nothing else
  *          is asked for, and then on those rows the queries are rounded to bf16 too: scores are bf16 products (but in MLA's naive form, whose keys are expanded in f32).

@@ -47,9 +47,9 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
             most = fabsf(x[k0 + k]) > most ? fabsf(x[k0 + k]) : most;
             finite = finite && isfinite(x[k0 + k]);
         }
-        bool  some = finite && most >= ACT_TOP_LEAST;
-        float by = some ? ACT_TOP / most : 0;
-        *out = (struct act_block){ .s = some ? most / ACT_TOP : finite ? 0 : NAN };
+        bool  some = finite && most >= ACT_ABSMAX_MIN;
+        float by = some ? ACT_Q_MAX / most : 0;
+        *out = (struct act_block){ .s = some ? most / ACT_Q_MAX : finite ? 0 : NAN };
         for (size_t k = 0; some && k < left; k++) {
             int number = (int)nearbyintf(x[k0 + k] * by), high = (number + 64) >> ACT_LOW_BITS;
             out->q[0][k] = (int8_t)high;

@@ -1,4 +1,4 @@
-/* act_quant_avx2.c - inputs rounded to two int8 digits in blocks of 32, as act_quant.h defines, on 8 lanes; and integer panels unpacked for tile_int.
+/* act_quant_avx2.c - inputs rounded to two int8 terms in blocks of 32, as act_quant.h defines, on 8 lanes; and integer panels unpacked for tile_int.
  * Thread: engine, pool. */
 #include "kernels/cpu/matmul/int_accumulate_avx2.h"
 #include "kernels/cpu/microkernels_avx2.h"
@@ -18,8 +18,8 @@ static inline int32_t sum8(__m256i v)
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
 
-/* x times r in two digits, and the sums of each half. */
-static inline void store_digits(struct act_block *out, const __m256 x[4], __m256 r)
+/* x times r in two terms, and the sums of each half. */
+static inline void store_terms(struct act_block *out, const __m256 x[4], __m256 r)
 {
     __m256i number[4], high[4], low[4];
     for (int i = 0; i < 4; i++) {
@@ -49,13 +49,13 @@ static inline void quantize_block(struct act_block *out, const float *in)
     int32_t a_bits = _mm_cvtsi128_si32(top4);
     float   a;
     __builtin_memcpy(&a, &a_bits, sizeof a);
-    if (a_bits >= 0x7f800000 || a < ACT_TOP_LEAST) {
+    if (a_bits >= 0x7f800000 || a < ACT_ABSMAX_MIN) {
         *out = (struct act_block){ .s = a_bits >= 0x7f800000 ? __builtin_nanf("") : 0 };
         out->ssum = out->s;
         return;
     }
-    store_digits(out, x, _mm256_set1_ps(ACT_TOP / a));
-    out->s = a / ACT_TOP;
+    store_terms(out, x, _mm256_set1_ps(ACT_Q_MAX / a));
+    out->s = a / ACT_Q_MAX;
     out->ssum = (float)(out->sum[0] + out->sum[1]) * out->s;
 }
 

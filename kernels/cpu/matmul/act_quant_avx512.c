@@ -1,8 +1,8 @@
-/* act_quant_avx512.c - inputs rounded to two int8 digits in blocks of 32, as act_quant.h defines; and integer panels unpacked for tile_int. Thread: engine, pool. */
+/* act_quant_avx512.c - inputs rounded to two int8 terms in blocks of 32, as act_quant.h defines; and integer panels unpacked for tile_int. Thread: engine, pool. */
 #include "kernels/cpu/matmul/int_blocks_avx512.h"
 #include "kernels/cpu/microkernels_avx512.h"
 
-/* 16 numbers to their digits; the sum of the numbers. */
+/* 16 numbers to their terms; the sum of the numbers. */
 static inline int32_t store_half(struct act_block *out, int half, __m512i number)
 {
     __m512i high = _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(64)), ACT_LOW_BITS);
@@ -20,13 +20,13 @@ static inline void quantize_block(struct act_block *out, __m512 x0, __m512 x1)
     int32_t a_bits = _mm512_reduce_max_epi32(top);
     float   a;
     __builtin_memcpy(&a, &a_bits, sizeof a);
-    if (a_bits >= 0x7f800000 || a < ACT_TOP_LEAST) {
+    if (a_bits >= 0x7f800000 || a < ACT_ABSMAX_MIN) {
         *out = (struct act_block){ .s = a_bits >= 0x7f800000 ? __builtin_nanf("") : 0 };
         out->ssum = out->s;
         return;
     }
-    __m512 r = _mm512_set1_ps(ACT_TOP / a);
-    out->s = a / ACT_TOP;
+    __m512 r = _mm512_set1_ps(ACT_Q_MAX / a);
+    out->s = a / ACT_Q_MAX;
     out->sum[0] = store_half(out, 0, _mm512_cvtps_epi32(_mm512_mul_ps(x0, r)));
     out->sum[1] = store_half(out, 1, _mm512_cvtps_epi32(_mm512_mul_ps(x1, r)));
     out->ssum = (float)(out->sum[0] + out->sum[1]) * out->s;

@@ -1,4 +1,4 @@
-/* amx_int8.c - int chains of many rows on tiles: one tdpbsud multiplies one digit of 16 rows of 32 inputs by 32 k's of a panel.
+/* amx_int8.c - int chains of many rows on tiles: one tdpbsud multiplies one term of 16 rows of 32 inputs by 32 k's of a panel.
  *
  * A block of inputs is 32 bytes and a block of a panel eight rows of 64 bytes, which is how tiles want them; both are loaded where they lie.
  * The sums of a block are stored and carried into the chains on vector lanes, which is most of the time. Integer sums are exact, so rows
@@ -26,17 +26,17 @@ BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_st
                             const int layout)
 {
     const struct block_kind kind = block_kind(layout);
-    int32_t sum[ACT_DIGITS][AMX_ROWS][PANEL] __attribute__((aligned(64)));
+    int32_t sum[ACT_TERMS][AMX_ROWS][PANEL] __attribute__((aligned(64)));
     for (size_t b = 0; b < n_blocks; b++) {
         struct scales512 scales = { _mm512_setzero_ps(), _mm512_setzero_ps() };
         if (kind.scaled) scales.d = _mm512_load_ps(w->d[b]);
         if (kind.has_m) scales.m = _mm512_load_ps(w->m[b]);
         _tile_loadd(T_W, w->q[b * WORDS], sizeof w->q[0]);
-        for (int digit = 0; digit < ACT_DIGITS; digit++) {
+        for (int term = 0; term < ACT_TERMS; term++) {
             _tile_zero(T_SUM);
-            _tile_loadd(T_X, x[b].q[digit], x_stride * sizeof *x);
+            _tile_loadd(T_X, x[b].q[term], x_stride * sizeof *x);
             _tile_dpbsud(T_SUM, T_X, T_W);
-            _tile_stored(T_SUM, sum[digit], sizeof sum[digit][0]);
+            _tile_stored(T_SUM, sum[term], sizeof sum[term][0]);
         }
         for (size_t r = 0; r < AMX_ROWS; r++) {
             const struct act_block *in = x + r * x_stride + b;

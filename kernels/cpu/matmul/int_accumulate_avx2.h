@@ -50,10 +50,10 @@ BLOCK_INLINE __m256i sum_times(const struct act_block *x, const int part, const 
     return _mm256_set1_epi32(sum_of(x, part) * factor);
 }
 
-BLOCK_INLINE __m256i inputs(const struct act_block *x, int digit, int word)
+BLOCK_INLINE __m256i inputs(const struct act_block *x, int term, int word)
 {
     int32_t four;
-    __builtin_memcpy(&four, x->q[digit] + 4 * word, sizeof four);
+    __builtin_memcpy(&four, x->q[term] + 4 * word, sizeof four);
     return _mm256_set1_epi32(four);
 }
 

@@ -1,6 +1,6 @@
 /* int_avx2.c - int chains on 8 lanes: vpmaddubsw multiplies unsigned by signed bytes and adds neighbours in 16 bits, where a sum that does
  * not fit would be cut off. Two ways keep every sum exact:
- *   nibbles  a group's sums of one digit stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
+ *   nibbles  a group's sums of one term stay below 8 * 2 * 15 * 127 < 2^15: they are added up in 16 bits and widened once.
  *   bytes    |q - 128| <= 128 times the input with the sign of q - 128: 2 * 128 * 127 < 2^15; each sum is widened at once.
  * gemv_int takes one row by both halves of a panel, so that memory is one stream, or four rows by one half at a time; tile_int the latter.
  * Thread: engine, pool. */
@@ -35,10 +35,10 @@ BLOCK_INLINE __m256i add_products(__m256i sum, struct factor w, __m256i x, const
     return sum;
 }
 
-/* One digit's sum with 32 bits for each output. */
+/* One term's sum with 32 bits for each output. */
 BLOCK_INLINE __m256i total(__m256i sum, const bool bytes) { return bytes ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 
-/* The group's integer sum of both digits: what is still missing of the zero point is 128 of a byte layout's, all of a nibble layout's. */
+/* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte layout's, all of a nibble layout's. */
 BLOCK_INLINE __m256i both(__m256i high, __m256i low, const struct act_block *x, const int part, const int layout)
 {
     const bool bytes = block_kind(layout).bytes;

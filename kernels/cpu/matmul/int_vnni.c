@@ -1,6 +1,6 @@
 /* int_vnni.c - int chains on vpdpbusd: one instruction multiplies four k's of 16 outputs by four inputs broadcast to all lanes.
  *
- * The stored q is unsigned and the input signed, as the instruction wants them; an input's two digits are multiplied one after the other and
+ * The stored q is unsigned and the input signed, as the instruction wants them; an input's two terms are multiplied one after the other and
  * the high one's sum is shifted in between; the zero point goes into the sum as -zero * sum of inputs. Two such instructions start per cycle
  * and each takes four, so eight sums must be under way.
  *   gemv_int  one panel after the other, so that memory is read as one stream: measured, that is a third faster than four streams. One
@@ -121,7 +121,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
             for (int r = 0; r < n; r++)
 #pragma GCC unroll 2
                 for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_setzero_si512();
-            for (int digit = 0; digit < ACT_DIGITS; digit++) {
+            for (int term = 0; term < ACT_TERMS; term++) {
 #pragma GCC unroll 8
                 for (int i = part * n_words; i < (part + 1) * n_words; i++) {
                     __m512i q[DOT_PANELS];
@@ -129,12 +129,12 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
                     for (int p = 0; p < n_panels; p++) q[p] = _mm512_load_si512(w[p].q[b * WORDS + (size_t)i]);
 #pragma GCC unroll 6
                     for (int r = 0; r < n; r++) {
-                        __m512i in = inputs(x[r] + b, digit, i);
+                        __m512i in = inputs(x[r] + b, term, i);
 #pragma GCC unroll 2
                         for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
                     }
                 }
-                if (digit > 0) continue;
+                if (term > 0) continue;
 #pragma GCC unroll 6
                 for (int r = 0; r < n; r++) {
                     __m512i start = kind.zero ? sum_times(x[r] + b, which, -zero) : _mm512_setzero_si512();
