@@ -24,17 +24,17 @@
 enum {
     GEMV_PANELS = 4,   /* panels whose chains run side by side: hides the latency of a multiply-add */
     GEMV_ROWS = 2,     /* up to here rows go one by one: a tile this low has too few chains, and the panels stay cached */
-    GEMM_K = WIDE_K,   /* k's of a panel widened at a time: 16 KiB of f32, half a first-level cache */
+    GEMM_K = UNPACK_K,   /* k's of a panel widened at a time: 16 KiB of f32, half a first-level cache */
     GEMM_ROWS = 96,    /* rows that share one widening */
     GEMM_PANELS = 4,   /* panels computed while the rows' inputs are in the second-level cache */
     DOT_ROWS = 8,      /* up to here gemv_int and gemv_bf16 take all rows at once: a weight is unpacked once and stays in a register */
     DOT_PANELS = 2,    /* panels that tile_int and tile_bf16 take at once: a loaded input serves both */
     LSE_CHUNK = 1024,  /* elements summed in f32 before the sum is carried on in f64 */
-    MATMUL_WIDE_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panels that are taken apart */
-    MATMUL_SCRATCH_BYTES = MATMUL_WIDE_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
+    MATMUL_UNPACK_BYTES = GEMM_K * PANEL * 4, /* of scratch: the panels that are taken apart */
+    MATMUL_SCRATCH_BYTES = MATMUL_UNPACK_BYTES + GEMM_ROWS * GEMM_PANELS * PANEL * 4
 };
 enum { CACHE_LINE = 64 }; /* the step of whoever asks for memory ahead */
-_Static_assert(DOT_PANELS * sizeof(struct wide_int) <= MATMUL_WIDE_BYTES && DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_WIDE_BYTES, "either kind of widening fits");
+_Static_assert(DOT_PANELS * sizeof(struct unpacked_panel) <= MATMUL_UNPACK_BYTES && DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_UNPACK_BYTES, "either kind of widening fits");
 
 /* Keys or values of a tile, wherever they lie: row j is at at[j] + offset bytes. */
 struct kv_rows {
@@ -57,10 +57,10 @@ struct cpu_loops {
      * <= GEMV_PANELS panels. */
     void (*gemv_int)(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel,
                      size_t n_panels);
-    void (*widen_int)(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+    void (*unpack_int)(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
     /* Carry on int chains acc[n_panels][n_rows][16] over n_k k's (a multiple of 32) of w[n_panels], n_panels <= DOT_PANELS, of `layout`; rows
      * of x are x_stride blocks apart. */
-    void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+    void (*tile_int)(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
                      int layout, size_t n_k);
 
     /* ---- bf16 products: layouts BF16 and F8 of FAST; all NULL where the processor has none (f32 chains serve then) ---- */

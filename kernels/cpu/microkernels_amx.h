@@ -17,7 +17,7 @@ _Static_assert(sizeof(struct amx_config) == 64, "the processor's format");
 /* Before tiles are loaded from memory that the same function wrote: the compiler's intrinsics do not say that they read it. */
 static inline void amx_written(const void *p) { __asm__ volatile("" : : "r"(p) : "memory"); }
 
-void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
                   int layout, size_t n_k);
 void amx_gemv_bf16(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
 void amx_tile_bf16(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,

@@ -61,7 +61,7 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
 }
 
 /* The int chain of one output over n_k k's, all of one panel taken apart. */
-static float int_chain(float acc, const struct act_block *x, const struct wide_int *w, const struct weight_layout_info *f, size_t n_k, size_t lane)
+static float int_chain(float acc, const struct act_block *x, const struct unpacked_panel *w, const struct weight_layout_info *f, size_t n_k, size_t lane)
 {
     size_t group = f->group ? (size_t)f->group : BLOCK_K;
     for (size_t k0 = 0; k0 < n_k; k0 += group) {
@@ -81,7 +81,7 @@ static float int_chain(float acc, const struct act_block *x, const struct wide_i
     return acc;
 }
 
-static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
                          int layout, size_t n_k)
 {
     for (size_t p = 0; p < n_panels; p++)
@@ -92,14 +92,14 @@ static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride,
 /* One row, one panel. */
 static void ref_dot_int(float *out, const struct act_block *x, const struct weight *w, size_t i_panel)
 {
-    struct wide_int wide;
+    struct unpacked_panel unpacked;
     size_t          n_in = act_blocks(w->n_in) * BLOCK_K;
     const float    *scale = weight_layout_channel_scale(w, i_panel);
     memset(out, 0, PANEL * sizeof *out);
-    for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
-        size_t n_k = n_in - k0 < WIDE_K ? n_in - k0 : WIDE_K;
-        weight_layout_unpack_int(&wide, w, i_panel, k0, n_k);
-        ref_tile_int(out, x + k0 / BLOCK_K, 0, 1, &wide, 1, w->layout, n_k);
+    for (size_t k0 = 0; k0 < n_in; k0 += UNPACK_K) {
+        size_t n_k = n_in - k0 < UNPACK_K ? n_in - k0 : UNPACK_K;
+        weight_layout_unpack_int(&unpacked, w, i_panel, k0, n_k);
+        ref_tile_int(out, x + k0 / BLOCK_K, 0, 1, &unpacked, 1, w->layout, n_k);
     }
     for (size_t j = 0; scale && j < PANEL; j++) out[j] *= scale[j];
 }
@@ -191,7 +191,7 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
 const struct cpu_backend cpu_backend_ref = {
     .ops = CPU_BACKEND_OPS("ref", always),
     .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
-               .widen_int = weight_layout_unpack_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
+               .unpack_int = weight_layout_unpack_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
                .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
                .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, ATTENTION_LOOPS(attention_ref) },
 };

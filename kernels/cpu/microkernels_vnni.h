@@ -5,7 +5,7 @@
 #include "kernels/cpu/cpu_backend.h"
 
 void vnni_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
-void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
                    int layout, size_t n_k);
 
 void bf16_round(uint16_t *out, const float *x, size_t n);

@@ -131,10 +131,10 @@ static size_t panel_of_row(const struct weight *w, size_t i, size_t *lane)
 static void check_wide_ints(const struct weight *w, const struct source *src, const struct shape *s)
 {
     const struct weight_layout_info *f = weight_layout_info(w->layout);
-    static struct wide_int  wide;
+    static struct unpacked_panel  wide;
     for (size_t p = 0; p < panel_count(w); p++)
-        for (size_t k0 = 0; k0 < w->n_in; k0 += WIDE_K) {
-            size_t       n_k = w->n_in - k0 < WIDE_K ? (w->n_in - k0 + BLOCK_K - 1) / BLOCK_K * BLOCK_K : WIDE_K;
+        for (size_t k0 = 0; k0 < w->n_in; k0 += UNPACK_K) {
+            size_t       n_k = w->n_in - k0 < UNPACK_K ? (w->n_in - k0 + BLOCK_K - 1) / BLOCK_K * BLOCK_K : UNPACK_K;
             const float *scale = weight_layout_channel_scale(w, p);
             CHECK((scale != NULL) == (f->group == 0));
             memset(&wide, 0xee, sizeof wide);

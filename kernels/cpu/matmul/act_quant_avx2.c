@@ -69,7 +69,7 @@ void avx2_quantize(struct act_block *out, const float *x, size_t n)
     quantize_block(out, last);
 }
 
-BLOCK_INLINE void widen_layout(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const int layout)
+BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, size_t b0, size_t n_blocks, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const size_t n_parts = kind.halves ? 2 : 1;
@@ -88,12 +88,12 @@ BLOCK_INLINE void widen_layout(struct wide_int *dst, const char *panel, size_t b
     }
 }
 
-void avx2_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+void avx2_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
     size_t      b = k_begin / BLOCK_K, n = n_k / BLOCK_K;
     dst->next_bytes = 0;
     switch (w->layout) {
-    INTEGER_LAYOUTS(LAYOUT_CASE, widen_layout(dst, panel, b, n, LAYOUT))
+    INTEGER_LAYOUTS(LAYOUT_CASE, unpack_layout(dst, panel, b, n, LAYOUT))
     }
 }

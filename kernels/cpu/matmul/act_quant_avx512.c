@@ -40,13 +40,13 @@ void avx512_quantize(struct act_block *out, const float *x, size_t n)
 }
 
 /* The panel's next blocks follow, or after its last the first of the panel that takes its place in the next group of GEMM_PANELS. */
-BLOCK_INLINE void widen_layout(struct wide_int *dst, const char *panel, size_t b0, size_t n_blocks, const struct weight *w, const int layout)
+BLOCK_INLINE void unpack_layout(struct unpacked_panel *dst, const char *panel, size_t b0, size_t n_blocks, const struct weight *w, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const size_t n_parts = kind.halves ? 2 : 1;
     const size_t all = act_blocks(w->n_in), first = b0 + n_blocks < all ? b0 + n_blocks : 0, left = all - first;
     dst->next = panel + first * block_bytes(layout) + (first ? 0 : GEMM_PANELS * weight_layout_panel_bytes(layout, w->n_in));
-    dst->next_bytes = (left < WIDE_K / BLOCK_K ? left : WIDE_K / BLOCK_K) * block_bytes(layout);
+    dst->next_bytes = (left < UNPACK_K / BLOCK_K ? left : UNPACK_K / BLOCK_K) * block_bytes(layout);
     for (size_t b = 0; b < n_blocks; b++) {
 #pragma GCC unroll 8
         for (int i = 0; i < WORDS; i++) _mm512_storeu_si512(dst->q[b * WORDS + (size_t)i], block_word512(layout, panel, b0 + b, i));
@@ -59,11 +59,11 @@ BLOCK_INLINE void widen_layout(struct wide_int *dst, const char *panel, size_t b
     }
 }
 
-void avx512_widen_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+void avx512_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in));
     size_t      b = k_begin / BLOCK_K, n = n_k / BLOCK_K;
     switch (w->layout) {
-    INTEGER_LAYOUTS(LAYOUT_CASE, widen_layout(dst, panel, b, n, w, LAYOUT))
+    INTEGER_LAYOUTS(LAYOUT_CASE, unpack_layout(dst, panel, b, n, w, LAYOUT))
     }
 }

@@ -22,7 +22,7 @@ static const struct amx_config CONFIG = {
 };
 
 /* AMX_ROWS rows of one panel. */
-BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_stride, const struct wide_int *w, size_t n_blocks, const int zero,
+BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_stride, const struct unpacked_panel *w, size_t n_blocks, const int zero,
                             const int layout)
 {
     const struct block_kind kind = block_kind(layout);
@@ -48,7 +48,7 @@ BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_st
     }
 }
 
-void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
                   int layout, size_t n_k)
 {
     if (LAYOUTS[layout].group == BLOCK_K / 2 || n_rows < AMX_ROWS) {

@@ -40,7 +40,7 @@ static void run_skinny(const struct matmul_run *r, const struct matmul_job *j, s
     }
 }
 
-static void gemm_f32(const struct matmul_run *r, const struct matmul_block *b, float *wide)
+static void gemm_f32(const struct matmul_run *r, const struct matmul_block *b, float *unpacked)
 {
     const struct matmul_job    *j = b->job;
     const struct weight *w = j->a->w;
@@ -48,26 +48,26 @@ static void gemm_f32(const struct matmul_run *r, const struct matmul_block *b, f
     for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K) {
         size_t n_k = min_size(GEMM_K, w->n_in - k0);
         for (size_t p = 0; p < b->n_panels; p++) {
-            const float *panel = wide;
+            const float *panel = unpacked;
             if (w->layout == LAYOUT_F32) panel = (const float *)panel_at(w, b->panel0 + p, panel_bytes) + k0 * PANEL;
-            else r->loops->widen(wide, w, b->panel0 + p, k0, n_k);
+            else r->loops->widen(unpacked, w, b->panel0 + p, k0, n_k);
             r->loops->tile(block_acc(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
         }
     }
 }
 
-static void gemm_int(const struct matmul_run *r, const struct matmul_block *b, struct wide_int *wide)
+static void gemm_int(const struct matmul_run *r, const struct matmul_block *b, struct unpacked_panel *unpacked)
 {
     const struct matmul_job    *j = b->job;
     const struct weight *w = j->a->w;
     const size_t         n_in = round_up(w->n_in, BLOCK_K);
-    for (size_t k0 = 0; k0 < n_in; k0 += WIDE_K) {
-        size_t n_k = min_size(WIDE_K, n_in - k0);
+    for (size_t k0 = 0; k0 < n_in; k0 += UNPACK_K) {
+        size_t n_k = min_size(UNPACK_K, n_in - k0);
         const struct act_block *x = (const struct act_block *)j->x + b->row0 * j->x_stride + k0 / BLOCK_K;
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
-            for (size_t i = 0; i < n; i++) r->loops->widen_int(&wide[i], w, b->panel0 + p + i, k0, n_k);
-            r->loops->tile_int(block_acc(b, 0, p), x, j->x_stride, b->n_rows, wide, n, w->layout, n_k);
+            for (size_t i = 0; i < n; i++) r->loops->unpack_int(&unpacked[i], w, b->panel0 + p + i, k0, n_k);
+            r->loops->tile_int(block_acc(b, 0, p), x, j->x_stride, b->n_rows, unpacked, n, w->layout, n_k);
         }
     }
     for (size_t p = 0; p < b->n_panels && LAYOUTS[w->layout].group == 0; p++) {
@@ -108,12 +108,12 @@ static void gemm_f8(const struct matmul_run *r, const struct matmul_block *b, ui
 static void run_gemm(const struct matmul_run *r, const struct matmul_job *j, size_t row0, size_t n_rows, size_t panel0, size_t n_panels, int thread)
 {
     char  *scratch = cpu_scratch(r->c, thread);
-    float *acc = (float *)(scratch + MATMUL_WIDE_BYTES);
+    float *acc = (float *)(scratch + MATMUL_UNPACK_BYTES);
     for (size_t p = panel0; p < panel0 + n_panels; p += GEMM_PANELS) {
         struct matmul_block b = { .job = j, .row0 = row0, .n_rows = n_rows, .panel0 = p, .n_panels = min_size(GEMM_PANELS, panel0 + n_panels - p), .acc = acc,
                            .row_step = PANEL, .panel_step = n_rows * PANEL };
         memset(acc, 0, b.n_panels * n_rows * PANEL * sizeof *acc);
-        if (j->arithmetic == MATMUL_INT) gemm_int(r, &b, (struct wide_int *)scratch);
+        if (j->arithmetic == MATMUL_INT) gemm_int(r, &b, (struct unpacked_panel *)scratch);
         else if (j->arithmetic == MATMUL_F32) gemm_f32(r, &b, (float *)scratch);
         else if (j->a->w->layout == LAYOUT_F8) gemm_f8(r, &b, (uint32_t *)scratch);
         else gemm_bf16(r, &b);

@@ -38,7 +38,7 @@ struct int_tile {
     size_t                  acc_stride; /* from panel to panel */
     const struct act_block *x[INT_TILE_ROWS];
     size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
-    const struct wide_int  *w;
+    const struct unpacked_panel  *w;
     int                     zero;
     const char             *next; /* asked for meanwhile, NEXT_LINES per block; or NULL */
 };

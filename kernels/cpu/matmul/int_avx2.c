@@ -148,7 +148,7 @@ BLOCK_INLINE float *chain_at(const struct tile *t, int r, int h)
     return t->acc + ((size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1) * PANEL + HALF * h;
 }
 
-BLOCK_INLINE void tile_rows(const struct tile *t, const struct wide_int *w, int h, const int layout)
+BLOCK_INLINE void tile_rows(const struct tile *t, const struct unpacked_panel *w, int h, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
@@ -183,7 +183,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const struct wide_int *w, int 
     for (int r = 0; r < ROWS; r++) _mm256_storeu_ps(chain_at(t, r, h), acc[r]);
 }
 
-static void tile_panel(const struct tile *t, const struct wide_int *w, int layout)
+static void tile_panel(const struct tile *t, const struct unpacked_panel *w, int layout)
 {
     for (int h = 0; h < 2; h++) {
         switch (layout) {
@@ -192,7 +192,7 @@ static void tile_panel(const struct tile *t, const struct wide_int *w, int layou
     }
 }
 
-void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
                    int layout, size_t n_k)
 {
     for (size_t p = 0; p < n_panels; p++) {

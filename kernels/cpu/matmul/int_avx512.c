@@ -123,7 +123,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
-    const struct wide_int  *w = t->w + p;
+    const struct unpacked_panel  *w = t->w + p;
     __m512    acc[INT_TILE_ROWS];
 #pragma GCC unroll 6
     for (int r = 0; r < INT_TILE_ROWS; r++) acc[r] = _mm512_loadu_ps(chain_at(t, p, r));
@@ -156,7 +156,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int layout)
     for (int r = 0; r < INT_TILE_ROWS; r++) _mm512_storeu_ps(chain_at(t, p, r), acc[r]);
 }
 
-void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
                      int layout, size_t n_k)
 {
     struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / BLOCK_K, .w = w, .zero = LAYOUTS[layout].zero };

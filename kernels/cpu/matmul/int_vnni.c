@@ -100,7 +100,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
     const int zero = t->zero;
     const size_t n_blocks = t->n_blocks;
-    const struct wide_int *w = t->w;
+    const struct unpacked_panel *w = t->w;
     const struct act_block *const *x = t->x;
     __m512    chains[DOT_PANELS][INT_TILE_ROWS];
 #pragma GCC unroll 2
@@ -173,7 +173,7 @@ BLOCK_INLINE void tile_layout(const struct int_tile *t, size_t n_panels, const i
 
 /* Tiles of nearly equal height: 14 rows as 5 + 5 + 4. While the first of them are computed, the weights that follow are asked for, a few lines
  * at a time: a few dozen rows are done with weights sooner than memory brings the next. */
-void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct wide_int *w, size_t n_panels,
+void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,
                    int layout, size_t n_k)
 {
     struct int_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_blocks = n_k / BLOCK_K, .w = w, .zero = LAYOUTS[layout].zero };

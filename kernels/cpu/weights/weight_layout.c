@@ -157,9 +157,9 @@ void weight_layout_dequantize_row(const struct weight *w, size_t row, float *dst
     }
 }
 
-void weight_layout_unpack_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+void weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
-    ASSERT(k_begin % WIDE_K == 0 && n_k % BLOCK_K == 0 && n_k <= WIDE_K);
+    ASSERT(k_begin % UNPACK_K == 0 && n_k % BLOCK_K == 0 && n_k <= UNPACK_K);
     size_t group = (size_t)weight_layout_info(w->layout)->group;
     dst->next_bytes = 0;
     for (size_t i = 0; i < PANEL; i++) {

@@ -133,19 +133,19 @@ static inline const void *panel_at(const struct weight *w, size_t i_panel, size_
 
 /* ---- integer layouts taken apart ---- */
 
-enum { WIDE_K = 256 };
+enum { UNPACK_K = 256 };
 
-/* WIDE_K k's of one panel with bytes for q whatever the layout, and f32 scales. Group i is k's [i * group, (i + 1) * group); C layouts have
+/* UNPACK_K k's of one panel with bytes for q whatever the layout, and f32 scales. Group i is k's [i * group, (i + 1) * group); C layouts have
  * none and leave d and m alone (their scale follows the chain: weight_layout_channel_scale). */
-struct wide_int {
-    _Alignas(64) uint8_t q[WIDE_K / 4][PANEL][4];
-    float d[WIDE_K / 16][PANEL], m[WIDE_K / 16][PANEL];
+struct unpacked_panel {
+    _Alignas(64) uint8_t q[UNPACK_K / 4][PANEL][4];
+    float d[UNPACK_K / 16][PANEL], m[UNPACK_K / 16][PANEL];
     /* Packed bytes that are likely widened next, which a tile may ask for meanwhile; 0 of them: none. */
     const char *next;
     size_t      next_bytes;
 };
-/* k_begin a multiple of WIDE_K, n_k of 32 (past n_in q is zero, and so is d). The plain C definition; hot layouts have faster twins. */
-void         weight_layout_unpack_int(struct wide_int *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+/* k_begin a multiple of UNPACK_K, n_k of 32 (past n_in q is zero, and so is d). The plain C definition; hot layouts have faster twins. */
+void         weight_layout_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
 /* [16] factors of C layouts; NULL for others. */
 const float *weight_layout_channel_scale(const struct weight *w, size_t i_panel);
 
