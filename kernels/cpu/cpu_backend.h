@@ -47,7 +47,7 @@ struct cpu_loops {
     /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel on. */
     void (*gemv)(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
     /* dst[n_k][16] = the panel's weights k_begin .. k_begin+n_k as f32; k_begin is a multiple of GEMM_K. */
-    void (*widen)(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+    void (*dequantize)(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
     /* Carry on the chains acc[n_rows][16] over the n_k next k's: w [n_k][16], x [n_rows] with stride x_stride. */
     void (*tile)(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k);
 

@@ -5,7 +5,7 @@
 #include "kernels/cpu/cpu_backend.h"
 
 void avx2_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
-void avx2_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+void avx2_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
 void avx2_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k);
 void avx2_quantize(struct act_block *out, const float *x, size_t n);
 void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);

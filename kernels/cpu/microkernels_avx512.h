@@ -6,7 +6,7 @@
 #include "kernels/cpu/cpu_backend.h"
 
 void avx512_gemv(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
-void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+void avx512_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
 void avx512_tile(float *acc, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k);
 void avx512_quantize(struct act_block *out, const float *x, size_t n);
 void avx512_unpack_int(struct unpacked_panel *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
@@ -27,7 +27,7 @@ void  avx512_exp_terms(float *p, const float *x, size_t n, float max, float by);
 
 /* All but what each row has of its own: the integer products, and those of bf16. */
 #define AVX512_LOOPS                                                                                                              \
-    .gemv = avx512_gemv, .widen = avx512_widen, .tile = avx512_tile, .quantize = avx512_quantize, .unpack_int = avx512_unpack_int,  \
+    .gemv = avx512_gemv, .dequantize = avx512_dequantize, .tile = avx512_tile, .quantize = avx512_quantize, .unpack_int = avx512_unpack_int,  \
     .rms_factor = avx512_rms_factor, .rms_apply = avx512_rms_apply, .add = avx512_add, .silu_mul = avx512_silu_mul,               \
     .rope = avx512_rope, .axpy = avx512_axpy, .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp,                \
     .exp_terms = avx512_exp_terms, ATTENTION_LOOPS(avx512)

@@ -20,7 +20,7 @@ static void ref_tile(float *acc, const float *x, size_t x_stride, size_t n_rows,
                 acc[i * PANEL + j] = fmaf(w[k * PANEL + j], x[i * x_stride + k], acc[i * PANEL + j]);
 }
 
-static void ref_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+static void ref_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     for (size_t k = 0; k < n_k; k++)
         for (size_t j = 0; j < PANEL; j++) dst[k * PANEL + j] = weight_layout_element(w, i_panel, k_begin + k, j);
@@ -190,7 +190,7 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
 
 const struct cpu_backend cpu_backend_ref = {
     .ops = CPU_BACKEND_OPS("ref", always),
-    .loops = { .gemv = ref_gemv, .widen = ref_widen, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
+    .loops = { .gemv = ref_gemv, .dequantize = ref_dequantize, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
                .unpack_int = weight_layout_unpack_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
                .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
                .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, ATTENTION_LOOPS(attention_ref) },

@@ -214,7 +214,7 @@ static void expand(const struct attn_walk *w, float *y, const struct weight *m, 
             size_t       n_k = min_size(GEMM_K, m->n_in - k0);
             const float *panel = w->wide;
             if (m->layout == LAYOUT_F32) panel = (const float *)panel_at(m, p, weight_layout_panel_bytes(LAYOUT_F32, m->n_in)) + k0 * PANEL;
-            else w->loops->widen(w->wide, m, p, k0, n_k);
+            else w->loops->dequantize(w->wide, m, p, k0, n_k);
             w->loops->mac(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
         }
 }

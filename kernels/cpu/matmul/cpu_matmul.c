@@ -50,7 +50,7 @@ static void gemm_f32(const struct matmul_run *r, const struct matmul_block *b, f
         for (size_t p = 0; p < b->n_panels; p++) {
             const float *panel = unpacked;
             if (w->layout == LAYOUT_F32) panel = (const float *)panel_at(w, b->panel0 + p, panel_bytes) + k0 * PANEL;
-            else r->loops->widen(unpacked, w, b->panel0 + p, k0, n_k);
+            else r->loops->dequantize(unpacked, w, b->panel0 + p, k0, n_k);
             r->loops->tile(block_acc(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
         }
     }

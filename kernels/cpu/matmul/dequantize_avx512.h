@@ -14,7 +14,7 @@ BLOCK_INLINE __m512 even_of(const int layout, __m512i pair) { return layout == L
 BLOCK_INLINE __m512 odd_of(const int layout, __m512i pair) { return layout == LAYOUT_F16 ? odd_f16(pair) : odd_bf16(pair); }
 
 /* F16 and BF16: whole pairs, so an odd n_k writes one row more. */
-BLOCK_INLINE void floats_of_pairs(float *dst, const char *panel, size_t k, size_t n_k, const int layout)
+BLOCK_INLINE void dequantize_pairs(float *dst, const char *panel, size_t k, size_t n_k, const int layout)
 {
     const char *pairs = panel + k / 2 * PANEL * 4;
     for (size_t i = 0; i < (n_k + 1) / 2; i++, dst += 2 * PANEL) {
@@ -25,7 +25,7 @@ BLOCK_INLINE void floats_of_pairs(float *dst, const char *panel, size_t k, size_
 }
 
 /* Whole words of four k's; k .. k+n_k share a scale. */
-BLOCK_INLINE void floats_of_f8(float *dst, const char *panel, size_t n_in, size_t k, size_t n_k)
+BLOCK_INLINE void dequantize_f8(float *dst, const char *panel, size_t n_in, size_t k, size_t n_k)
 {
     __m512      scale = _mm512_set1_ps(f8_scales(panel, n_in)[k / F8_BLOCK]);
     const char *words = panel + k / 4 * PANEL * 4;
@@ -41,7 +41,7 @@ BLOCK_INLINE void floats_of_f8(float *dst, const char *panel, size_t n_in, size_
 }
 
 /* A block of integers; `scale` is that of C layouts. */
-BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const float *scale, const int layout)
+BLOCK_INLINE void dequantize_block(float *dst, const char *panel, size_t b, const float *scale, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
@@ -64,11 +64,11 @@ BLOCK_INLINE void floats_of_block(float *dst, const char *panel, size_t b, const
 }
 
 /* dst [up to 32][16] = k's k .. k+n_k of a panel; k a multiple of 32. Integer layouts write all 32, others whole words. */
-BLOCK_INLINE void floats_of(float *dst, const char *panel, const float *scale, size_t n_in, size_t k, size_t n_k, const int layout)
+BLOCK_INLINE void dequantize_group(float *dst, const char *panel, const float *scale, size_t n_in, size_t k, size_t n_k, const int layout)
 {
-    if (layout == LAYOUT_F16 || layout == LAYOUT_BF16) floats_of_pairs(dst, panel, k, n_k, layout);
-    else if (layout == LAYOUT_F8) floats_of_f8(dst, panel, n_in, k, n_k);
-    else floats_of_block(dst, panel, k / BLOCK_K, scale, layout);
+    if (layout == LAYOUT_F16 || layout == LAYOUT_BF16) dequantize_pairs(dst, panel, k, n_k, layout);
+    else if (layout == LAYOUT_F8) dequantize_f8(dst, panel, n_in, k, n_k);
+    else dequantize_block(dst, panel, k / BLOCK_K, scale, layout);
 }
 
 #endif

@@ -61,20 +61,20 @@ static void gemv_16bit(float *out, const float *x, const struct weight *w, size_
 }
 
 /* GEMV_PANELS chains; where there are fewer panels the first one's is repeated and dropped. */
-BLOCK_INLINE void gemv_wide(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels, const int layout)
+BLOCK_INLINE void gemv_dequantized(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels, const int layout)
 {
-    float  wide[GEMV_PANELS][BLOCK_K * PANEL] __attribute__((aligned(64)));
+    float  f32[GEMV_PANELS][BLOCK_K * PANEL] __attribute__((aligned(64)));
     size_t bytes = weight_layout_panel_bytes(layout, w->n_in);
     __m512 acc[GEMV_PANELS] = { _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps() };
     for (size_t k0 = 0; k0 < w->n_in; k0 += BLOCK_K) {
         size_t n_k = w->n_in - k0 < BLOCK_K ? w->n_in - k0 : BLOCK_K;
         for (size_t p = 0; p < n_panels; p++)
-            floats_of(wide[p], panel_at(w, i_panel + p, bytes), weight_layout_channel_scale(w, i_panel + p), w->n_in, k0, n_k, layout);
+            dequantize_group(f32[p], panel_at(w, i_panel + p, bytes), weight_layout_channel_scale(w, i_panel + p), w->n_in, k0, n_k, layout);
         for (size_t k = 0; k < n_k; k++) {
             __m512 xk = _mm512_set1_ps(x[k0 + k]);
 #pragma GCC unroll 4
             for (size_t p = 0; p < GEMV_PANELS; p++)
-                acc[p] = _mm512_fmadd_ps(_mm512_load_ps(wide[p < n_panels ? p : 0] + k * PANEL), xk, acc[p]);
+                acc[p] = _mm512_fmadd_ps(_mm512_load_ps(f32[p < n_panels ? p : 0] + k * PANEL), xk, acc[p]);
         }
     }
     for (size_t p = 0; p < n_panels; p++) _mm512_storeu_ps(out + p * PANEL, acc[p]);
@@ -88,22 +88,22 @@ void avx512_gemv(float *out, const float *x, const struct weight *w, size_t i_pa
         break;
     case LAYOUT_F16:
     case LAYOUT_BF16: gemv_16bit(out, x, w, i_panel, n_panels); break;
-    LAYOUT_CASE(F8, gemv_wide(out, x, w, i_panel, n_panels, LAYOUT))
-    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_wide(out, x, w, i_panel, n_panels, LAYOUT))
+    LAYOUT_CASE(F8, gemv_dequantized(out, x, w, i_panel, n_panels, LAYOUT))
+    INTEGER_LAYOUTS(LAYOUT_CASE, gemv_dequantized(out, x, w, i_panel, n_panels, LAYOUT))
     }
 }
 
 /* ---- many rows ---- */
 
-BLOCK_INLINE void widen_layout(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k, const int layout)
+BLOCK_INLINE void dequantize_layout(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k, const int layout)
 {
     const char  *panel = panel_at(w, i_panel, weight_layout_panel_bytes(layout, w->n_in));
     const float *scale = weight_layout_channel_scale(w, i_panel);
     for (size_t k = 0; k < n_k; k += BLOCK_K, dst += BLOCK_K * PANEL)
-        floats_of(dst, panel, scale, w->n_in, k_begin + k, n_k - k < BLOCK_K ? n_k - k : BLOCK_K, layout);
+        dequantize_group(dst, panel, scale, w->n_in, k_begin + k, n_k - k < BLOCK_K ? n_k - k : BLOCK_K, layout);
 }
 
-void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+void avx512_dequantize(float *dst, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     switch (w->layout) {
     case LAYOUT_F32: {
@@ -111,10 +111,10 @@ void avx512_widen(float *dst, const struct weight *w, size_t i_panel, size_t k_b
         __builtin_memcpy(dst, panel + k_begin * PANEL, n_k * PANEL * sizeof *dst);
         break;
     }
-    LAYOUT_CASE(F16, widen_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
-    LAYOUT_CASE(BF16, widen_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
-    LAYOUT_CASE(F8, widen_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
-    INTEGER_LAYOUTS(LAYOUT_CASE, widen_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+    LAYOUT_CASE(F16, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+    LAYOUT_CASE(BF16, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+    LAYOUT_CASE(F8, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
+    INTEGER_LAYOUTS(LAYOUT_CASE, dequantize_layout(dst, w, i_panel, k_begin, n_k, LAYOUT))
     }
 }
 
