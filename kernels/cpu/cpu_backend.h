@@ -69,7 +69,7 @@ struct cpu_loops {
     void (*gemv_bf16)(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
     /* F8 only (BF16 pairs lie in the panel as tile_bf16 wants them): dst [n_k / 2][16] pairs; *scale is what the sum of these k's is multiplied
      * by. n_k <= 128, rounded up to 4 in dst; k_begin a multiple of 128. */
-    void (*widen_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+    void (*upconvert_bf16)(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
     /* acc[n_panels][n_rows][16]; the pairs of panel p are at w + p * w_stride. scale NULL (BF16): the chain is carried on over n_k k's (an odd
      * last one has a zero beside it). Otherwise (F8) acc = acc + scale[p] * (chain from 0 over the n_k k's), one fused multiply-add. */
     void (*tile_bf16)(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,

@@ -13,5 +13,5 @@ const struct cpu_backend cpu_backend_avx512_vnni = {
 const struct cpu_backend cpu_backend_avx512_bf16 = {
     .ops = CPU_BACKEND_OPS("avx512-bf16", cpu_supports_bf16),
     .loops = { AVX512_LOOPS, .gemv_int = vnni_gemv_int, .tile_int = vnni_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = bf16_gemv,
-               .widen_bf16 = bf16_widen, .tile_bf16 = bf16_tile, BF16_SCORES },
+               .upconvert_bf16 = bf16_upconvert, .tile_bf16 = bf16_tile, BF16_SCORES },
 };

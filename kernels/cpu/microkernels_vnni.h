@@ -10,7 +10,7 @@ void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_
 
 void bf16_round(uint16_t *out, const float *x, size_t n);
 void bf16_gemv(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, const struct weight *w, size_t i_panel, size_t n_panels);
-void bf16_widen(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
+void bf16_upconvert(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k);
 void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
                const float *scale, size_t n_k);
 

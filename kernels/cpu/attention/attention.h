@@ -68,18 +68,18 @@ struct attn_walk {
     size_t          q_stride, q_dim, v_stride;
     struct kv_places places;          /* of the cache */
     size_t       v_offset;            /* from a key to its value */
-    float       *widened;             /* a tile's keys, then its values, as f32, where the cache has a type that the loops do not read; or NULL */
+    float       *upconverted;             /* a tile's keys, then its values, as f32, where the cache has a type that the loops do not read; or NULL */
     float       *max, *sum, *shrink;  /* [n_pairs] */
     float       *o;                   /* [n_pairs][v_stride], not yet divided by sum */
     void        *keys;    /* f32, or pairs of bf16 */
     float       *values, *scores;
-    float       *latent, *rows, *wide; /* naive form: a tile of latents, of keys or values, a panel of weights */
+    float       *latent, *rows, *w_panel; /* naive form: a tile of latents, of keys or values, a panel of weights */
 };
 
 /* Most pairs that a run may have. */
 int32_t attention_pairs_max(const struct attn_args *a);
 /* Lay out a walk in the thread's scratch (attention_scratch_bytes is enough for one, or for ATTN_HEADS of at most ATTN_FEW pairs) and gather
- * its queries. Walks of one item may share `widened`: one that is there already stays. Returns where the next one's place begins. */
+ * its queries. Walks of one item may share `upconverted`: one that is there already stays. Returns where the next one's place begins. */
 void   *attention_walk_open(struct attn_walk *w, void *scratch);
 /* Fill max, sum and o of pairs first .. n_pairs, those that see keys of the segment; returns first. w [n_heads] differ in `head` alone. */
 int32_t attention_walk_segment(struct attn_walk *w, int32_t n_heads, int32_t segment);

@@ -45,11 +45,11 @@ enum { /* floats, each a multiple of 16 */
     EXPANDED_ROW = KERNEL_HEAD_DIM_MAX + 2 * PANEL, /* nope and rope, each filled up */
     STATE_FLOATS = 3 * ATTN_NAIVE_ROWS + ATTN_STEP * ATTN_TILE,
     LATENT_FLOATS = ATTN_LATENT_PAIRS * KERNEL_LATENT_MAX * 2 + ATTN_TILE * KERNEL_LATENT_MAX * 2,
-    WIDENED_FLOATS = 2 * ATTN_TILE * KERNEL_HEAD_DIM_MAX,
-    HEADS_FLOATS = ATTN_PAIRS * KERNEL_HEAD_DIM_MAX * 2 + ATTN_TILE * KERNEL_HEAD_DIM_MAX * 2 + WIDENED_FLOATS,
+    UPCONVERTED_FLOATS = 2 * ATTN_TILE * KERNEL_HEAD_DIM_MAX,
+    HEADS_FLOATS = ATTN_PAIRS * KERNEL_HEAD_DIM_MAX * 2 + ATTN_TILE * KERNEL_HEAD_DIM_MAX * 2 + UPCONVERTED_FLOATS,
     NAIVE_FLOATS = ATTN_NAIVE_ROWS * KERNEL_HEAD_DIM_MAX + ATTN_TILE * (KERNEL_HEAD_DIM_MAX * 2 + KERNEL_LATENT_MAX + EXPANDED_ROW) + GEMM_K * PANEL
 };
-_Static_assert(ATTN_HEADS * ATTN_FEW * (2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE + 3 * PANEL) + WIDENED_FLOATS <= HEADS_FLOATS,
+_Static_assert(ATTN_HEADS * ATTN_FEW * (2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE + 3 * PANEL) + UPCONVERTED_FLOATS <= HEADS_FLOATS,
                "heads of few pairs, which share what is widened, need no more than one of many");
 _Static_assert((int)HEADS_FLOATS <= (int)LATENT_FLOATS, "latents need the most of the forms that do not expand");
 
@@ -117,9 +117,9 @@ void *attention_walk_open(struct attn_walk *w, void *scratch)
     if (is_naive(a)) {
         w->latent = take(&p, ATTN_TILE * dim);
         w->rows = take(&p, ATTN_TILE * EXPANDED_ROW);
-        w->wide = take(&p, GEMM_K * PANEL);
-    } else if (!is_read_in_place(a->kv.dtype) && !w->widened) {
-        w->widened = take(&p, 2 * ATTN_TILE * dim);
+        w->w_panel = take(&p, GEMM_K * PANEL);
+    } else if (!is_read_in_place(a->kv.dtype) && !w->upconverted) {
+        w->upconverted = take(&p, 2 * ATTN_TILE * dim);
     }
     if (w->by_bf16) round_queries(w, &p);
     else gather_queries(w, &p);
@@ -163,7 +163,7 @@ static void bring_next(const struct attn_walk *w, const struct tile *t, int32_t 
 }
 
 /* Key and value of a position as rows of f32. */
-static void widen_row(const struct attn_walk *w, size_t pos, float *key, float *value)
+static void upconvert_row(const struct attn_walk *w, size_t pos, float *key, float *value)
 {
     const struct kv_layer  *kv = &w->a->kv;
     const struct kv_places *p = &w->places;
@@ -175,13 +175,13 @@ static void widen_row(const struct attn_walk *w, size_t pos, float *key, float *
 }
 
 /* The tile is what was widened from now on, and that is near: the loops have nothing to bring. */
-static void widen_tile(const struct attn_walk *w, struct tile *t)
+static void upconvert_tile(const struct attn_walk *w, struct tile *t)
 {
     size_t dim = (size_t)w->a->kv.head_dim;
     for (int32_t j = 0; j < t->n_keys; j++) {
-        float *key = w->widened + (size_t)j * dim;
+        float *key = w->upconverted + (size_t)j * dim;
         bring_next(w, t, j, j + 1);
-        widen_row(w, (size_t)(t->begin + j), key, key + ATTN_TILE * dim);
+        upconvert_row(w, (size_t)(t->begin + j), key, key + ATTN_TILE * dim);
         t->at[j] = (const char *)key;
     }
     memcpy(t->next_at, t->at, (size_t)t->n_keys * sizeof *t->at);
@@ -200,7 +200,7 @@ static void find_tile(const struct attn_walk *w, struct tile *t, int32_t begin, 
     t->keys = (struct kv_rows){ t->at, 0 };
     t->values = (struct kv_rows){ t->at, w->v_offset };
     t->next = (struct kv_rows){ t->next_at, 0 };
-    if (w->widened) widen_tile(w, t);
+    if (w->upconverted) upconvert_tile(w, t);
 }
 
 static const float ONES[ATTN_TILE] = { [0 ... ATTN_TILE - 1] = 1 };
@@ -212,9 +212,9 @@ static void expand(const struct attn_walk *w, float *y, const struct weight *m, 
     for (size_t p = 0; p < panel_count(m); p++)
         for (size_t k0 = 0; k0 < m->n_in; k0 += GEMM_K) {
             size_t       n_k = min_size(GEMM_K, m->n_in - k0);
-            const float *panel = w->wide;
+            const float *panel = w->w_panel;
             if (m->layout == LAYOUT_F32) panel = (const float *)panel_at(m, p, weight_layout_panel_bytes(LAYOUT_F32, m->n_in)) + k0 * PANEL;
-            else w->loops->dequantize(w->wide, m, p, k0, n_k);
+            else w->loops->dequantize(w->w_panel, m, p, k0, n_k);
             w->loops->mac(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
         }
 }

@@ -184,7 +184,7 @@ static void open_item(const struct attn_job *job, int index, int thread, struct 
     for (int32_t h = 0; h < it->n_heads; h++) {
         struct attn_walk *w = &it->walks[h];
         *w = (struct attn_walk){ .loops = cpu_loops_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group,
-                                .by_bf16 = job->by_bf16, .widened = h > 0 ? it->walks[0].widened : NULL };
+                                .by_bf16 = job->by_bf16, .upconverted = h > 0 ? it->walks[0].upconverted : NULL };
         w->pair_begin = unit / per_run * job->pairs_per_item;
         w->n_pairs = min_i32(job->pairs_per_item, w->seq->n_q * job->group - w->pair_begin);
         scratch = attention_walk_open(w, scratch);

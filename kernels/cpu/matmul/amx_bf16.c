@@ -84,7 +84,7 @@ static void gemv_panel(float *acc, const uint16_t *x, size_t x_stride, size_t n_
     for (size_t k = 0; k < w->n_in; k += F8_BLOCK) {
         size_t n_k = w->n_in - k < F8_BLOCK ? w->n_in - k : F8_BLOCK;
         float  scale;
-        bf16_widen(pairs, &scale, w, i_panel, k, n_k);
+        bf16_upconvert(pairs, &scale, w, i_panel, k, n_k);
         amx_tile_bf16(acc, x + k, x_stride, n_rows, pairs, 0, 1, &scale, n_k);
     }
 }

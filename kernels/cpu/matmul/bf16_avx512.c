@@ -25,7 +25,7 @@ BLOCK_INLINE __m512bh inputs(const uint16_t *x, size_t pair)
 
 BLOCK_INLINE __m512 dot(__m512 acc, __m512i pairs, __m512bh x) { return _mm512_dpbf16_ps(acc, (__m512bh)pairs, x); }
 
-void bf16_widen(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
+void bf16_upconvert(uint32_t *dst, float *scale, const struct weight *w, size_t i_panel, size_t k_begin, size_t n_k)
 {
     const char *panel = panel_at(w, i_panel, weight_layout_panel_bytes(w->layout, w->n_in)), *words = panel + k_begin / 4 * PANEL * 4;
     const bool  last = k_begin + n_k >= w->n_in; /* then the panel that takes its place in the next group follows */

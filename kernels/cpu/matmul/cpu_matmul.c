@@ -99,7 +99,7 @@ static void gemm_f8(const struct matmul_run *r, const struct matmul_block *b, ui
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
             float  scale[DOT_PANELS];
-            for (size_t i = 0; i < n; i++) r->loops->widen_bf16(pairs + i * stride, &scale[i], w, b->panel0 + p + i, k0, n_k);
+            for (size_t i = 0; i < n; i++) r->loops->upconvert_bf16(pairs + i * stride, &scale[i], w, b->panel0 + p + i, k0, n_k);
             r->loops->tile_bf16(block_acc(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, pairs, stride, n, scale, n_k);
         }
     }
