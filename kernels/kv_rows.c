@@ -7,9 +7,9 @@
 #include "kernels/kv_rows_kernels.h"
 #include "shared/base/assert.h"
 
-static const struct kv_row_loops LOOPS = KV_ROW_LOOPS;
+static const struct kv_row_kernels KERNELS = KV_ROW_KERNELS;
 
-static const struct kv_row_loops *loops(void) { return __builtin_cpu_supports("avx2") ? &kv_row_loops_avx2 : &LOOPS; }
+static const struct kv_row_kernels *kernels(void) { return __builtin_cpu_supports("avx2") ? &kv_row_kernels_avx2 : &KERNELS; }
 
 bool kv_rows_known(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16 || kv_rows_scaled(t); }
 
@@ -49,7 +49,7 @@ size_t kv_rows_bytes(enum dtype t, size_t n) { return t == DTYPE_I8 ? n : dtype_
 /* max|x| / largest; NaN where an element is not finite. */
 static float scale_of(const float *x, size_t n, float largest)
 {
-    float max = float_of_bits((uint32_t)loops()->largest_bits(x, n));
+    float max = float_of_bits((uint32_t)kernels()->largest_bits(x, n));
     return isfinite(max) ? max / largest : NAN;
 }
 
@@ -58,8 +58,8 @@ static void store_scaled(enum dtype t, const float *x, uint8_t *q, void *scale, 
     const float s = scale_of(x, n, t == DTYPE_I8 ? KV_I8_MAX : KV_E4M3_MAX);
     memcpy(scale, &s, sizeof s);
     if (!(s > 0)) memset(q, 0, n); /* all zero, too small for a scale, or not finite */
-    else if (t == DTYPE_I8) loops()->to_i8(x, s, q, n);
-    else loops()->to_e4m3(x, s, q, n);
+    else if (t == DTYPE_I8) kernels()->to_i8(x, s, q, n);
+    else kernels()->to_e4m3(x, s, q, n);
 }
 
 void kv_row_store(enum dtype t, const float *x, void *values, void *scale, size_t n)
@@ -90,12 +90,12 @@ static void load_nan(float scale, float *x, size_t n)
 void kv_row_load(enum dtype t, const void *values, const void *scale, float *x, size_t n)
 {
     float s = 1;
-    if (t == DTYPE_F16) loops()->from_f16(values, x, n);
+    if (t == DTYPE_F16) kernels()->from_f16(values, x, n);
     else if (!kv_rows_scaled(t)) dtype_to_f32(t, values, x, n);
     else {
         memcpy(&s, scale, sizeof s);
         if (isnan(s)) load_nan(s, x, n);
-        else if (t == DTYPE_I8) loops()->from_i8(values, s, x, n);
-        else loops()->from_e4m3(values, s, x, n);
+        else if (t == DTYPE_I8) kernels()->from_i8(values, s, x, n);
+        else kernels()->from_e4m3(values, s, x, n);
     }
 }

@@ -7,7 +7,7 @@
 
 #include "kernels/float_bits.h"
 
-struct kv_row_loops {
+struct kv_row_kernels {
     int32_t (*largest_bits)(const float *x, size_t n); /* magnitude, as bits */
     void (*to_i8)(const float *x, float s, uint8_t *q, size_t n);
     void (*to_e4m3)(const float *x, float s, uint8_t *q, size_t n);
@@ -16,7 +16,7 @@ struct kv_row_loops {
     void (*from_f16)(const char *h, float *x, size_t n);
 };
 
-extern const struct kv_row_loops kv_row_loops_avx2;
+extern const struct kv_row_kernels kv_row_kernels_avx2;
 
 #define KV_I8_MAX   127.0f
 #define KV_E4M3_MAX 448.0f
@@ -80,7 +80,7 @@ static inline void kv_from_f16(const char *h, float *x, size_t n)
     }
 }
 
-#define KV_ROW_LOOPS                                                                                                  \
+#define KV_ROW_KERNELS                                                                                                  \
     { .largest_bits = kv_largest_bits, .to_i8 = kv_to_i8, .to_e4m3 = kv_to_e4m3, .from_i8 = kv_from_i8,               \
       .from_e4m3 = kv_from_e4m3, .from_f16 = kv_from_f16 }
 

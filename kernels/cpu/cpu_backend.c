@@ -10,7 +10,7 @@
 enum { ELEMENTS_PER_ITEM = 16384 }; /* some 5 us of work */
 
 struct rows_job {
-    const struct cpu_loops *loops;
+    const struct cpu_microkernels *kernels;
     float                  *out;
     const float            *x, *y;
     const int32_t          *pos;
@@ -22,7 +22,7 @@ struct rows_job {
 /* Run fn on items of job->rows_per_item rows, `elements` floats each. */
 static void run_rows(struct kernel_ctx *c, struct rows_job *job, size_t elements, void (*fn)(void *, int, int))
 {
-    job->loops = cpu_loops_of(c);
+    job->kernels = cpu_microkernels_of(c);
     job->rows_per_item = elements >= ELEMENTS_PER_ITEM ? 1 : ELEMENTS_PER_ITEM / (elements ? elements : 1);
     compute_pool_run(c->pool, (int)div_up(job->n_rows, job->rows_per_item), fn, job);
 }
@@ -64,7 +64,7 @@ static void rms_norm_item(void *arg, int index, int thread)
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
         const float *x = job->x + i * job->x_stride;
-        job->loops->rms_apply(job->out + i * job->y_stride, x, job->y, job->loops->rms_factor(x, job->n, job->eps), job->n);
+        job->kernels->rms_apply(job->out + i * job->y_stride, x, job->y, job->kernels->rms_factor(x, job->n, job->eps), job->n);
     }
 }
 
@@ -81,7 +81,7 @@ static void add_item(void *arg, int index, int thread)
     const struct rows_job *job = arg;
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
-    job->loops->add(job->out + begin, job->y + begin, end - begin);
+    job->kernels->add(job->out + begin, job->y + begin, end - begin);
 }
 
 void cpu_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
@@ -115,8 +115,8 @@ static void rope_item(void *arg, int index, int thread)
         const float *cs = job->x + (size_t)job->pos[i] * job->rot_dim;
         float       *x = job->out + i * job->x_stride;
         for (size_t h = 0; h < job->n_heads; h++, x += job->head_dim) {
-            if (job->y) job->loops->rms_apply(x, x, job->y, job->loops->rms_factor(x, job->head_dim, job->eps), job->head_dim);
-            job->loops->rope(x, cs, job->rot_dim, job->interleaved);
+            if (job->y) job->kernels->rms_apply(x, x, job->y, job->kernels->rms_factor(x, job->head_dim, job->eps), job->head_dim);
+            job->kernels->rope(x, cs, job->rot_dim, job->interleaved);
         }
     }
 }
@@ -139,14 +139,14 @@ static void log_sum_exp_item(void *arg, int index, int thread)
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
         const float *x = job->x + i * job->x_stride;
-        float        max = job->loops->max(x, job->n);
+        float        max = job->kernels->max(x, job->n);
         double       sum = 0;
         if (max == -INFINITY) { /* exp(x - max) would be NaN; log of 0 is what it means */
             job->out[i] = max;
             continue;
         }
         for (size_t j = 0; j < job->n; j += LSE_CHUNK)
-            sum += (double)job->loops->sum_exp(x + j, max, min_size(LSE_CHUNK, job->n - j));
+            sum += (double)job->kernels->sum_exp(x + j, max, min_size(LSE_CHUNK, job->n - j));
         job->out[i] = (float)((double)max + log(sum));
     }
 }
@@ -160,7 +160,7 @@ void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_
 /* ---- combine ---- */
 
 struct combine_job {
-    const struct cpu_loops    *loops;
+    const struct cpu_microkernels    *kernels;
     const struct combine_args *a;
     size_t                     rows_per_item;
 };
@@ -175,13 +175,13 @@ static void combine_item(void *arg, int index, int thread)
         float *y = a->y + i * a->n;
         if (!a->add) memset(y, 0, a->n * sizeof *y);
         for (size_t j = 0; j < a->n_used; j++)
-            job->loops->axpy(y, a->rows + (size_t)a->index[i * a->n_used + j] * a->n, a->weights[i * a->n_used + j], a->n);
+            job->kernels->axpy(y, a->rows + (size_t)a->index[i * a->n_used + j] * a->n, a->weights[i * a->n_used + j], a->n);
     }
 }
 
 void cpu_combine(struct kernel_ctx *c, const struct combine_args *a)
 {
     size_t elements = a->n * a->n_used + 1;
-    struct combine_job job = { .loops = cpu_loops_of(c), .a = a, .rows_per_item = elements >= ELEMENTS_PER_ITEM ? 1 : ELEMENTS_PER_ITEM / elements };
+    struct combine_job job = { .kernels = cpu_microkernels_of(c), .a = a, .rows_per_item = elements >= ELEMENTS_PER_ITEM ? 1 : ELEMENTS_PER_ITEM / elements };
     compute_pool_run(c->pool, (int)div_up(a->n_rows, job.rows_per_item), combine_item, &job);
 }

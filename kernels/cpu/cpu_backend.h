@@ -1,5 +1,5 @@
 /* cpu_backend.h - what the cpu rows of kernels.h share: how work is split (cpu_matmul.c, cpu_backend.c, cpu_attention.c, once for all), and
- * the inner loops that each instruction set writes for itself (struct cpu_loops, single threaded).
+ * the inner loops that each instruction set writes for itself (struct cpu_microkernels, single threaded).
  *
  * The split only decides which thread computes a value, never how: every value is computed by one call of one loop from
  * its own row. That is how the rule of kernels.h holds for any number of rows and threads.
@@ -42,7 +42,7 @@ struct kv_rows {
     size_t             offset;
 };
 
-struct cpu_loops {
+struct cpu_microkernels {
     /* ---- f32 chains: every layout (F32 arithmetic), and F32, F16 of FAST ---- */
     /* out[16 * n_panels] = chains over all k of x for n_panels <= GEMV_PANELS panels from i_panel on. */
     void (*gemv)(float *out, const float *x, const struct weight *w, size_t i_panel, size_t n_panels);
@@ -127,7 +127,7 @@ struct cpu_loops {
 
 struct cpu_backend {
     struct kernel_ops ops; /* first: the context's ops pointer leads to the loops */
-    struct cpu_loops  loops;
+    struct cpu_microkernels  microkernels;
 };
 
 extern const struct cpu_backend cpu_backend_ref, cpu_backend_avx2, cpu_backend_avx512, cpu_backend_avx512_vnni, cpu_backend_avx512_bf16, cpu_backend_amx;
@@ -164,9 +164,9 @@ size_t matmul_acts_bytes(size_t n_rows, size_t n_in);
       .kv_append = cpu_kv_append, .attention = cpu_attention, .route = cpu_route, .combine = cpu_combine, .experts = cpu_experts,         \
       .log_sum_exp = cpu_log_sum_exp, .argmax = cpu_argmax, .exp_terms = cpu_exp_terms }
 
-static inline const struct cpu_loops *cpu_loops_of(const struct kernel_ctx *c)
+static inline const struct cpu_microkernels *cpu_microkernels_of(const struct kernel_ctx *c)
 {
-    return &((const struct cpu_backend *)c->ops)->loops;
+    return &((const struct cpu_backend *)c->ops)->microkernels;
 }
 
 static inline void *cpu_scratch(const struct kernel_ctx *c, int thread)

@@ -9,11 +9,11 @@ enum { ARGMAX_CHUNK = 4096, TERMS_PER_ITEM = 32768 };
 /* The chunk that holds the first largest value, then its place in there. */
 int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n)
 {
-    const struct cpu_loops *loops = cpu_loops_of(c);
+    const struct cpu_microkernels *kernels = cpu_microkernels_of(c);
     float  best = -INFINITY;
     size_t at = n;
     for (size_t i = 0; i < n; i += ARGMAX_CHUNK) {
-        float max = loops->max(x + i, min_size(ARGMAX_CHUNK, n - i));
+        float max = kernels->max(x + i, min_size(ARGMAX_CHUNK, n - i));
         if (!(max > best)) continue;
         best = max;
         at = i;
@@ -24,7 +24,7 @@ int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n)
 }
 
 struct terms_job {
-    const struct cpu_loops *loops;
+    const struct cpu_microkernels *kernels;
     float                  *p;
     const float            *x;
     size_t                  n;
@@ -36,11 +36,11 @@ static void terms_item(void *arg, int index, int thread)
     (void)thread;
     const struct terms_job *j = arg;
     size_t at = (size_t)index * TERMS_PER_ITEM;
-    j->loops->exp_terms(j->p + at, j->x + at, min_size(TERMS_PER_ITEM, j->n - at), j->max, j->by);
+    j->kernels->exp_terms(j->p + at, j->x + at, min_size(TERMS_PER_ITEM, j->n - at), j->max, j->by);
 }
 
 void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by)
 {
-    struct terms_job job = { .loops = cpu_loops_of(c), .p = p, .x = x, .n = n, .max = max, .by = by };
+    struct terms_job job = { .kernels = cpu_microkernels_of(c), .p = p, .x = x, .n = n, .max = max, .by = by };
     compute_pool_run(c->pool, (int)((n + TERMS_PER_ITEM - 1) / TERMS_PER_ITEM), terms_item, &job);
 }

@@ -7,6 +7,6 @@
 
 const struct cpu_backend cpu_backend_amx = {
     .ops = CPU_BACKEND_OPS("amx", cpu_supports_amx),
-    .loops = { AVX512_LOOPS, .gemv_int = vnni_gemv_int, .tile_int = amx_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = amx_gemv_bf16,
-               .upconvert_bf16 = bf16_upconvert, .tile_bf16 = amx_tile_bf16, BF16_SCORES },
+    .microkernels = { AVX512_MICROKERNELS, .gemv_int = vnni_gemv_int, .tile_int = amx_tile_int, .round_bf16 = bf16_round, .gemv_bf16 = amx_gemv_bf16,
+               .upconvert_bf16 = bf16_upconvert, .tile_bf16 = amx_tile_bf16, BF16_SCORE_MICROKERNELS },
 };

@@ -1,4 +1,4 @@
-/* microkernels_amx.h - the loops of the amx row that use tiles; see struct cpu_loops. */
+/* microkernels_amx.h - the loops of the amx row that use tiles; see struct cpu_microkernels. */
 #ifndef BATON_KERNELS_CPU_MICROKERNELS_AMX_H
 #define BATON_KERNELS_CPU_MICROKERNELS_AMX_H
 

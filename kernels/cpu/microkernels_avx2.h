@@ -1,4 +1,4 @@
-/* microkernels_avx2.h - the inner loops of the avx2 row that lie in files of their own; see struct cpu_loops. */
+/* microkernels_avx2.h - the inner loops of the avx2 row that lie in files of their own; see struct cpu_microkernels. */
 #ifndef BATON_KERNELS_CPU_MICROKERNELS_AVX2_H
 #define BATON_KERNELS_CPU_MICROKERNELS_AVX2_H
 

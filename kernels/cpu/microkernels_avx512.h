@@ -1,4 +1,4 @@
-/* microkernels_avx512.h - the inner loops of the avx512 row, which the rows above it share; see struct cpu_loops. */
+/* microkernels_avx512.h - the inner loops of the avx512 row, which the rows above it share; see struct cpu_microkernels. */
 #ifndef BATON_KERNELS_CPU_MICROKERNELS_AVX512_H
 #define BATON_KERNELS_CPU_MICROKERNELS_AVX512_H
 
@@ -26,10 +26,10 @@ float avx512_sum_exp(const float *x, float max, size_t n);
 void  avx512_exp_terms(float *p, const float *x, size_t n, float max, float by);
 
 /* All but what each row has of its own: the integer products, and those of bf16. */
-#define AVX512_LOOPS                                                                                                              \
+#define AVX512_MICROKERNELS                                                                                                              \
     .gemv = avx512_gemv, .dequantize = avx512_dequantize, .tile = avx512_tile, .quantize = avx512_quantize, .unpack_int = avx512_unpack_int,  \
     .rms_factor = avx512_rms_factor, .rms_apply = avx512_rms_apply, .add = avx512_add, .silu_mul = avx512_silu_mul,               \
     .rope = avx512_rope, .axpy = avx512_axpy, .scale = avx512_scale, .max = avx512_max, .sum_exp = avx512_sum_exp,                \
-    .exp_terms = avx512_exp_terms, ATTENTION_LOOPS(avx512)
+    .exp_terms = avx512_exp_terms, ATTENTION_MICROKERNELS(avx512)
 
 #endif

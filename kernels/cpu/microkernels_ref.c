@@ -190,8 +190,8 @@ static void ref_axpy(float *y, const float *x, float factor, size_t n)
 
 const struct cpu_backend cpu_backend_ref = {
     .ops = CPU_BACKEND_OPS("ref", always),
-    .loops = { .gemv = ref_gemv, .dequantize = ref_dequantize, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
+    .microkernels = { .gemv = ref_gemv, .dequantize = ref_dequantize, .tile = ref_tile, .quantize = ref_quantize, .gemv_int = ref_gemv_int,
                .unpack_int = weight_layout_unpack_int, .tile_int = ref_tile_int, .rms_factor = ref_rms_factor, .rms_apply = ref_rms_apply, .add = ref_add,
                .silu_mul = ref_silu_mul, .rope = ref_rope, .axpy = ref_axpy, .scale = ref_scale, .max = ref_max,
-               .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, ATTENTION_LOOPS(attention_ref) },
+               .sum_exp = ref_sum_exp, .exp_terms = ref_exp_terms, ATTENTION_MICROKERNELS(attention_ref) },
 };

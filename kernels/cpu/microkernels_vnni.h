@@ -1,4 +1,4 @@
-/* microkernels_vnni.h - the integer and bf16 loops of the avx512-vnni row; see struct cpu_loops. */
+/* microkernels_vnni.h - the integer and bf16 loops of the avx512-vnni row; see struct cpu_microkernels. */
 #ifndef BATON_KERNELS_CPU_MICROKERNELS_VNNI_H
 #define BATON_KERNELS_CPU_MICROKERNELS_VNNI_H
 
@@ -19,6 +19,6 @@ void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_row
 void bf16_scores_few(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys, const struct kv_rows *ahead,
                      size_t n_keys, size_t dim);
 
-#define BF16_SCORES .keys_bf16 = bf16_keys, .scores_bf16 = bf16_scores, .scores_few_bf16 = bf16_scores_few
+#define BF16_SCORE_MICROKERNELS .keys_bf16 = bf16_keys, .scores_bf16 = bf16_scores, .scores_few_bf16 = bf16_scores_few
 
 #endif

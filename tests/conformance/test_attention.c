@@ -312,7 +312,7 @@ struct chains { /* CHAIN_ROWS queries, ATTN_TILE keys of dim elements, both of b
 };
 
 /* Numbers of all sizes, also such whose products are subnormal. */
-static struct chains make_chains(const struct cpu_loops *loops, size_t dim)
+static struct chains make_chains(const struct cpu_microkernels *kernels, size_t dim)
 {
     struct chains c = { .dim = dim, .q_stride = act_bf16_stride(dim) };
     c.q = MEM_ARRAY(uint16_t, CHAIN_ROWS * c.q_stride);
@@ -320,7 +320,7 @@ static struct chains make_chains(const struct cpu_loops *loops, size_t dim)
     c.packed = MEM_ARRAY(uint16_t, ATTN_TILE * dim);
     for (size_t i = 0; i < CHAIN_ROWS; i++) {
         float *q = random_floats(dim, i % 4 == 3 ? 0x1p-66f : 2);
-        loops->round_bf16(c.q + i * c.q_stride, q, dim);
+        kernels->round_bf16(c.q + i * c.q_stride, q, dim);
         mem_free(q);
     }
     for (size_t j = 0; j < ATTN_TILE; j++) {
@@ -344,25 +344,25 @@ static void check_chain(const struct chains *c, size_t i, size_t j, float got)
 }
 
 /* Few rows and many give the same bits, which are sums of products of bf16 in f32. */
-static void check_chains(const struct cpu_loops *loops)
+static void check_chains(const struct cpu_microkernels *kernels)
 {
     static const size_t dims[] = { 1, 2, 31, 32, 33, 64, 80, 199, 256, CHAIN_DIM_MAX }, n_keys[] = { 1, 15, 16, 17, 33, 48, 63, 64 };
     for (size_t n = 0; n < COUNT_OF(dims) * COUNT_OF(n_keys); n++) {
-        struct chains  c = make_chains(loops, dims[n % COUNT_OF(dims)]);
+        struct chains  c = make_chains(kernels, dims[n % COUNT_OF(dims)]);
         size_t         keys = n_keys[n / COUNT_OF(dims)];
         struct kv_rows rows = { c.at, 0 };
         uint32_t      *turned = MEM_ARRAY(uint32_t, ATTN_TILE * div_up(c.dim, 2));
         float all[CHAIN_ROWS * ATTN_TILE], some[CHAIN_ROWS * ATTN_TILE];
         for (size_t j = keys; j < ATTN_TILE; j++) c.at[j] = NULL;
-        loops->keys_bf16(turned, &rows, keys, c.dim);
-        loops->scores_bf16(all, c.q, c.q_stride, CHAIN_ROWS, turned, div_up(keys, PANEL), c.dim);
+        kernels->keys_bf16(turned, &rows, keys, c.dim);
+        kernels->scores_bf16(all, c.q, c.q_stride, CHAIN_ROWS, turned, div_up(keys, PANEL), c.dim);
         for (size_t i = 0; i < CHAIN_ROWS; i++)
             for (size_t j = 0; j < keys; j++) check_chain(&c, i, j, all[i * ATTN_TILE + j]);
         for (size_t n_rows = 1; n_rows <= CHAIN_ROWS; n_rows++) {
-            loops->scores_bf16(some, c.q, c.q_stride, n_rows, turned, div_up(keys, PANEL), c.dim);
+            kernels->scores_bf16(some, c.q, c.q_stride, n_rows, turned, div_up(keys, PANEL), c.dim);
             for (size_t i = 0; i < n_rows; i++) check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "many", c.dim, n_rows);
             if (n_rows > ATTN_FEW) continue;
-            loops->scores_few_bf16(some, c.q, c.q_stride, n_rows, &rows, &rows, keys, c.dim);
+            kernels->scores_few_bf16(some, c.q, c.q_stride, n_rows, &rows, &rows, keys, c.dim);
             for (size_t i = 0; i < n_rows; i++) check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "few", c.dim, n_rows);
         }
         mem_free(c.q), mem_free(c.k), mem_free(c.packed), mem_free(turned);
@@ -374,7 +374,7 @@ static void check_fast(const char *isa, const struct shape *s, size_t n_seqs, co
 {
     struct kernel_ctx *one = open_row(isa, ACTIVATIONS_FAST, 1);
     struct world       w = make_world(*s, n_seqs, n_tokens);
-    w.rounded = cpu_loops_of(one)->scores_bf16 && s->form != NAIVE;
+    w.rounded = cpu_microkernels_of(one)->scores_bf16 && s->form != NAIVE;
     run_world(one, &w, 10000, w.want);
     kernel_ctx_free(one);
     if (w.rounded) check_against_softmax(&w, n_tokens[0] > 1000 ? 700 : 29);
@@ -397,8 +397,8 @@ static void fast_cases(const char *isa)
     static const size_t       chunks[] = { 1, 7, 64, 100 }, long_chunks[] = { 1050, 96, 255 }, n_long[N_SEQS] = { 2100, 1030, 3 };
     static const struct shape long_heads = { HEADS, DTYPE_BF16, 7, 1, 64, 64, 0, 0, 0 }, long_latents = { ABSORBED, DTYPE_BF16, 16, 1, 72, 64, 64, 0, 0 };
     struct kernel_ctx *c = open_row(isa, ACTIVATIONS_FAST, 1);
-    bool products = cpu_loops_of(c)->scores_bf16, is_ref = strcmp(isa, "ref") == 0;
-    if (products) check_chains(cpu_loops_of(c));
+    bool products = cpu_microkernels_of(c)->scores_bf16, is_ref = strcmp(isa, "ref") == 0;
+    if (products) check_chains(cpu_microkernels_of(c));
     kernel_ctx_free(c);
     for (size_t i = 0; i < COUNT_OF(SHAPES); i++) {
         const size_t n_tokens[N_SEQS] = { 1, SHAPES[i].block_tokens + 3, is_ref ? 70 : 330 };

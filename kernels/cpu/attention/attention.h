@@ -2,7 +2,7 @@
  *
  *   cpu_attention.c    the slots: work items, segments in parallel, merging
  *   attention_tile_loop.c   one run of queries over the tiles of one segment
- *   attention_*.c      the inner loops (struct cpu_loops)
+ *   attention_*.c      the inner loops (struct cpu_microkernels)
  * Thread: engine, pool. */
 #ifndef BATON_KERNELS_CPU_ATTENTION_ATTENTION_H
 #define BATON_KERNELS_CPU_ATTENTION_ATTENTION_H
@@ -46,7 +46,7 @@ ATTENTION_DECLARE(attention_ref)
 ATTENTION_DECLARE(avx2)
 ATTENTION_DECLARE(avx512)
 
-#define ATTENTION_LOOPS(isa)                                                                             \
+#define ATTENTION_MICROKERNELS(isa)                                                                             \
     .keys = isa##_keys, .values = isa##_values, .mac = isa##_mac, .soften = isa##_soften,                \
     .scores_few = isa##_scores_few, .weigh_few = isa##_weigh_few
 
@@ -55,7 +55,7 @@ ATTENTION_DECLARE(avx512)
 /* Query rows of one sequence times the heads that share one KV head: pair i is row (pair_begin + i) / group of the sequence, and head
  * (pair_begin + i) % group of the KV head's group. Filled by cpu_attention.c; the rest by attention_walk_open. */
 struct attn_walk {
-    const struct cpu_loops *loops;
+    const struct cpu_microkernels *kernels;
     const struct attn_args *a;
     const struct attn_seq  *seq;
     int32_t                 head; /* of the cache; naive form: of the queries (group is 1 then) */

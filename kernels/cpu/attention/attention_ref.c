@@ -1,4 +1,4 @@
-/* attention_ref.c - the definition of attention's inner loops, in plain C: see struct cpu_loops. Thread: engine, pool. */
+/* attention_ref.c - the definition of attention's inner loops, in plain C: see struct cpu_microkernels. Thread: engine, pool. */
 #include <string.h>
 
 #include "kernels/cpu/attention/attention.h"

@@ -90,7 +90,7 @@ static void round_queries(struct attn_walk *w, float **scratch)
 {
     w->q_stride = act_bf16_stride(w->q_dim);
     uint16_t *q = (uint16_t *)take(scratch, (size_t)w->n_pairs * w->q_stride / 2);
-    for (int32_t i = 0; i < w->n_pairs; i++) w->loops->round_bf16(q + (size_t)i * w->q_stride, query(w, i), w->q_dim);
+    for (int32_t i = 0; i < w->n_pairs; i++) w->kernels->round_bf16(q + (size_t)i * w->q_stride, query(w, i), w->q_dim);
     w->q_bf16 = q;
 }
 
@@ -214,8 +214,8 @@ static void expand(const struct attn_walk *w, float *y, const struct weight *m, 
             size_t       n_k = min_size(GEMM_K, m->n_in - k0);
             const float *panel = w->w_panel;
             if (m->layout == LAYOUT_F32) panel = (const float *)panel_at(m, p, weight_layout_panel_bytes(LAYOUT_F32, m->n_in)) + k0 * PANEL;
-            else w->loops->dequantize(w->w_panel, m, p, k0, n_k);
-            w->loops->mac(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
+            else w->kernels->dequantize(w->w_panel, m, p, k0, n_k);
+            w->kernels->mac(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
         }
 }
 
@@ -232,9 +232,9 @@ static void expand_tile(const struct attn_walk *w, const char *const *rows, size
     expand(w, w->rows, k_up, n_keys);
     for (size_t j = 0; j < n_keys; j++) /* over the lanes that fill up the last panel */
         memcpy(w->rows + j * EXPANDED_ROW + k_up->n_out, w->latent + j * dim + rank, (dim - rank) * sizeof(float));
-    w->loops->keys(w->keys, &(struct kv_rows){ expanded, 0 }, DTYPE_F32, n_keys, w->q_dim);
+    w->kernels->keys(w->keys, &(struct kv_rows){ expanded, 0 }, DTYPE_F32, n_keys, w->q_dim);
     expand(w, w->rows, v_up, n_keys);
-    w->loops->values(w->values, &(struct kv_rows){ expanded, 0 }, DTYPE_F32, n_keys, v_up->n_out);
+    w->kernels->values(w->values, &(struct kv_rows){ expanded, 0 }, DTYPE_F32, n_keys, v_up->n_out);
 }
 
 static void load_tile(const struct attn_walk *w, const struct tile *t)
@@ -244,9 +244,9 @@ static void load_tile(const struct attn_walk *w, const struct tile *t)
         expand_tile(w, t->at, (size_t)t->n_keys);
         return;
     }
-    if (w->by_bf16) w->loops->keys_bf16(w->keys, &t->keys, (size_t)t->n_keys, (size_t)kv->head_dim);
-    else w->loops->keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys, (size_t)kv->head_dim);
-    w->loops->values(w->values, &t->values, t->dtype, (size_t)t->n_keys, (size_t)w->a->v_dim);
+    if (w->by_bf16) w->kernels->keys_bf16(w->keys, &t->keys, (size_t)t->n_keys, (size_t)kv->head_dim);
+    else w->kernels->keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys, (size_t)kv->head_dim);
+    w->kernels->values(w->values, &t->values, t->dtype, (size_t)t->n_keys, (size_t)w->a->v_dim);
 }
 
 /* ---- pairs ---- */
@@ -257,9 +257,9 @@ static void add_pairs(const struct attn_walk *w, const struct tile *t, bool few,
     const struct attn_args *a = w->a;
     float *o = w->o + (size_t)i * w->v_stride;
     const float *carry = t->begin % ATTN_SEGMENT == 0 ? NULL : w->shrink + i; /* a segment's sums begin from 0 */
-    w->loops->soften(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i, w->shrink + i);
-    if (few) w->loops->weigh_few(o, w->v_stride, scores, (size_t)n, &t->values, &t->next, t->dtype, (size_t)n_keys, (size_t)a->v_dim, carry);
-    else w->loops->mac(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values, ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, carry);
+    w->kernels->soften(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i, w->shrink + i);
+    if (few) w->kernels->weigh_few(o, w->v_stride, scores, (size_t)n, &t->values, &t->next, t->dtype, (size_t)n_keys, (size_t)a->v_dim, carry);
+    else w->kernels->mac(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values, ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, carry);
 }
 
 /* Pairs [low, high) whose scores are there: those that see equally many keys go together. */
@@ -286,16 +286,16 @@ static int32_t first_pair(const struct attn_walk *w, int32_t pos)
 static void score_few(const struct attn_walk *w, const struct tile *t, int32_t low)
 {
     size_t n = (size_t)(w->n_pairs - low), at = (size_t)low * w->q_stride;
-    if (w->by_bf16) w->loops->scores_few_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys, &t->values, (size_t)t->n_keys, w->q_dim);
-    else w->loops->scores_few(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values, t->dtype, (size_t)t->n_keys, w->q_dim);
+    if (w->by_bf16) w->kernels->scores_few_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys, &t->values, (size_t)t->n_keys, w->q_dim);
+    else w->kernels->scores_few(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values, t->dtype, (size_t)t->n_keys, w->q_dim);
 }
 
 /* The same of pairs [low, high), from the keys that load_tile put in order. */
 static void score_many(const struct attn_walk *w, const struct tile *t, int32_t low, int32_t high)
 {
     size_t n = (size_t)(high - low), at = (size_t)low * w->q_stride, n_panels = padded((size_t)t->n_keys) / PANEL;
-    if (w->by_bf16) w->loops->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels, w->q_dim);
-    else w->loops->mac(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys, w->q_dim * PANEL, n_panels, w->q_dim, NULL);
+    if (w->by_bf16) w->kernels->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels, w->q_dim);
+    else w->kernels->mac(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys, w->q_dim * PANEL, n_panels, w->q_dim, NULL);
 }
 
 static void attend_tile(const struct attn_walk *w, const struct tile *t)

@@ -150,7 +150,7 @@ static size_t out_offset(const struct attn_args *a, int32_t row, int32_t head)
 }
 
 /* One more segment into (M, L, O); see above. */
-static void merge(const struct cpu_loops *loops, bool first, float *o_all, float *m_all, float *l_all, const float *o, float m, float l, size_t n)
+static void merge(const struct cpu_microkernels *kernels, bool first, float *o_all, float *m_all, float *l_all, const float *o, float m, float l, size_t n)
 {
     if (first) {
         memcpy(o_all, o, n * sizeof *o);
@@ -160,8 +160,8 @@ static void merge(const struct cpu_loops *loops, bool first, float *o_all, float
     }
     float top = m > *m_all ? m : *m_all, a = exp_ref(*m_all - top), b = exp_ref(m - top);
     *l_all = fmaf(l, b, *l_all * a);
-    if (a != 1) loops->scale(o_all, a, n); /* times 1 changes nothing */
-    loops->axpy(o_all, o, b, n);
+    if (a != 1) kernels->scale(o_all, a, n); /* times 1 changes nothing */
+    kernels->axpy(o_all, o, b, n);
     *m_all = top;
 }
 
@@ -183,7 +183,7 @@ static void open_item(const struct attn_job *job, int index, int thread, struct 
     it->n_heads = min_i32(job->heads_per_item, job->n_heads - head);
     for (int32_t h = 0; h < it->n_heads; h++) {
         struct attn_walk *w = &it->walks[h];
-        *w = (struct attn_walk){ .loops = cpu_loops_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group,
+        *w = (struct attn_walk){ .kernels = cpu_microkernels_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group,
                                 .by_bf16 = job->by_bf16, .upconverted = h > 0 ? it->walks[0].upconverted : NULL };
         w->pair_begin = unit / per_run * job->pairs_per_item;
         w->n_pairs = min_i32(job->pairs_per_item, w->seq->n_q * job->group - w->pair_begin);
@@ -210,8 +210,8 @@ static void whole_item(void *arg, int index, int thread)
                 const struct attn_walk *w = &it.walks[h];
                 int32_t at = h * n_pairs + i;
                 float  *out = job->a->out + out_offset(job->a, w->seq->q_begin + (w->pair_begin + i) / w->group, attention_query_head(w, i));
-                merge(w->loops, segment == 0, out, &m[at], &l[at], w->o + (size_t)i * w->v_stride, w->max[i], w->sum[i], n);
-                if (attention_pair_pos(w, i) / ATTN_SEGMENT == segment) w->loops->scale(out, 1 / l[at], n);
+                merge(w->kernels, segment == 0, out, &m[at], &l[at], w->o + (size_t)i * w->v_stride, w->max[i], w->sum[i], n);
+                if (attention_pair_pos(w, i) / ATTN_SEGMENT == segment) w->kernels->scale(out, 1 / l[at], n);
             }
     }
 }
@@ -247,7 +247,7 @@ static void segments_item(void *arg, int index, int thread)
 
 static void merge_pair(const struct attn_job *job, int32_t pair)
 {
-    const struct cpu_loops *loops = cpu_loops_of(job->c);
+    const struct cpu_microkernels *kernels = cpu_microkernels_of(job->c);
     int32_t s = find_in(job->shared->pair_begin, job->n_seqs, pair), at = pair - job->shared->pair_begin[s];
     const struct attn_seq *seq = &job->seqs[s];
     int32_t per_head = seq->n_q * job->group, row = at % per_head / job->group, head = at / per_head * job->group + at % job->group;
@@ -256,9 +256,9 @@ static void merge_pair(const struct attn_job *job, int32_t pair)
     size_t  n = (size_t)job->a->v_dim;
     for (int32_t i = 0; i < job->n_segments && i <= last; i++) {
         const float *part = part_of(job, pair, i);
-        merge(loops, job->segment + i == 0, out, &state[0], &state[1], part + PART_HEAD, part[0], part[1], n);
+        merge(kernels, job->segment + i == 0, out, &state[0], &state[1], part + PART_HEAD, part[0], part[1], n);
     }
-    if (last >= 0 && last < job->n_segments) loops->scale(out, 1 / state[1], n);
+    if (last >= 0 && last < job->n_segments) kernels->scale(out, 1 / state[1], n);
 }
 
 static void merge_item(void *arg, int index, int thread)
@@ -350,7 +350,7 @@ static void choose_heads(struct attn_job *job, int32_t n_segments, int32_t n_thr
 /* Whether scores are products of bf16. Keys that are expanded from latents are f32. */
 static bool scores_by_bf16(const struct kernel_ctx *c, const struct attn_args *a)
 {
-    return c->activations == ACTIVATIONS_FAST && a->kv.dtype == DTYPE_BF16 && !a->k_up && cpu_loops_of(c)->scores_bf16;
+    return c->activations == ACTIVATIONS_FAST && a->kv.dtype == DTYPE_BF16 && !a->k_up && cpu_microkernels_of(c)->scores_bf16;
 }
 
 static void attend_seqs(struct kernel_ctx *c, const struct attn_args *a, const struct attn_seq *seqs, int32_t n_seqs)

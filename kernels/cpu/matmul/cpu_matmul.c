@@ -32,11 +32,11 @@ static void run_skinny(const struct matmul_run *r, const struct matmul_job *j, s
         struct matmul_block b = { .job = j, .n_rows = j->a->n_rows, .panel0 = p, .n_panels = min_size(GEMV_PANELS, panel0 + n_panels - p), .acc = acc,
                            .panel_step = PANEL };
         b.row_step = b.n_panels * PANEL;
-        if (j->arithmetic == MATMUL_INT) r->loops->gemv_int(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
-        else if (j->arithmetic == MATMUL_BF16) r->loops->gemv_bf16(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
+        if (j->arithmetic == MATMUL_INT) r->kernels->gemv_int(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
+        else if (j->arithmetic == MATMUL_BF16) r->kernels->gemv_bf16(acc, j->x, j->x_stride, b.n_rows, w, p, b.n_panels);
         else
-            for (size_t i = 0; i < b.n_rows; i++) r->loops->gemv(block_acc(&b, i, 0), (const float *)j->x + i * j->x_stride, w, p, b.n_panels);
-        matmul_apply_epilogue(r->loops, &b);
+            for (size_t i = 0; i < b.n_rows; i++) r->kernels->gemv(block_acc(&b, i, 0), (const float *)j->x + i * j->x_stride, w, p, b.n_panels);
+        matmul_apply_epilogue(r->kernels, &b);
     }
 }
 
@@ -50,8 +50,8 @@ static void gemm_f32(const struct matmul_run *r, const struct matmul_block *b, f
         for (size_t p = 0; p < b->n_panels; p++) {
             const float *panel = unpacked;
             if (w->layout == LAYOUT_F32) panel = (const float *)panel_at(w, b->panel0 + p, panel_bytes) + k0 * PANEL;
-            else r->loops->dequantize(unpacked, w, b->panel0 + p, k0, n_k);
-            r->loops->tile(block_acc(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
+            else r->kernels->dequantize(unpacked, w, b->panel0 + p, k0, n_k);
+            r->kernels->tile(block_acc(b, 0, p), (const float *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, panel, n_k);
         }
     }
 }
@@ -66,8 +66,8 @@ static void gemm_int(const struct matmul_run *r, const struct matmul_block *b, s
         const struct act_block *x = (const struct act_block *)j->x + b->row0 * j->x_stride + k0 / BLOCK_K;
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
-            for (size_t i = 0; i < n; i++) r->loops->unpack_int(&unpacked[i], w, b->panel0 + p + i, k0, n_k);
-            r->loops->tile_int(block_acc(b, 0, p), x, j->x_stride, b->n_rows, unpacked, n, w->layout, n_k);
+            for (size_t i = 0; i < n; i++) r->kernels->unpack_int(&unpacked[i], w, b->panel0 + p + i, k0, n_k);
+            r->kernels->tile_int(block_acc(b, 0, p), x, j->x_stride, b->n_rows, unpacked, n, w->layout, n_k);
         }
     }
     for (size_t p = 0; p < b->n_panels && LAYOUTS[w->layout].group == 0; p++) {
@@ -85,7 +85,7 @@ static void gemm_bf16(const struct matmul_run *r, const struct matmul_block *b)
     size_t panel_bytes = weight_layout_panel_bytes(w->layout, w->n_in);
     for (size_t k0 = 0; k0 < w->n_in; k0 += GEMM_K)
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS)
-            r->loops->tile_bf16(block_acc(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows,
+            r->kernels->tile_bf16(block_acc(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows,
                                 (const uint32_t *)panel_at(w, b->panel0 + p, panel_bytes) + k0 / 2 * PANEL, panel_bytes / sizeof(uint32_t),
                                 min_size(DOT_PANELS, b->n_panels - p), NULL, min_size(GEMM_K, w->n_in - k0));
 }
@@ -99,8 +99,8 @@ static void gemm_f8(const struct matmul_run *r, const struct matmul_block *b, ui
         for (size_t p = 0; p < b->n_panels; p += DOT_PANELS) {
             size_t n = min_size(DOT_PANELS, b->n_panels - p);
             float  scale[DOT_PANELS];
-            for (size_t i = 0; i < n; i++) r->loops->upconvert_bf16(pairs + i * stride, &scale[i], w, b->panel0 + p + i, k0, n_k);
-            r->loops->tile_bf16(block_acc(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, pairs, stride, n, scale, n_k);
+            for (size_t i = 0; i < n; i++) r->kernels->upconvert_bf16(pairs + i * stride, &scale[i], w, b->panel0 + p + i, k0, n_k);
+            r->kernels->tile_bf16(block_acc(b, 0, p), (const uint16_t *)j->x + b->row0 * j->x_stride + k0, j->x_stride, b->n_rows, pairs, stride, n, scale, n_k);
         }
     }
 }
@@ -117,7 +117,7 @@ static void run_gemm(const struct matmul_run *r, const struct matmul_job *j, siz
         else if (j->arithmetic == MATMUL_F32) gemm_f32(r, &b, (float *)scratch);
         else if (j->a->w->layout == LAYOUT_F8) gemm_f8(r, &b, (uint32_t *)scratch);
         else gemm_bf16(r, &b);
-        matmul_apply_epilogue(r->loops, &b);
+        matmul_apply_epilogue(r->kernels, &b);
     }
 }
 
@@ -202,7 +202,7 @@ static struct matmul_job make_job(const struct kernel_ctx *c, const struct matmu
 static void run_jobs(struct kernel_ctx *c, const struct matmul_args *args, size_t n)
 {
     struct matmul_tables *t = c->acts;
-    struct matmul_run     r = { .c = c, .loops = cpu_loops_of(c), .jobs = t->jobs, .inputs = t->inputs, .range_end = t->range_end,
+    struct matmul_run     r = { .c = c, .kernels = cpu_microkernels_of(c), .jobs = t->jobs, .inputs = t->inputs, .range_end = t->range_end,
                          .n_groups = (size_t)compute_pool_groups(c->pool) };
     for (size_t i = 0; i < n; i++) {
         const struct matmul_args *a = &args[i];

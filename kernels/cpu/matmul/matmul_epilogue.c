@@ -49,14 +49,14 @@ static void add_bias(const struct matmul_block *b, size_t row, size_t p)
 }
 
 /* The results take the place of gate's sums. */
-static void swiglu(const struct cpu_loops *loops, const struct matmul_block *b)
+static void swiglu(const struct cpu_microkernels *kernels, const struct matmul_block *b)
 {
     const bool side_by_side = b->row_step == PANEL; /* all rows of a panel */
     for (size_t p = 0; p < b->n_panels; p += 2) {
         for (size_t i = 0; b->job->a->bias && i < b->n_rows; i++) add_bias(b, i, p);
         for (size_t i = 0; i < (side_by_side ? 1 : b->n_rows); i++) {
             float *gate = block_acc(b, i, p);
-            loops->silu_mul(gate, gate, block_acc(b, i, p + 1), side_by_side ? b->n_rows * PANEL : PANEL);
+            kernels->silu_mul(gate, gate, block_acc(b, i, p + 1), side_by_side ? b->n_rows * PANEL : PANEL);
         }
     }
 }
@@ -73,7 +73,7 @@ static void store_row(const struct matmul_block *b, size_t row)
 }
 
 /* PREQUANTIZED_PANELS panels are one block of the row, filled up with zeros. */
-static void store_quantized_row(const struct cpu_loops *loops, const struct matmul_block *b, size_t row)
+static void store_quantized_row(const struct cpu_microkernels *kernels, const struct matmul_block *b, size_t row)
 {
     const enum matmul_arithmetic arithmetic = b->job->y_arithmetic;
     const size_t          half = b->job->a->w->n_out / 2;
@@ -83,8 +83,8 @@ static void store_quantized_row(const struct cpu_loops *loops, const struct matm
         size_t at = (b->panel0 + p) / 2 * PANEL, n = min_size(BLOCK_K, half - at);
         *(matmul_lanes *)x = *(const matmul_lanes *)block_acc(b, row, p);
         if (n > PANEL) *(matmul_lanes *)(x + PANEL) = *(const matmul_lanes *)block_acc(b, row, p + 2);
-        if (arithmetic == MATMUL_INT) loops->quantize((struct act_block *)(y + matmul_row_bytes(arithmetic, at)), x, n);
-        else loops->round_bf16((uint16_t *)(y + matmul_row_bytes(arithmetic, at)), x, n);
+        if (arithmetic == MATMUL_INT) kernels->quantize((struct act_block *)(y + matmul_row_bytes(arithmetic, at)), x, n);
+        else kernels->round_bf16((uint16_t *)(y + matmul_row_bytes(arithmetic, at)), x, n);
     }
 }
 
@@ -99,13 +99,13 @@ static void prefetch_row(const struct matmul_block *b, size_t row)
     for (size_t line = 0; line < bytes; line += CACHE_LINE) __builtin_prefetch(y + line, 1);
 }
 
-void matmul_apply_epilogue(const struct cpu_loops *loops, const struct matmul_block *b)
+void matmul_apply_epilogue(const struct cpu_microkernels *kernels, const struct matmul_block *b)
 {
     const bool pairs = b->job->a->epilogue == MATMUL_SILU_MUL, quantized = b->job->y_arithmetic != MATMUL_F32;
-    if (pairs) swiglu(loops, b);
+    if (pairs) swiglu(kernels, b);
     for (size_t i = 0; i < b->n_rows; i++) {
         if (i + PREFETCH_ROWS < b->n_rows) prefetch_row(b, i + PREFETCH_ROWS);
-        if (quantized) store_quantized_row(loops, b, i);
+        if (quantized) store_quantized_row(kernels, b, i);
         else if (pairs) store_row(b, i);
         else
             for (size_t p = 0; p < b->n_panels; p++) store_panel(b, i, p);

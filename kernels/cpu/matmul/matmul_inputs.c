@@ -25,7 +25,7 @@ enum matmul_arithmetic matmul_arithmetic_of(const struct kernel_ctx *c, const st
     if (c->activations == ACTIVATIONS_F32) return MATMUL_F32;
     if (weight_layout_info(w->layout)->integer) return MATMUL_INT;
     bool bf16 = w->layout == LAYOUT_BF16 || w->layout == LAYOUT_F8;
-    return bf16 && cpu_loops_of(c)->tile_bf16 ? MATMUL_BF16 : MATMUL_F32;
+    return bf16 && cpu_microkernels_of(c)->tile_bf16 ? MATMUL_BF16 : MATMUL_F32;
 }
 
 static const size_t ELEMENT[] = { [MATMUL_F32] = sizeof(float), [MATMUL_INT] = sizeof(struct act_block), [MATMUL_BF16] = sizeof(uint16_t) };
@@ -38,22 +38,22 @@ static size_t row_stride(enum matmul_arithmetic arithmetic, size_t n_in)
 
 size_t matmul_row_bytes(enum matmul_arithmetic arithmetic, size_t n_in) { return row_stride(arithmetic, n_in) * ELEMENT[arithmetic]; }
 
-static void round_inputs(const struct cpu_loops *loops, enum matmul_arithmetic arithmetic, void *to, const float *x, size_t n)
+static void round_inputs(const struct cpu_microkernels *kernels, enum matmul_arithmetic arithmetic, void *to, const float *x, size_t n)
 {
-    if (arithmetic == MATMUL_INT) loops->quantize(to, x, n);
-    else if (arithmetic == MATMUL_BF16) loops->round_bf16(to, x, n);
+    if (arithmetic == MATMUL_INT) kernels->quantize(to, x, n);
+    else if (arithmetic == MATMUL_BF16) kernels->round_bf16(to, x, n);
     else memcpy(to, x, n * sizeof *x);
 }
 
-static void normalise_row(const struct cpu_loops *loops, const struct matmul_input *in, char *to, const float *x)
+static void normalise_row(const struct cpu_microkernels *kernels, const struct matmul_input *in, char *to, const float *x)
 {
     const size_t n_in = in->a->w->n_in;
-    const float  factor = loops->rms_factor(x, n_in, in->a->norm_eps);
+    const float  factor = kernels->rms_factor(x, n_in, in->a->norm_eps);
     float        part[NORM_ELEMENTS];
     for (size_t k = 0; k < n_in; k += NORM_ELEMENTS) {
         size_t n = min_size(NORM_ELEMENTS, n_in - k);
-        loops->rms_apply(part, x + k, in->a->norm + k, factor, n);
-        round_inputs(loops, in->arithmetic, to + matmul_row_bytes(in->arithmetic, k), part, n);
+        kernels->rms_apply(part, x + k, in->a->norm + k, factor, n);
+        round_inputs(kernels, in->arithmetic, to + matmul_row_bytes(in->arithmetic, k), part, n);
     }
 }
 
@@ -71,8 +71,8 @@ static void prepare_rows(void *arg, int index, int thread)
         size_t       source = in->a->x_rows ? (size_t)in->a->x_rows[local] : local;
         const float *x = in->a->x + source * in->a->x_stride;
         char        *to = (char *)in->to + local * matmul_row_bytes(in->arithmetic, n_in);
-        if (in->a->norm) normalise_row(r->loops, in, to, x);
-        else round_inputs(r->loops, in->arithmetic, to, x, n_in);
+        if (in->a->norm) normalise_row(r->kernels, in, to, x);
+        else round_inputs(r->kernels, in->arithmetic, to, x, n_in);
     }
 }
 

@@ -32,7 +32,7 @@ struct matmul_input {
 
 struct matmul_run {
     struct kernel_ctx      *c;
-    const struct cpu_loops *loops;
+    const struct cpu_microkernels *kernels;
     struct matmul_job             *jobs;
     struct matmul_input           *inputs;
     size_t                 *range_end;  /* [n_groups][n_jobs]: items of a group's share of a job, and of all before it */
@@ -66,6 +66,6 @@ enum { PREQUANTIZED_PANELS = 2 * BLOCK_K / PANEL }; /* of a paired matrix, that 
 
 static inline float *block_acc(const struct matmul_block *b, size_t row, size_t p) { return b->acc + row * b->row_step + p * b->panel_step; }
 /* The block's sums to y; acc is used up. */
-void matmul_apply_epilogue(const struct cpu_loops *loops, const struct matmul_block *b);
+void matmul_apply_epilogue(const struct cpu_microkernels *kernels, const struct matmul_block *b);
 
 #endif

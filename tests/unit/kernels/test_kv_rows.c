@@ -208,7 +208,7 @@ TEST(plain_rows_are_rounded_once_and_touch_no_scale)
 /* Which loops are taken is the processor's affair: both say the same of all bits that a code can have, and of rows of any length. */
 TEST(loops_for_every_processor_give_the_same_bits)
 {
-    static const struct kv_row_loops plain = KV_ROW_LOOPS;
+    static const struct kv_row_kernels plain = KV_ROW_KERNELS;
     uint8_t codes[2 * 256 + 1], a8[N_MAX], b8[N_MAX];
     float   x[N_MAX], a[N_MAX], b[N_MAX];
     if (!__builtin_cpu_supports("avx2")) SKIP("this machine has no AVX2");
@@ -219,16 +219,16 @@ TEST(loops_for_every_processor_give_the_same_bits)
     }
     for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)(i * 167);
     for (size_t n = 1; n <= N_MAX; n += n < 40 ? 1 : 27) {
-        CHECK_EQ_INT(plain.largest_bits(x, n), kv_row_loops_avx2.largest_bits(x, n));
-        plain.from_i8(codes + 1, 0.37f, a, n), kv_row_loops_avx2.from_i8(codes + 1, 0.37f, b, n);
+        CHECK_EQ_INT(plain.largest_bits(x, n), kv_row_kernels_avx2.largest_bits(x, n));
+        plain.from_i8(codes + 1, 0.37f, a, n), kv_row_kernels_avx2.from_i8(codes + 1, 0.37f, b, n);
         CHECK(memcmp(a, b, n * sizeof *a) == 0);
-        plain.from_e4m3(codes + 1, 0.37f, a, n), kv_row_loops_avx2.from_e4m3(codes + 1, 0.37f, b, n);
+        plain.from_e4m3(codes + 1, 0.37f, a, n), kv_row_kernels_avx2.from_e4m3(codes + 1, 0.37f, b, n);
         CHECK(memcmp(a, b, n * sizeof *a) == 0);
-        plain.from_f16((const char *)codes + 1, a, n), kv_row_loops_avx2.from_f16((const char *)codes + 1, b, n);
+        plain.from_f16((const char *)codes + 1, a, n), kv_row_kernels_avx2.from_f16((const char *)codes + 1, b, n);
         CHECK(memcmp(a, b, n * sizeof *a) == 0);
-        plain.to_i8(x, 3.6f, a8, n), kv_row_loops_avx2.to_i8(x, 3.6f, b8, n);
+        plain.to_i8(x, 3.6f, a8, n), kv_row_kernels_avx2.to_i8(x, 3.6f, b8, n);
         CHECK(memcmp(a8, b8, n) == 0);
-        plain.to_e4m3(x, 3.6f, a8, n), kv_row_loops_avx2.to_e4m3(x, 3.6f, b8, n);
+        plain.to_e4m3(x, 3.6f, a8, n), kv_row_kernels_avx2.to_e4m3(x, 3.6f, b8, n);
         CHECK(memcmp(a8, b8, n) == 0);
     }
 }

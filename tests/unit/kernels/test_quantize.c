@@ -85,7 +85,7 @@ TEST(blocks_have_a_least_scale)
 /* The loops for every processor and those for AVX2, over random bits: NaNs, infinities and subnormals among them. */
 TEST(both_sets_of_loops_give_the_same_bits)
 {
-    static const struct quantize_loops plain = QUANTIZE_LOOPS;
+    static const struct quantize_kernels plain = QUANTIZE_KERNELS;
     enum { N = 1003 };
     float    w[N];
     uint8_t  q[2][N];
@@ -96,14 +96,14 @@ TEST(both_sets_of_loops_give_the_same_bits)
             state = state * 1664525u + 1013904223u;
             w[i] = float_of_bits(round % 2 ? state : (state & 0x83ffffff) | 0x3c000000);
         }
-        CHECK_EQ_INT(plain.largest_bits(w, N, 0), quantize_loops_avx2.largest_bits(w, N, 0));
+        CHECK_EQ_INT(plain.largest_bits(w, N, 0), quantize_kernels_avx2.largest_bits(w, N, 0));
         plain.f8(w, N, 0.37f, q[0]);
-        quantize_loops_avx2.f8(w, N, 0.37f, q[1]);
+        quantize_kernels_avx2.f8(w, N, 0.37f, q[1]);
         CHECK(memcmp(q[0], q[1], N) == 0);
         float a = float_of_bits((uint32_t)plain.largest_bits(w, N, 0));
         if (!isfinite(a)) continue;
         plain.channel(w, N, a, 127, (int8_t *)q[0]);
-        quantize_loops_avx2.channel(w, N, a, 127, (int8_t *)q[1]);
+        quantize_kernels_avx2.channel(w, N, a, 127, (int8_t *)q[1]);
         CHECK(memcmp(q[0], q[1], N) == 0);
     }
 }
