@@ -61,7 +61,7 @@ static void ref_quantize(struct act_block *out, const float *x, size_t n)
 }
 
 /* The int chain of one output over n_k k's, all of one panel taken apart. */
-static float int_chain(float acc, const struct act_block *x, const struct unpacked_panel *w, const struct weight_layout_info *f, size_t n_k, size_t lane)
+static float accumulate_int(float acc, const struct act_block *x, const struct unpacked_panel *w, const struct weight_layout_info *f, size_t n_k, size_t lane)
 {
     size_t group = f->group ? (size_t)f->group : BLOCK_K;
     for (size_t k0 = 0; k0 < n_k; k0 += group) {
@@ -86,7 +86,7 @@ static void ref_tile_int(float *acc, const struct act_block *x, size_t x_stride,
 {
     for (size_t p = 0; p < n_panels; p++)
         for (size_t i = 0; i < n_rows; i++, acc += PANEL)
-            for (size_t j = 0; j < PANEL; j++) acc[j] = int_chain(acc[j], x + i * x_stride, &w[p], weight_layout_info(layout), n_k, j);
+            for (size_t j = 0; j < PANEL; j++) acc[j] = accumulate_int(acc[j], x + i * x_stride, &w[p], weight_layout_info(layout), n_k, j);
 }
 
 /* One row, one panel. */

@@ -110,7 +110,7 @@ void avx2_values(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_
 
 /* ---- sums ---- */
 
-enum { MAC_PANELS = 2, MAC_CHAINS = 12 };
+enum { FMA_PANELS = 2, FMA_ACCUMULATORS = 12 };
 
 INLINE __m256 begin8(const float *acc, const float *carry, int row)
 {
@@ -122,13 +122,13 @@ INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
                      const int n_p, const int n_r)
 {
     const int n = 2 * n_p; /* registers to a row */
-    __m256    sum[MAC_CHAINS];
+    __m256    sum[FMA_ACCUMULATORS];
 #pragma GCC unroll 6
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
         for (int p = 0; p < n; p++) sum[i * n + p] = begin8(acc + (size_t)i * acc_stride + p * 8, carry, i);
     for (size_t k = 0; k < n_k; k++) {
-        __m256 wk[2 * MAC_PANELS];
+        __m256 wk[2 * FMA_PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < n; p++) wk[p] = _mm256_loadu_ps(w + (size_t)(p / 2) * w_stride + k * PANEL + p % 2 * 8);
 #pragma GCC unroll 6
@@ -176,7 +176,7 @@ void avx2_mac(float *acc, size_t acc_stride, const float *x, size_t x_stride, si
                         size_t n_panels, size_t n_k, const float *carry)
 {
     if (n_rows == 0) return;
-    for (; n_rows <= 3 && n_panels >= MAC_PANELS; n_panels -= MAC_PANELS, acc += MAC_PANELS * PANEL, w += MAC_PANELS * w_stride)
+    for (; n_rows <= 3 && n_panels >= FMA_PANELS; n_panels -= FMA_PANELS, acc += FMA_PANELS * PANEL, w += FMA_PANELS * w_stride)
         mac_two(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
     for (; n_panels > 0; n_panels--, acc += PANEL, w += w_stride) mac_one(acc, acc_stride, x, x_stride, n_rows, w, n_k, carry);
 }
@@ -234,13 +234,13 @@ void avx2_scores_few(float *scores, const float *q, size_t q_stride, size_t n_ro
 INLINE void weigh_part(float *o, size_t o_stride, const float *p, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t d,
                        size_t left, const float *carry, const int n_p, const int n_r)
 {
-    __m256 sum[MAC_CHAINS];
+    __m256 sum[FMA_ACCUMULATORS];
 #pragma GCC unroll 4
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < 2 * n_p; v++) sum[i * 2 * n_p + v] = begin8(o + (size_t)i * o_stride + v * 8, carry, i);
     for (size_t j = 0; j < n_keys; j++) {
-        __m256 value[2 * MAC_PANELS];
+        __m256 value[2 * FMA_PANELS];
 #pragma GCC unroll 2
         for (int v = 0; v < n_p; v++) value16(value + 2 * v, rows->at[j] + rows->offset, t, d + 16 * (size_t)v, left - 16 * (size_t)v);
 #pragma GCC unroll 4

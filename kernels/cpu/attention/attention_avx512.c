@@ -69,7 +69,7 @@ void avx512_values(float *dst, const struct kv_rows *rows, enum dtype t, size_t 
 
 /* ---- sums ---- */
 
-enum { MAC_PANELS = 4, MAC_CHAINS = 24 };
+enum { FMA_PANELS = 4, FMA_ACCUMULATORS = 24 };
 
 INLINE __m512 begin16(const float *acc, const float *carry, int row)
 {
@@ -80,14 +80,14 @@ INLINE __m512 begin16(const float *acc, const float *carry, int row)
 INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t n_k, const float *carry,
                      const int n_p, const int n_r)
 {
-    __m512 sum[MAC_CHAINS];
+    __m512 sum[FMA_ACCUMULATORS];
 #pragma GCC unroll 12
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
         for (int p = 0; p < n_p; p++)
             sum[i * n_p + p] = begin16(acc + (size_t)i * acc_stride + p * PANEL, carry, i);
     for (size_t k = 0; k < n_k; k++) {
-        __m512 wk[MAC_PANELS];
+        __m512 wk[FMA_PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < n_p; p++) wk[p] = _mm512_loadu_ps(w + (size_t)p * w_stride + k * PANEL);
 #pragma GCC unroll 12
@@ -103,10 +103,10 @@ INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
         for (int p = 0; p < n_p; p++) _mm512_storeu_ps(acc + (size_t)i * acc_stride + p * PANEL, sum[i * n_p + p]);
 }
 
-#define MAC_ROWS(p, r) case r: mac_tile(acc, acc_stride, x, x_stride, w, w_stride, n_k, carry, p, r); break;
+#define FMA_ROWS(p, r) case r: mac_tile(acc, acc_stride, x, x_stride, w, w_stride, n_k, carry, p, r); break;
 
 /* All rows against n_p panels, in tiles of nearly equal height. */
-#define MAC_FUNCTION(n_p, most, cases)                                                                                               \
+#define FMA_FUNCTION(n_p, most, cases)                                                                                               \
     static void mac_##n_p(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, \
                           size_t n_k, const float *carry)                                                                                    \
     {                                                                                                                                \
@@ -119,17 +119,17 @@ INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
             n_rows -= n;                                                                                                             \
         }                                                                                                                            \
     }
-#define ROWS_6(p) MAC_ROWS(p, 1) MAC_ROWS(p, 2) MAC_ROWS(p, 3) MAC_ROWS(p, 4) MAC_ROWS(p, 5) MAC_ROWS(p, 6)
-#define ROWS_12(p) ROWS_6(p) MAC_ROWS(p, 7) MAC_ROWS(p, 8) MAC_ROWS(p, 9) MAC_ROWS(p, 10) MAC_ROWS(p, 11) MAC_ROWS(p, 12)
-MAC_FUNCTION(4, 6, ROWS_6(4))
-MAC_FUNCTION(3, 6, ROWS_6(3))
-MAC_FUNCTION(2, 12, ROWS_12(2))
-MAC_FUNCTION(1, 12, ROWS_12(1))
+#define ROWS_6(p) FMA_ROWS(p, 1) FMA_ROWS(p, 2) FMA_ROWS(p, 3) FMA_ROWS(p, 4) FMA_ROWS(p, 5) FMA_ROWS(p, 6)
+#define ROWS_12(p) ROWS_6(p) FMA_ROWS(p, 7) FMA_ROWS(p, 8) FMA_ROWS(p, 9) FMA_ROWS(p, 10) FMA_ROWS(p, 11) FMA_ROWS(p, 12)
+FMA_FUNCTION(4, 6, ROWS_6(4))
+FMA_FUNCTION(3, 6, ROWS_6(3))
+FMA_FUNCTION(2, 12, ROWS_12(2))
+FMA_FUNCTION(1, 12, ROWS_12(1))
 
 void avx512_mac(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride,
                           size_t n_panels, size_t n_k, const float *carry)
 {
-    for (; n_panels >= MAC_PANELS; n_panels -= MAC_PANELS, acc += MAC_PANELS * PANEL, w += MAC_PANELS * w_stride)
+    for (; n_panels >= FMA_PANELS; n_panels -= FMA_PANELS, acc += FMA_PANELS * PANEL, w += FMA_PANELS * w_stride)
         mac_4(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
     if (n_panels == 3) mac_3(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
     else if (n_panels == 2) mac_2(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
@@ -210,13 +210,13 @@ INLINE void weigh_part(float *o, size_t o_stride, const float *p, const struct f
                        const int n_r)
 {
     const size_t bytes = t == DTYPE_F32 ? 4 : 2;
-    __m512       sum[MAC_CHAINS];
+    __m512       sum[FMA_ACCUMULATORS];
 #pragma GCC unroll 8
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < n_p; v++) sum[i * n_p + v] = begin16(o + d + (size_t)i * o_stride + v * PANEL, f->carry, i);
     for (size_t j = 0; j < f->n_keys; j++) {
-        __m512 value[MAC_PANELS];
+        __m512 value[FMA_PANELS];
         bring(f->ahead->at[j] + f->ahead->offset + d * bytes, (size_t)n_p * 16 * bytes);
 #pragma GCC unroll 4
         for (int v = 0; v < n_p; v++)

@@ -7,7 +7,7 @@
 #include "kernels/cpu/microkernels_vnni.h"
 #include "kernels/cpu/attention/transpose_avx512.h"
 
-enum { SCORE_PANELS = 4, SCORE_ROWS = 6, SCORE_CHAINS = SCORE_PANELS * SCORE_ROWS, STEP = 32 /* elements that are turned round at a time */ };
+enum { SCORE_PANELS = 4, SCORE_ROWS = 6, SCORE_ACCUMULATORS = SCORE_PANELS * SCORE_ROWS, STEP = 32 /* elements that are turned round at a time */ };
 
 INLINE __m512 dot(__m512 acc, __m512i keys, const uint16_t *q)
 {
@@ -39,7 +39,7 @@ void bf16_keys(uint32_t *dst, const struct kv_rows *rows, size_t n_keys, size_t 
 /* n_p panels by n_r rows, both constants at each call. */
 INLINE void scores_tile(float *scores, const uint16_t *q, size_t q_stride, const uint32_t *keys, size_t n_pairs, const int n_p, const int n_r)
 {
-    __m512 sum[SCORE_CHAINS];
+    __m512 sum[SCORE_ACCUMULATORS];
 #pragma GCC unroll 24
     for (int i = 0; i < n_r * n_p; i++) sum[i] = _mm512_setzero_ps();
     for (size_t k = 0; k < n_pairs; k++) {

@@ -41,9 +41,9 @@ BLOCK_INLINE void tile_layout(float *acc, const struct act_block *x, size_t x_st
         for (size_t r = 0; r < AMX_ROWS; r++) {
             const struct act_block *in = x + r * x_stride + b;
             __m512i total = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(sum[0][r]), ACT_LOW_BITS), _mm512_load_si512(sum[1][r]));
-            if (kind.zero) total = _mm512_add_epi32(total, sum_times(in, 2, -zero));
+            if (kind.zero) total = _mm512_add_epi32(total, x_sum_times(in, 2, -zero));
             float *at = acc + r * PANEL;
-            _mm512_storeu_ps(at, chain(_mm512_loadu_ps(at), total, in, 2, kind, scales));
+            _mm512_storeu_ps(at, accumulate(_mm512_loadu_ps(at), total, in, 2, kind, scales));
         }
     }
 }
@@ -55,15 +55,15 @@ void amx_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t
         vnni_tile_int(acc, x, x_stride, n_rows, w, n_panels, layout, n_k);
         return;
     }
-    const int alike = block_alike(layout), zero = LAYOUTS[layout].zero;
+    const int kernel_layout = block_kernel_layout(layout), zero = LAYOUTS[layout].zero;
     _tile_loadconfig(&CONFIG);
     for (size_t p = 0; p < n_panels; p++, w++, acc += n_rows * PANEL) {
         size_t r = 0, n_blocks = n_k / BLOCK_K;
         for (; r + AMX_ROWS <= n_rows; r += AMX_ROWS) {
             const struct act_block *rows = x + r * x_stride;
-            if (alike == LAYOUT_C8) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_C8);
-            else if (alike == LAYOUT_S8) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_S8);
-            else if (alike == LAYOUT_U4M) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_U4M);
+            if (kernel_layout == LAYOUT_C8) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_C8);
+            else if (kernel_layout == LAYOUT_S8) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_S8);
+            else if (kernel_layout == LAYOUT_U4M) tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_U4M);
             else tile_layout(acc + r * PANEL, rows, x_stride, w, n_blocks, zero, LAYOUT_I8);
         }
         if (r < n_rows) vnni_tile_int(acc + r * PANEL, x + r * x_stride, x_stride, n_rows - r, w, 1, layout, n_k);

@@ -16,7 +16,7 @@ void bf16_round(uint16_t *out, const float *x, size_t n)
     }
 }
 
-BLOCK_INLINE __m512bh inputs(const uint16_t *x, size_t pair)
+BLOCK_INLINE __m512bh broadcast_x(const uint16_t *x, size_t pair)
 {
     int32_t two;
     __builtin_memcpy(&two, x + 2 * pair, sizeof two);
@@ -49,7 +49,7 @@ BLOCK_INLINE void step_bf16(__m512 *acc, const uint16_t *const *x, size_t k, con
     for (size_t i = 0; i < n_pairs; i++) {
         __m512i two = _mm512_loadu_si512(pairs + i * PANEL * 4);
 #pragma GCC unroll 8
-        for (int r = 0; r < n; r++) acc[r] = dot(acc[r], two, inputs(x[r] + k, i));
+        for (int r = 0; r < n; r++) acc[r] = dot(acc[r], two, broadcast_x(x[r] + k, i));
     }
 }
 
@@ -59,7 +59,7 @@ BLOCK_INLINE void rows_bf16(__m512 *acc, const uint16_t *const *x, const char *p
     for (; k + 2 * PAIRS <= n_in; k += 2 * PAIRS) {
         const char *at = panel + k / 2 * PANEL * 4;
 #pragma GCC unroll 16
-        for (int i = 0; i < PAIRS; i++) _mm_prefetch(at + AHEAD + 64 * i, _MM_HINT_T0);
+        for (int i = 0; i < PAIRS; i++) _mm_prefetch(at + PREFETCH_BYTES + 64 * i, _MM_HINT_T0);
         step_bf16(acc, x, k, at, PAIRS, n);
     }
     step_bf16(acc, x, k, panel + k / 2 * PANEL * 4, (n_in - k + 1) / 2, n);
@@ -77,12 +77,12 @@ BLOCK_INLINE void blocks_f8(__m512 *acc, const uint16_t *const *x, const char *p
         for (int b = 0; b < n_blocks; b++) {
             const char *at = panel + (k + (size_t)b * F8_BLOCK) / 4 * PANEL * 4;
             __m512i     pairs[2];
-            _mm_prefetch(at + AHEAD, _MM_HINT_T0);
+            _mm_prefetch(at + PREFETCH_BYTES, _MM_HINT_T0);
             pairs_of_f8(pairs, _mm512_loadu_si512(at));
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
                 const uint16_t *in = x[r] + k + b * F8_BLOCK;
-                sum[b * n + r] = dot(dot(sum[b * n + r], pairs[0], inputs(in, 0)), pairs[1], inputs(in, 1));
+                sum[b * n + r] = dot(dot(sum[b * n + r], pairs[0], broadcast_x(in, 0)), pairs[1], broadcast_x(in, 1));
             }
         }
     }
@@ -144,7 +144,7 @@ struct tile {
     const uint32_t *next;       /* what is asked for meanwhile, a line per pair */
 };
 
-BLOCK_INLINE float *chain_at(const struct tile *t, int p, int r)
+BLOCK_INLINE float *acc_at(const struct tile *t, int p, int r)
 {
     size_t row = (size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1;
     return t->acc + (size_t)p * t->acc_stride + row * PANEL;
@@ -159,7 +159,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const int n, const int n_panel
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 8
-        for (int r = 0; r < n; r++) sum[p][r] = t->scale ? _mm512_setzero_ps() : _mm512_loadu_ps(chain_at(t, p, r));
+        for (int r = 0; r < n; r++) sum[p][r] = t->scale ? _mm512_setzero_ps() : _mm512_loadu_ps(acc_at(t, p, r));
     for (size_t i = 0; i < t->n_pairs; i++, w += PANEL) {
         __m512i two[DOT_PANELS];
         _mm_prefetch((const char *)(t->next + i * PANEL), _MM_HINT_T1);
@@ -167,7 +167,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const int n, const int n_panel
         for (int p = 0; p < n_panels; p++) two[p] = _mm512_loadu_si512(w + (size_t)p * t->w_stride);
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++) {
-            __m512bh in = inputs(x[r], i);
+            __m512bh in = broadcast_x(x[r], i);
 #pragma GCC unroll 2
             for (int p = 0; p < n_panels; p++) sum[p][r] = dot(sum[p][r], two[p], in);
         }
@@ -177,7 +177,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const int n, const int n_panel
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++) {
             if ((size_t)r >= t->n_rows) break;
-            float *acc = chain_at(t, p, r);
+            float *acc = acc_at(t, p, r);
             _mm512_storeu_ps(acc, t->scale ? _mm512_fmadd_ps(sum[p][r], _mm512_set1_ps(t->scale[p]), _mm512_loadu_ps(acc)) : sum[p][r]);
         }
 }

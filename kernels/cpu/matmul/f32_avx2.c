@@ -16,7 +16,7 @@ static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
     for (size_t k = 0; k < n_in; k++) {
         const float *at = (const float *)panel + k * PANEL;
         __m256       xk = _mm256_broadcast_ss(x + k);
-        _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
+        _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
         low = _mm256_fmadd_ps(_mm256_loadu_ps(at), xk, low);
         high = _mm256_fmadd_ps(_mm256_loadu_ps(at + HALF), xk, high);
     }
@@ -32,12 +32,12 @@ BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size
     for (int p = 0; p < n; p++) acc[p][0] = acc[p][1] = _mm256_setzero_ps();
     for (size_t k = 0; k < n_in; k += 2) {
         const bool whole = k + 1 < n_in;
-        size_t     at = k / 2 * PANEL * 4, ahead = at + AHEAD / (size_t)n;
+        size_t     at = k / 2 * PANEL * 4, next_at = at + PREFETCH_BYTES / (size_t)n;
         __m256     x0 = _mm256_broadcast_ss(x + k), x1 = _mm256_broadcast_ss(x + (whole ? k + 1 : k));
-        if (ahead >= bytes) ahead += (size_t)(n - 1) * bytes;
+        if (next_at >= bytes) next_at += (size_t)(n - 1) * bytes;
 #pragma GCC unroll 2
         for (int p = 0; p < n; p++) {
-            _mm_prefetch(panel + (size_t)p * bytes + ahead, _MM_HINT_T0);
+            _mm_prefetch(panel + (size_t)p * bytes + next_at, _MM_HINT_T0);
 #pragma GCC unroll 2
             for (int h = 0; h < 2; h++) {
                 __m256i pair = load8(panel + (size_t)p * bytes + at + (size_t)(h * HALF * 4));

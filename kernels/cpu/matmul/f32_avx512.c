@@ -15,7 +15,7 @@ static void gemv_f32(float *out, const float *x, const char *panel, size_t n_in)
     __m512 acc = _mm512_setzero_ps();
     for (size_t k = 0; k < n_in; k++) {
         const char *at = panel + k * PANEL * 4;
-        _mm_prefetch(at + AHEAD, _MM_HINT_T0);
+        _mm_prefetch(at + PREFETCH_BYTES, _MM_HINT_T0);
         acc = _mm512_fmadd_ps(_mm512_loadu_ps(at), _mm512_set1_ps(x[k]), acc);
     }
     _mm512_storeu_ps(out, acc);
@@ -29,12 +29,12 @@ BLOCK_INLINE void gemv_pairs(float *out, const float *x, const char *panel, size
     for (int p = 0; p < n; p++) acc[p] = _mm512_setzero_ps();
     for (size_t k = 0; k < n_in; k += 2) {
         const bool  whole = k + 1 < n_in;
-        size_t      at = k / 2 * PANEL * 4, ahead = at + AHEAD / (size_t)n;
+        size_t      at = k / 2 * PANEL * 4, next_at = at + PREFETCH_BYTES / (size_t)n;
         __m512      x0 = _mm512_set1_ps(x[k]), x1 = _mm512_set1_ps(whole ? x[k + 1] : 0);
-        if (ahead >= bytes) ahead += (size_t)(n - 1) * bytes;
+        if (next_at >= bytes) next_at += (size_t)(n - 1) * bytes;
 #pragma GCC unroll 2
         for (int p = 0; p < n; p++) {
-            _mm_prefetch(panel + (size_t)p * bytes + ahead, _MM_HINT_T0);
+            _mm_prefetch(panel + (size_t)p * bytes + next_at, _MM_HINT_T0);
             __m512i pair = _mm512_loadu_si512(panel + (size_t)p * bytes + at);
             acc[p] = _mm512_fmadd_ps(even_of(layout, pair), x0, acc[p]);
             if (whole) acc[p] = _mm512_fmadd_ps(odd_of(layout, pair), x1, acc[p]);

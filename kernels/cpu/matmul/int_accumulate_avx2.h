@@ -43,14 +43,14 @@ BLOCK_INLINE struct scales256 block_scales256(const int layout, const char *pane
 }
 
 /* The sum of a block's numbers: of one half (0, 1), or of both (2). */
-BLOCK_INLINE int32_t sum_of(const struct act_block *x, const int part) { return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part]; }
+BLOCK_INLINE int32_t x_sum(const struct act_block *x, const int part) { return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part]; }
 
-BLOCK_INLINE __m256i sum_times(const struct act_block *x, const int part, const int factor)
+BLOCK_INLINE __m256i x_sum_times(const struct act_block *x, const int part, const int factor)
 {
-    return _mm256_set1_epi32(sum_of(x, part) * factor);
+    return _mm256_set1_epi32(x_sum(x, part) * factor);
 }
 
-BLOCK_INLINE __m256i inputs(const struct act_block *x, int term, int word)
+BLOCK_INLINE __m256i broadcast_x(const struct act_block *x, int term, int word)
 {
     int32_t four;
     __builtin_memcpy(&four, x->q[term] + 4 * word, sizeof four);
@@ -58,13 +58,13 @@ BLOCK_INLINE __m256i inputs(const struct act_block *x, int term, int word)
 }
 
 /* acc = chain over one group, whose integer sum is `sum`. */
-BLOCK_INLINE __m256 chain(__m256 acc, __m256i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales256 w)
+BLOCK_INLINE __m256 accumulate(__m256 acc, __m256i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales256 w)
 {
     __m256 s = _mm256_set1_ps(x->s), i = _mm256_cvtepi32_ps(sum);
     if (!kind.scaled) return _mm256_fmadd_ps(i, s, acc);
     acc = _mm256_fmadd_ps(_mm256_mul_ps(i, s), w.d, acc);
     if (!kind.has_m) return acc;
-    __m256 ssum = part == 2 ? _mm256_set1_ps(x->ssum) : _mm256_set1_ps((float)sum_of(x, part) * x->s);
+    __m256 ssum = part == 2 ? _mm256_set1_ps(x->ssum) : _mm256_set1_ps((float)x_sum(x, part) * x->s);
     return _mm256_fmadd_ps(ssum, w.m, acc);
 }
 

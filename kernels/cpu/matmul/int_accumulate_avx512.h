@@ -6,14 +6,14 @@
 #include "kernels/cpu/matmul/int_blocks_avx512.h"
 
 /* The sum of a block's numbers: of one half (0, 1), or of both (2). */
-BLOCK_INLINE int32_t sum_of(const struct act_block *x, const int part) { return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part]; }
+BLOCK_INLINE int32_t x_sum(const struct act_block *x, const int part) { return part == 2 ? x->sum[0] + x->sum[1] : x->sum[part]; }
 
-BLOCK_INLINE __m512i sum_times(const struct act_block *x, const int part, const int factor)
+BLOCK_INLINE __m512i x_sum_times(const struct act_block *x, const int part, const int factor)
 {
-    return _mm512_set1_epi32(sum_of(x, part) * factor);
+    return _mm512_set1_epi32(x_sum(x, part) * factor);
 }
 
-BLOCK_INLINE __m512i inputs(const struct act_block *x, int term, int word)
+BLOCK_INLINE __m512i broadcast_x(const struct act_block *x, int term, int word)
 {
     int32_t four;
     __builtin_memcpy(&four, x->q[term] + 4 * word, sizeof four);
@@ -21,13 +21,13 @@ BLOCK_INLINE __m512i inputs(const struct act_block *x, int term, int word)
 }
 
 /* acc = chain over one group, whose integer sum is `sum`. */
-BLOCK_INLINE __m512 chain(__m512 acc, __m512i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales512 w)
+BLOCK_INLINE __m512 accumulate(__m512 acc, __m512i sum, const struct act_block *x, const int part, const struct block_kind kind, struct scales512 w)
 {
     __m512 s = _mm512_set1_ps(x->s), i = _mm512_cvtepi32_ps(sum);
     if (!kind.scaled) return _mm512_fmadd_ps(i, s, acc);
     acc = _mm512_fmadd_ps(_mm512_mul_ps(i, s), w.d, acc);
     if (!kind.has_m) return acc;
-    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum) : _mm512_set1_ps((float)sum_of(x, part) * x->s);
+    __m512 ssum = part == 2 ? _mm512_set1_ps(x->ssum) : _mm512_set1_ps((float)x_sum(x, part) * x->s);
     return _mm512_fmadd_ps(ssum, w.m, acc);
 }
 
@@ -45,7 +45,7 @@ struct int_tile {
 
 enum { NEXT_LINES = 3 };
 
-BLOCK_INLINE float *chain_at(const struct int_tile *t, int p, int r)
+BLOCK_INLINE float *acc_at(const struct int_tile *t, int p, int r)
 {
     size_t row = (size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1;
     return t->acc + (size_t)p * t->acc_stride + row * PANEL;

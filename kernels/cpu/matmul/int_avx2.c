@@ -10,19 +10,19 @@
 enum { ROWS = 4 };
 
 /* A word ready to be multiplied: magnitudes, and (bytes only) what the inputs take their signs from. */
-struct factor {
+struct int_factor256 {
     __m256i q, sign;
 };
 
-BLOCK_INLINE struct factor factor_of(__m256i word, const bool bytes)
+BLOCK_INLINE struct int_factor256 factor_of(__m256i word, const bool bytes)
 {
-    if (!bytes) return (struct factor){ .q = word };
+    if (!bytes) return (struct int_factor256){ .q = word };
     __m256i w = _mm256_xor_si256(word, _mm256_set1_epi8(-128));
-    return (struct factor){ .q = _mm256_abs_epi8(w), .sign = w };
+    return (struct int_factor256){ .q = _mm256_abs_epi8(w), .sign = w };
 }
 
 /* Sums of nibble words are 16 bits wide until `total`, of byte words 32. */
-BLOCK_INLINE __m256i add_products(__m256i sum, struct factor w, __m256i x, const bool bytes)
+BLOCK_INLINE __m256i add_products(__m256i sum, struct int_factor256 w, __m256i x, const bool bytes)
 {
     if (!bytes) {
         sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w.q, x));
@@ -36,15 +36,15 @@ BLOCK_INLINE __m256i add_products(__m256i sum, struct factor w, __m256i x, const
 }
 
 /* One term's sum with 32 bits for each output. */
-BLOCK_INLINE __m256i total(__m256i sum, const bool bytes) { return bytes ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+BLOCK_INLINE __m256i add_pairs_i32(__m256i sum, const bool bytes) { return bytes ? sum : _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
 
 /* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte layout's, all of a nibble layout's. */
-BLOCK_INLINE __m256i both(__m256i high, __m256i low, const struct act_block *x, const int part, const int layout)
+BLOCK_INLINE __m256i combine_terms(__m256i high, __m256i low, const struct act_block *x, const int part, const int layout)
 {
     const bool bytes = block_kind(layout).bytes;
     const int  missing = bytes ? 128 - LAYOUTS[layout].zero : -LAYOUTS[layout].zero;
-    __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(total(high, bytes), ACT_LOW_BITS), total(low, bytes));
-    return missing ? _mm256_add_epi32(sum, sum_times(x, part, missing)) : sum;
+    __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(add_pairs_i32(high, bytes), ACT_LOW_BITS), add_pairs_i32(low, bytes));
+    return missing ? _mm256_add_epi32(sum, x_sum_times(x, part, missing)) : sum;
 }
 
 /* ---- few rows ---- */
@@ -61,16 +61,16 @@ BLOCK_INLINE void block_rows(__m256 *acc, const struct act_block *const *x, cons
         for (int r = 0; r < n; r++) high[r] = low[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-            struct factor q = factor_of(block_word256(layout, panel, b, i, h), kind.bytes);
+            struct int_factor256 q = factor_of(block_word256(layout, panel, b, i, h), kind.bytes);
 #pragma GCC unroll 4
             for (int r = 0; r < n; r++) {
-                high[r] = add_products(high[r], q, inputs(x[r] + b, 0, i), kind.bytes);
-                low[r] = add_products(low[r], q, inputs(x[r] + b, 1, i), kind.bytes);
+                high[r] = add_products(high[r], q, broadcast_x(x[r] + b, 0, i), kind.bytes);
+                low[r] = add_products(low[r], q, broadcast_x(x[r] + b, 1, i), kind.bytes);
             }
         }
         struct scales256 scales = block_scales256(layout, panel, b, (size_t)part, h);
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], both(high[r], low[r], x[r] + b, which, layout), x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++) acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], x[r] + b, which, layout), x[r] + b, which, kind, scales);
     }
 }
 
@@ -79,7 +79,7 @@ BLOCK_INLINE void gemv_row(float *out, const struct act_block *x, const char *pa
 {
     __m256 low = _mm256_setzero_ps(), high = low;
     for (size_t b = 0; b < n_blocks; b++) {
-        const char *next = panel + b * block_bytes(layout) + AHEAD;
+        const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
         for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
         block_rows(&low, &x, panel, b, 0, layout, 1);
@@ -97,7 +97,7 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_bloc
     for (int h = 0; h < 2; h++) {
         __m256 acc[ROWS] = { _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps() };
         for (size_t b = 0; b < n_blocks; b++) {
-            const char *next = panel + b * block_bytes(layout) + AHEAD;
+            const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
             for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
             block_rows(acc, x, panel, b, h, layout, ROWS);
@@ -143,7 +143,7 @@ struct tile {
     size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
 };
 
-BLOCK_INLINE float *chain_at(const struct tile *t, int r, int h)
+BLOCK_INLINE float *acc_at(const struct tile *t, int r, int h)
 {
     return t->acc + ((size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1) * PANEL + HALF * h;
 }
@@ -154,7 +154,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const struct unpacked_panel *w
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
     __m256    acc[ROWS];
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; r++) acc[r] = _mm256_loadu_ps(chain_at(t, r, h));
+    for (int r = 0; r < ROWS; r++) acc[r] = _mm256_loadu_ps(acc_at(t, r, h));
     for (size_t b = 0; b < t->n_blocks; b++) {
 #pragma GCC unroll 2
         for (int part = 0; part < n_parts; part++) {
@@ -166,21 +166,21 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const struct unpacked_panel *w
             for (int r = 0; r < ROWS; r++) high[r] = low[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8
             for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-                struct factor q = factor_of(_mm256_load_si256((const __m256i *)w->q[b * WORDS + (size_t)i][HALF * h]), kind.bytes);
+                struct int_factor256 q = factor_of(_mm256_load_si256((const __m256i *)w->q[b * WORDS + (size_t)i][HALF * h]), kind.bytes);
 #pragma GCC unroll 4
                 for (int r = 0; r < ROWS; r++) {
-                    high[r] = add_products(high[r], q, inputs(t->x[r] + b, 0, i), kind.bytes);
-                    low[r] = add_products(low[r], q, inputs(t->x[r] + b, 1, i), kind.bytes);
+                    high[r] = add_products(high[r], q, broadcast_x(t->x[r] + b, 0, i), kind.bytes);
+                    low[r] = add_products(low[r], q, broadcast_x(t->x[r] + b, 1, i), kind.bytes);
                 }
             }
             if (kind.scaled) scales.d = _mm256_loadu_ps(w->d[group] + HALF * h);
             if (kind.has_m) scales.m = _mm256_loadu_ps(w->m[group] + HALF * h);
 #pragma GCC unroll 4
-            for (int r = 0; r < ROWS; r++) acc[r] = chain(acc[r], both(high[r], low[r], t->x[r] + b, which, layout), t->x[r] + b, which, kind, scales);
+            for (int r = 0; r < ROWS; r++) acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], t->x[r] + b, which, layout), t->x[r] + b, which, kind, scales);
         }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; r++) _mm256_storeu_ps(chain_at(t, r, h), acc[r]);
+    for (int r = 0; r < ROWS; r++) _mm256_storeu_ps(acc_at(t, r, h), acc[r]);
 }
 
 static void tile_panel(const struct tile *t, const struct unpacked_panel *w, int layout)

@@ -9,20 +9,20 @@
 enum { ROWS = 4 };
 
 /* A word ready to be multiplied: magnitudes, and which are negative (bytes only). */
-struct factor {
+struct int_factor512 {
     __m512i   q;
     __mmask64 negative;
 };
 
-BLOCK_INLINE struct factor factor_of(__m512i word, const bool bytes)
+BLOCK_INLINE struct int_factor512 factor_of(__m512i word, const bool bytes)
 {
-    if (!bytes) return (struct factor){ .q = word };
+    if (!bytes) return (struct int_factor512){ .q = word };
     __m512i w = _mm512_xor_si512(word, _mm512_set1_epi8(-128));
-    return (struct factor){ .q = _mm512_abs_epi8(w), .negative = _mm512_movepi8_mask(w) };
+    return (struct int_factor512){ .q = _mm512_abs_epi8(w), .negative = _mm512_movepi8_mask(w) };
 }
 
 /* Sums of nibble words are 16 bits wide until `total`, of byte words 32. */
-BLOCK_INLINE __m512i add_products(__m512i sum, struct factor w, __m512i x, const bool bytes)
+BLOCK_INLINE __m512i add_products(__m512i sum, struct int_factor512 w, __m512i x, const bool bytes)
 {
     if (!bytes) {
         sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w.q, x));
@@ -36,15 +36,15 @@ BLOCK_INLINE __m512i add_products(__m512i sum, struct factor w, __m512i x, const
 }
 
 /* One term's sum with 32 bits for each output. */
-BLOCK_INLINE __m512i total(__m512i sum, const bool bytes) { return bytes ? sum : _mm512_madd_epi16(sum, _mm512_set1_epi16(1)); }
+BLOCK_INLINE __m512i add_pairs_i32(__m512i sum, const bool bytes) { return bytes ? sum : _mm512_madd_epi16(sum, _mm512_set1_epi16(1)); }
 
 /* The group's integer sum of both terms: what is still missing of the zero point is 128 of a byte layout's, all of a nibble layout's. */
-BLOCK_INLINE __m512i both(__m512i high, __m512i low, const struct act_block *x, const int part, const int layout)
+BLOCK_INLINE __m512i combine_terms(__m512i high, __m512i low, const struct act_block *x, const int part, const int layout)
 {
     const bool bytes = block_kind(layout).bytes;
     const int  missing = bytes ? 128 - LAYOUTS[layout].zero : -LAYOUTS[layout].zero;
-    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(total(high, bytes), ACT_LOW_BITS), total(low, bytes));
-    return missing ? _mm512_add_epi32(sum, sum_times(x, part, missing)) : sum;
+    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(add_pairs_i32(high, bytes), ACT_LOW_BITS), add_pairs_i32(low, bytes));
+    return missing ? _mm512_add_epi32(sum, x_sum_times(x, part, missing)) : sum;
 }
 
 /* ---- few rows ---- */
@@ -61,16 +61,16 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
         for (int r = 0; r < n; r++) high[r] = low[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-            struct factor q = factor_of(block_word512(layout, panel, b, i), kind.bytes);
+            struct int_factor512 q = factor_of(block_word512(layout, panel, b, i), kind.bytes);
 #pragma GCC unroll 4
             for (int r = 0; r < n; r++) {
-                high[r] = add_products(high[r], q, inputs(x[r] + b, 0, i), kind.bytes);
-                low[r] = add_products(low[r], q, inputs(x[r] + b, 1, i), kind.bytes);
+                high[r] = add_products(high[r], q, broadcast_x(x[r] + b, 0, i), kind.bytes);
+                low[r] = add_products(low[r], q, broadcast_x(x[r] + b, 1, i), kind.bytes);
             }
         }
         struct scales512 scales = block_scales512(layout, panel, b, (size_t)part);
 #pragma GCC unroll 4
-        for (int r = 0; r < n; r++) acc[r] = chain(acc[r], both(high[r], low[r], x[r] + b, which, layout), x[r] + b, which, kind, scales);
+        for (int r = 0; r < n; r++) acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], x[r] + b, which, layout), x[r] + b, which, kind, scales);
     }
 }
 
@@ -83,7 +83,7 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_bloc
 #pragma GCC unroll 4
     for (int r = 0; r < n; r++) acc[r] = _mm512_setzero_ps();
     for (size_t b = 0; b < act_blocks(w->n_in); b++) {
-        const char *next = panel + b * block_bytes(layout) + AHEAD;
+        const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
         for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
         block_rows(acc, x, panel, b, layout, n);
@@ -126,7 +126,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int layout)
     const struct unpacked_panel  *w = t->w + p;
     __m512    acc[INT_TILE_ROWS];
 #pragma GCC unroll 6
-    for (int r = 0; r < INT_TILE_ROWS; r++) acc[r] = _mm512_loadu_ps(chain_at(t, p, r));
+    for (int r = 0; r < INT_TILE_ROWS; r++) acc[r] = _mm512_loadu_ps(acc_at(t, p, r));
     for (size_t b = 0; b < t->n_blocks; b++) {
 #pragma GCC unroll 2
         for (int part = 0; part < n_parts; part++) {
@@ -138,22 +138,22 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, int p, const int layout)
             for (int r = 0; r < INT_TILE_ROWS; r++) high[r] = low[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
             for (int i = part * n_words; i < (part + 1) * n_words; i++) {
-                struct factor q = factor_of(_mm512_load_si512(w->q[b * WORDS + (size_t)i]), kind.bytes);
+                struct int_factor512 q = factor_of(_mm512_load_si512(w->q[b * WORDS + (size_t)i]), kind.bytes);
 #pragma GCC unroll 6
                 for (int r = 0; r < INT_TILE_ROWS; r++) {
-                    high[r] = add_products(high[r], q, inputs(t->x[r] + b, 0, i), kind.bytes);
-                    low[r] = add_products(low[r], q, inputs(t->x[r] + b, 1, i), kind.bytes);
+                    high[r] = add_products(high[r], q, broadcast_x(t->x[r] + b, 0, i), kind.bytes);
+                    low[r] = add_products(low[r], q, broadcast_x(t->x[r] + b, 1, i), kind.bytes);
                 }
             }
             if (kind.scaled) scales.d = _mm512_load_ps(w->d[group]);
             if (kind.has_m) scales.m = _mm512_load_ps(w->m[group]);
 #pragma GCC unroll 6
             for (int r = 0; r < INT_TILE_ROWS; r++)
-                acc[r] = chain(acc[r], both(high[r], low[r], t->x[r] + b, which, layout), t->x[r] + b, which, kind, scales);
+                acc[r] = accumulate(acc[r], combine_terms(high[r], low[r], t->x[r] + b, which, layout), t->x[r] + b, which, kind, scales);
         }
     }
 #pragma GCC unroll 6
-    for (int r = 0; r < INT_TILE_ROWS; r++) _mm512_storeu_ps(chain_at(t, p, r), acc[r]);
+    for (int r = 0; r < INT_TILE_ROWS; r++) _mm512_storeu_ps(acc_at(t, p, r), acc[r]);
 }
 
 void avx512_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_t n_rows, const struct unpacked_panel *w, size_t n_panels,

@@ -13,7 +13,7 @@
 enum {
     WORDS = BLOCK_K / 4,
     INT_TILE_ROWS = 6, /* rows of a tile of int chains */
-    AHEAD = 8192       /* bytes of a panel asked for ahead of use: some 200 ns; the hardware does not look beyond a page */
+    PREFETCH_BYTES = 8192       /* bytes of a panel asked for ahead of use: some 200 ns; the hardware does not look beyond a page */
 };
 
 /* What of a layout the arithmetic depends on; constants once inlined. */
@@ -32,7 +32,7 @@ BLOCK_INLINE struct block_kind block_kind(const int layout)
 }
 
 /* Of the layouts whose unpacked blocks are summed up by the same code, the zero point apart, the one that names it. */
-static inline int block_alike(int layout)
+static inline int block_kernel_layout(int layout)
 {
     const struct weight_layout_info *f = weight_layout_info(layout);
     if (f->group == 0) return LAYOUT_C8;
@@ -46,25 +46,25 @@ static inline int block_alike(int layout)
 #define LAYOUT_CASE(name, ...) case LAYOUT_##name: { enum { LAYOUT = LAYOUT_##name }; __VA_ARGS__; break; }
 
 /* Blocks of 32 k's that lie together, in a super block or alone. */
-BLOCK_INLINE size_t blocks_together(const int layout) { return LAYOUT_OFFSETS[layout].k / BLOCK_K; }
+BLOCK_INLINE size_t blocks_per_superblock(const int layout) { return LAYOUT_OFFSETS[layout].k / BLOCK_K; }
 
 /* Bytes of a panel per 32 k's. */
-BLOCK_INLINE size_t block_bytes(const int layout) { return LAYOUT_OFFSETS[layout].bytes / blocks_together(layout); }
+BLOCK_INLINE size_t block_bytes(const int layout) { return LAYOUT_OFFSETS[layout].bytes / blocks_per_superblock(layout); }
 
 /* What block b of a panel lies in. */
-BLOCK_INLINE const char *block_at(const int layout, const char *panel, size_t b) { return panel + b / blocks_together(layout) * LAYOUT_OFFSETS[layout].bytes; }
+BLOCK_INLINE const char *block_at(const int layout, const char *panel, size_t b) { return panel + b / blocks_per_superblock(layout) * LAYOUT_OFFSETS[layout].bytes; }
 
 /* Its words: 8 per lane, or 4 of nibbles. */
 BLOCK_INLINE const uint32_t (*block_words(const int layout, const char *panel, size_t b))[PANEL]
 {
     const size_t bytes = BLOCK_K * PANEL * (size_t)LAYOUTS[layout].bits / 8;
-    return (const uint32_t(*)[PANEL])(const void *)(block_at(layout, panel, b) + LAYOUT_OFFSETS[layout].q + b % blocks_together(layout) * bytes);
+    return (const uint32_t(*)[PANEL])(const void *)(block_at(layout, panel, b) + LAYOUT_OFFSETS[layout].q + b % blocks_per_superblock(layout) * bytes);
 }
 
 /* Where the scales of a super block's group begin, `part` of block b, among those of all its groups. */
 BLOCK_INLINE size_t block_group(const int layout, size_t b, size_t part)
 {
-    return (b % blocks_together(layout) * (BLOCK_K / (size_t)LAYOUTS[layout].group) + part) * PANEL;
+    return (b % blocks_per_superblock(layout) * (BLOCK_K / (size_t)LAYOUTS[layout].group) + part) * PANEL;
 }
 
 #endif

@@ -25,22 +25,22 @@ BLOCK_INLINE void block_rows(__m512 *acc, const struct act_block *const *x, cons
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++) {
             high[r] = _mm512_setzero_si512();
-            low[r] = kind.zero ? sum_times(x[r] + b, which, -LAYOUTS[layout].zero) : _mm512_setzero_si512();
+            low[r] = kind.zero ? x_sum_times(x[r] + b, which, -LAYOUTS[layout].zero) : _mm512_setzero_si512();
         }
 #pragma GCC unroll 8
         for (int i = part * n_words; i < (part + 1) * n_words; i++) {
             __m512i q = block_word512(layout, panel, b, i);
 #pragma GCC unroll 8
             for (int r = 0; r < n; r++) {
-                high[r] = _mm512_dpbusd_epi32(high[r], q, inputs(x[r] + b, 0, i));
-                low[r] = _mm512_dpbusd_epi32(low[r], q, inputs(x[r] + b, 1, i));
+                high[r] = _mm512_dpbusd_epi32(high[r], q, broadcast_x(x[r] + b, 0, i));
+                low[r] = _mm512_dpbusd_epi32(low[r], q, broadcast_x(x[r] + b, 1, i));
             }
         }
         struct scales512 scales = block_scales512(layout, panel, b, (size_t)part);
 #pragma GCC unroll 8
         for (int r = 0; r < n; r++) {
             __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[r], ACT_LOW_BITS), low[r]);
-            acc[r] = chain(acc[r], sum, x[r] + b, which, kind, scales);
+            acc[r] = accumulate(acc[r], sum, x[r] + b, which, kind, scales);
         }
     }
 }
@@ -55,7 +55,7 @@ BLOCK_INLINE void gemv_rows(float *out, size_t out_stride, const struct act_bloc
 #pragma GCC unroll 8
     for (int r = 0; r < n; r++) acc[r] = _mm512_setzero_ps();
     for (size_t b = 0; b < act_blocks(w->n_in); b++) {
-        const char *next = panel + b * block_bytes(layout) + AHEAD;
+        const char *next = panel + b * block_bytes(layout) + PREFETCH_BYTES;
 #pragma GCC unroll 16
         for (size_t line = 0; line < block_bytes(layout); line += 64) _mm_prefetch(next + line, _MM_HINT_T0);
         block_rows(acc, x, panel, b, layout, n);
@@ -102,11 +102,11 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
     const size_t n_blocks = t->n_blocks;
     const struct unpacked_panel *w = t->w;
     const struct act_block *const *x = t->x;
-    __m512    chains[DOT_PANELS][INT_TILE_ROWS];
+    __m512    acc[DOT_PANELS][INT_TILE_ROWS];
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 6
-        for (int r = 0; r < n; r++) chains[p][r] = _mm512_loadu_ps(chain_at(t, p, r));
+        for (int r = 0; r < n; r++) acc[p][r] = _mm512_loadu_ps(acc_at(t, p, r));
     for (size_t b = 0; b < n_blocks; b++) {
         if (t->next) {
 #pragma GCC unroll 3
@@ -129,7 +129,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
                     for (int p = 0; p < n_panels; p++) q[p] = _mm512_load_si512(w[p].q[b * WORDS + (size_t)i]);
 #pragma GCC unroll 6
                     for (int r = 0; r < n; r++) {
-                        __m512i in = inputs(x[r] + b, term, i);
+                        __m512i in = broadcast_x(x[r] + b, term, i);
 #pragma GCC unroll 2
                         for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_dpbusd_epi32(sum[p][r], q[p], in);
                     }
@@ -137,7 +137,7 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
                 if (term > 0) continue;
 #pragma GCC unroll 6
                 for (int r = 0; r < n; r++) {
-                    __m512i start = kind.zero ? sum_times(x[r] + b, which, -zero) : _mm512_setzero_si512();
+                    __m512i start = kind.zero ? x_sum_times(x[r] + b, which, -zero) : _mm512_setzero_si512();
 #pragma GCC unroll 2
                     for (int p = 0; p < n_panels; p++) sum[p][r] = _mm512_add_epi32(_mm512_slli_epi32(sum[p][r], ACT_LOW_BITS), start);
                 }
@@ -148,14 +148,14 @@ BLOCK_INLINE void tile_rows(const struct int_tile *t, const int layout, const in
                 if (kind.scaled) scales.d = _mm512_load_ps(w[p].d[group]);
                 if (kind.has_m) scales.m = _mm512_load_ps(w[p].m[group]);
 #pragma GCC unroll 6
-                for (int r = 0; r < n; r++) chains[p][r] = chain(chains[p][r], sum[p][r], x[r] + b, which, kind, scales);
+                for (int r = 0; r < n; r++) acc[p][r] = accumulate(acc[p][r], sum[p][r], x[r] + b, which, kind, scales);
             }
         }
     }
 #pragma GCC unroll 2
     for (int p = 0; p < n_panels; p++)
 #pragma GCC unroll 6
-        for (int r = 0; r < n; r++) _mm512_storeu_ps(chain_at(t, p, r), chains[p][r]);
+        for (int r = 0; r < n; r++) _mm512_storeu_ps(acc_at(t, p, r), acc[p][r]);
 }
 
 BLOCK_INLINE void tile_layout(const struct int_tile *t, size_t n_panels, const int layout)
@@ -184,7 +184,7 @@ void vnni_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_
         at_next += t.n_blocks * NEXT_LINES * 64;
         t.n_rows = (n_rows + n_tiles - 1) / n_tiles;
         for (size_t r = 0; r < INT_TILE_ROWS; r++) t.x[r] = x + (r < t.n_rows ? r : t.n_rows - 1) * x_stride;
-        switch (block_alike(layout)) {
+        switch (block_kernel_layout(layout)) {
         case LAYOUT_C8: tile_layout(&t, n_panels, LAYOUT_C8); break;
         case LAYOUT_K8: tile_layout(&t, n_panels, LAYOUT_K8); break;
         case LAYOUT_S8: tile_layout(&t, n_panels, LAYOUT_S8); break;
