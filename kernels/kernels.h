@@ -367,7 +367,7 @@ struct kernel_ctx {
     size_t                   scratch_bytes_per_thread;
     void                    *acts;    /* the running matmul: its tables and the inputs that it made ready; owned by the context */
     size_t                   acts_bytes;
-    void                    *attn;    /* attention_shared_bytes() of pages, touched as needed: attention's work table, owned by the context */
+    void                    *attn;    /* attention_workspace_bytes() of pages, touched as needed: attention's work table, owned by the context */
 };
 
 #ifdef __cplusplus

@@ -37,7 +37,7 @@ enum { CACHE_LINE = 64 }; /* the step of whoever asks for memory ahead */
 _Static_assert(DOT_PANELS * sizeof(struct unpacked_panel) <= MATMUL_UNPACK_BYTES && DOT_PANELS * F8_BLOCK * PANEL * 2 <= MATMUL_UNPACK_BYTES, "either kind of widening fits");
 
 /* Keys or values of a tile, wherever they lie: row j is at at[j] + offset bytes. */
-struct kv_rows {
+struct kv_row_ptrs {
     const char *const *at; /* [ATTN_TILE] */
     size_t             offset;
 };
@@ -94,35 +94,35 @@ struct cpu_microkernels {
     /* ---- attention (cpu_attention.c has the walk over tiles; attention.h the functions) ---- */
     /* dst [ATTN_TILE/16][dim][16] f32: panels whose lanes are keys. Lanes from n_keys on are zero, panels
      * beyond the last key are left alone. */
-    void (*keys)(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim);
+    void (*load_keys)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim);
     /* dst [ceil(dim/16)][ATTN_TILE][16] f32: panels whose lanes are elements, of n_keys rows; lanes from dim on are zero. */
-    void (*values)(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim);
+    void (*load_values)(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim);
     /* Chains over n_k k's, panel p of w at w + p * w_stride, rows of acc and x acc_stride and x_stride floats apart:
-     * acc[i][16p + l] = fmaf(w[p][k][l], x[i][k], acc[i][16p + l]), k ascending; begun from acc[i] * carry[i], from +0 where carry is NULL. */
-    void (*mac)(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, size_t n_panels,
-                size_t n_k, const float *carry);
+     * acc[i][16p + l] = fmaf(w[p][k][l], x[i][k], acc[i][16p + l]), k ascending; begun from acc[i] * rescale[i], from +0 where rescale is NULL. */
+    void (*fma_tile)(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, size_t n_panels,
+                size_t n_k, const float *rescale);
     /* Rows of scores s [ATTN_TILE], n_keys (1 at least) of each seen: max = the larger of the old one and the largest s * scale,
-     * p = exp(fmaf(s, scale, -max)) in place, shrink = exp(old max - max), sum = sum * shrink + sum16 of p. Scores that are not seen are
+     * p = exp(fmaf(s, scale, -max)) in place, rescale = exp(old max - max), sum = sum * rescale + sum16 of p. Scores that are not seen are
      * left undefined; scale is above 0. */
-    void (*soften)(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *shrink);
-    /* The same chains as keys and mac, values and mac, for at most ATTN_FEW rows: straight from the cache, which is read once and not worth
+    void (*online_softmax)(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *rescale);
+    /* The same chains as load_keys and fma_tile, load_values and fma_tile, for at most ATTN_SKINNY_PAIRS rows: straight from the cache, which is read once and not worth
      * putting in order first. scores [n_rows][ATTN_TILE]; o [n_rows][ceil(dim/16) * 16]. On the way n_keys rows at `ahead`, which are wanted
      * next, are brought near. */
-    void (*scores_few)(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys, const struct kv_rows *ahead,
+    void (*scores_skinny)(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *ahead,
                        enum dtype t, size_t n_keys, size_t dim);
-    void (*weigh_few)(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_rows *values, const struct kv_rows *ahead,
-                      enum dtype t, size_t n_keys, size_t dim, const float *carry);
+    void (*accumulate_v_skinny)(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *ahead,
+                      enum dtype t, size_t n_keys, size_t dim, const float *rescale);
 
     /* ---- attention's scores as bf16 products: FAST, keys straight from a bf16 cache; all NULL where the processor has none ---- */
     /* dst [ATTN_TILE/16][ceil(dim/2)][16] pairs of neighbouring elements, an odd last one with a zero beside it: panels whose lanes are keys. Lanes
      * from n_keys on are undefined, panels beyond the last key are left alone. */
-    void (*keys_bf16)(uint32_t *dst, const struct kv_rows *rows, size_t n_keys, size_t dim);
+    void (*load_keys_bf16)(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys, size_t dim);
     /* scores [n_rows][ATTN_TILE] = chains from +0 over the pairs of dim elements, ascending; q as round_bf16 leaves it, rows q_stride elements
      * apart; n_panels <= ATTN_TILE/16. */
     void (*scores_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim);
-    /* The same chains for at most ATTN_FEW rows; as scores_few. */
-    void (*scores_few_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys,
-                            const struct kv_rows *ahead, size_t n_keys, size_t dim);
+    /* The same chains for at most ATTN_SKINNY_PAIRS rows; as scores_skinny. */
+    void (*scores_skinny_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys,
+                            const struct kv_row_ptrs *ahead, size_t n_keys, size_t dim);
 };
 
 struct cpu_backend {

@@ -28,7 +28,7 @@ enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations ac
     c->kv = kernel_kv_default(activations);
     c->scratch_bytes_per_thread = scratch_bytes();
     c->scratch = map_pages(c->scratch_bytes_per_thread * (size_t)n_threads);
-    c->attn = map_pages(attention_shared_bytes(n_threads));
+    c->attn = map_pages(attention_workspace_bytes(n_threads));
     enum status st = device_open("cpu", &c->device, err);
     if (st == OK && (!c->scratch || !c->attn || cpu_ctx_reserve(c, 0, 0) != OK)) st = err_set(err, ERR_NOMEM, "no memory for the tables of the kernels");
     if (st == OK) *out = c;
@@ -39,7 +39,7 @@ enum status cpu_ctx_create(const struct kernel_ops *backend, enum activations ac
 void cpu_ctx_free(struct kernel_ctx *c)
 {
     pages_unmap(c->scratch, pages_round(c->scratch_bytes_per_thread * (size_t)compute_pool_threads(c->pool)));
-    pages_unmap(c->attn, pages_round(attention_shared_bytes(compute_pool_threads(c->pool))));
+    pages_unmap(c->attn, pages_round(attention_workspace_bytes(compute_pool_threads(c->pool))));
     compute_pool_free(c->pool);
     pages_unmap(c->acts, c->acts_bytes);
     device_close(c->device);

@@ -14,11 +14,11 @@ void bf16_upconvert(uint32_t *dst, float *scale, const struct weight *w, size_t 
 void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
                const float *scale, size_t n_k);
 
-void bf16_keys(uint32_t *dst, const struct kv_rows *rows, size_t n_keys, size_t dim);
+void bf16_load_keys(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys, size_t dim);
 void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim);
-void bf16_scores_few(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys, const struct kv_rows *ahead,
+void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *ahead,
                      size_t n_keys, size_t dim);
 
-#define BF16_SCORE_MICROKERNELS .keys_bf16 = bf16_keys, .scores_bf16 = bf16_scores, .scores_few_bf16 = bf16_scores_few
+#define BF16_SCORE_MICROKERNELS .load_keys_bf16 = bf16_load_keys, .scores_bf16 = bf16_scores, .scores_skinny_bf16 = bf16_scores_skinny
 
 #endif

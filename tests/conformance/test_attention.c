@@ -350,19 +350,19 @@ static void check_chains(const struct cpu_microkernels *kernels)
     for (size_t n = 0; n < COUNT_OF(dims) * COUNT_OF(n_keys); n++) {
         struct chains  c = make_chains(kernels, dims[n % COUNT_OF(dims)]);
         size_t         keys = n_keys[n / COUNT_OF(dims)];
-        struct kv_rows rows = { c.at, 0 };
+        struct kv_row_ptrs rows = { c.at, 0 };
         uint32_t      *turned = MEM_ARRAY(uint32_t, ATTN_TILE * div_up(c.dim, 2));
         float all[CHAIN_ROWS * ATTN_TILE], some[CHAIN_ROWS * ATTN_TILE];
         for (size_t j = keys; j < ATTN_TILE; j++) c.at[j] = NULL;
-        kernels->keys_bf16(turned, &rows, keys, c.dim);
+        kernels->load_keys_bf16(turned, &rows, keys, c.dim);
         kernels->scores_bf16(all, c.q, c.q_stride, CHAIN_ROWS, turned, div_up(keys, PANEL), c.dim);
         for (size_t i = 0; i < CHAIN_ROWS; i++)
             for (size_t j = 0; j < keys; j++) check_chain(&c, i, j, all[i * ATTN_TILE + j]);
         for (size_t n_rows = 1; n_rows <= CHAIN_ROWS; n_rows++) {
             kernels->scores_bf16(some, c.q, c.q_stride, n_rows, turned, div_up(keys, PANEL), c.dim);
             for (size_t i = 0; i < n_rows; i++) check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "many", c.dim, n_rows);
-            if (n_rows > ATTN_FEW) continue;
-            kernels->scores_few_bf16(some, c.q, c.q_stride, n_rows, &rows, &rows, keys, c.dim);
+            if (n_rows > ATTN_SKINNY_PAIRS) continue;
+            kernels->scores_skinny_bf16(some, c.q, c.q_stride, n_rows, &rows, &rows, keys, c.dim);
             for (size_t i = 0; i < n_rows; i++) check_bits(some + i * ATTN_TILE, all + i * ATTN_TILE, keys, "few", c.dim, n_rows);
         }
         mem_free(c.q), mem_free(c.k), mem_free(c.packed), mem_free(turned);

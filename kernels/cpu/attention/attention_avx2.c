@@ -72,7 +72,7 @@ static void keys_bf16(float *dst, const char *const *rows, size_t offset, size_t
     }
 }
 
-void avx2_keys(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim)
+void avx2_load_keys(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim)
 {
     for (size_t j = 0; j < (n_keys + PANEL - 1) / PANEL * PANEL; j += 8) {
         float *at = dst + j / PANEL * PANEL * dim + j % PANEL;
@@ -97,7 +97,7 @@ INLINE void value16(__m256 v[2], const char *row, enum dtype t, size_t d, size_t
     }
 }
 
-void avx2_values(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim)
+void avx2_load_values(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim)
 {
     for (size_t j = 0; j < n_keys; j++, dst += PANEL)
         for (size_t d = 0; d < dim; d += 16) {
@@ -112,13 +112,13 @@ void avx2_values(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_
 
 enum { FMA_PANELS = 2, FMA_ACCUMULATORS = 12 };
 
-INLINE __m256 begin8(const float *acc, const float *carry, int row)
+INLINE __m256 begin8(const float *acc, const float *rescale, int row)
 {
-    return carry ? _mm256_mul_ps(_mm256_loadu_ps(acc), _mm256_broadcast_ss(carry + row)) : _mm256_setzero_ps();
+    return rescale ? _mm256_mul_ps(_mm256_loadu_ps(acc), _mm256_broadcast_ss(rescale + row)) : _mm256_setzero_ps();
 }
 
 /* n_p panels by n_r rows, both constants at each call. */
-INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t n_k, const float *carry,
+INLINE void fma_panels(float *acc, size_t acc_stride, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t n_k, const float *rescale,
                      const int n_p, const int n_r)
 {
     const int n = 2 * n_p; /* registers to a row */
@@ -126,7 +126,7 @@ INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
 #pragma GCC unroll 6
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
-        for (int p = 0; p < n; p++) sum[i * n + p] = begin8(acc + (size_t)i * acc_stride + p * 8, carry, i);
+        for (int p = 0; p < n; p++) sum[i * n + p] = begin8(acc + (size_t)i * acc_stride + p * 8, rescale, i);
     for (size_t k = 0; k < n_k; k++) {
         __m256 wk[2 * FMA_PANELS];
 #pragma GCC unroll 4
@@ -145,45 +145,45 @@ INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
 }
 
 /* Rows of one or two panels, in tiles of nearly equal height. */
-static void mac_one(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k, const float *carry)
+static void fma_one(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t n_k, const float *rescale)
 {
     for (size_t n_tiles = (n_rows + 5) / 6; n_tiles > 0; n_tiles--) {
         size_t n = (n_rows + n_tiles - 1) / n_tiles;
         switch (n) {
-        case 6: mac_tile(acc, acc_stride, x, x_stride, w, 0, n_k, carry, 1, 6); break;
-        case 5: mac_tile(acc, acc_stride, x, x_stride, w, 0, n_k, carry, 1, 5); break;
-        case 4: mac_tile(acc, acc_stride, x, x_stride, w, 0, n_k, carry, 1, 4); break;
-        case 3: mac_tile(acc, acc_stride, x, x_stride, w, 0, n_k, carry, 1, 3); break;
-        case 2: mac_tile(acc, acc_stride, x, x_stride, w, 0, n_k, carry, 1, 2); break;
-        default: mac_tile(acc, acc_stride, x, x_stride, w, 0, n_k, carry, 1, 1); break;
+        case 6: fma_panels(acc, acc_stride, x, x_stride, w, 0, n_k, rescale, 1, 6); break;
+        case 5: fma_panels(acc, acc_stride, x, x_stride, w, 0, n_k, rescale, 1, 5); break;
+        case 4: fma_panels(acc, acc_stride, x, x_stride, w, 0, n_k, rescale, 1, 4); break;
+        case 3: fma_panels(acc, acc_stride, x, x_stride, w, 0, n_k, rescale, 1, 3); break;
+        case 2: fma_panels(acc, acc_stride, x, x_stride, w, 0, n_k, rescale, 1, 2); break;
+        default: fma_panels(acc, acc_stride, x, x_stride, w, 0, n_k, rescale, 1, 1); break;
         }
         acc += n * acc_stride;
         x += n * x_stride;
-        carry = carry ? carry + n : NULL;
+        rescale = rescale ? rescale + n : NULL;
         n_rows -= n;
     }
 }
 
-static void mac_two(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, size_t n_k,
-                    const float *carry)
+static void fma_two(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, size_t n_k,
+                    const float *rescale)
 {
-    if (n_rows == 3) mac_tile(acc, acc_stride, x, x_stride, w, w_stride, n_k, carry, 2, 3);
-    else if (n_rows == 2) mac_tile(acc, acc_stride, x, x_stride, w, w_stride, n_k, carry, 2, 2);
-    else mac_tile(acc, acc_stride, x, x_stride, w, w_stride, n_k, carry, 2, 1);
+    if (n_rows == 3) fma_panels(acc, acc_stride, x, x_stride, w, w_stride, n_k, rescale, 2, 3);
+    else if (n_rows == 2) fma_panels(acc, acc_stride, x, x_stride, w, w_stride, n_k, rescale, 2, 2);
+    else fma_panels(acc, acc_stride, x, x_stride, w, w_stride, n_k, rescale, 2, 1);
 }
 
-void avx2_mac(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride,
-                        size_t n_panels, size_t n_k, const float *carry)
+void avx2_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride,
+                        size_t n_panels, size_t n_k, const float *rescale)
 {
     if (n_rows == 0) return;
     for (; n_rows <= 3 && n_panels >= FMA_PANELS; n_panels -= FMA_PANELS, acc += FMA_PANELS * PANEL, w += FMA_PANELS * w_stride)
-        mac_two(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
-    for (; n_panels > 0; n_panels--, acc += PANEL, w += w_stride) mac_one(acc, acc_stride, x, x_stride, n_rows, w, n_k, carry);
+        fma_two(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, rescale);
+    for (; n_panels > 0; n_panels--, acc += PANEL, w += w_stride) fma_one(acc, acc_stride, x, x_stride, n_rows, w, n_k, rescale);
 }
 
 /* ---- softmax ---- */
 
-static void soften_row(float *scores, size_t n_keys, float scale, float *max, float *sum, float *shrink)
+static void online_softmax_row(float *scores, size_t n_keys, float scale, float *max, float *sum, float *rescale)
 {
     __m256 by = _mm256_set1_ps(scale), low = _mm256_set1_ps(-INFINITY), top = low;
     size_t n = (n_keys + 15) / 16 * 16;
@@ -207,38 +207,38 @@ static void soften_row(float *scores, size_t n_keys, float scale, float *max, fl
         total.low = _mm256_add_ps(total.low, p0);
         total.high = _mm256_add_ps(total.high, p1);
     }
-    *shrink = exp_ref(before - now);
-    *sum = *sum * *shrink + sum16_tree(total);
+    *rescale = exp_ref(before - now);
+    *sum = *sum * *rescale + sum16_tree(total);
     *max = now;
 }
 
-void avx2_soften(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *shrink)
+void avx2_online_softmax(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *rescale)
 {
-    for (size_t i = 0; i < n_rows; i++) soften_row(scores + i * ATTN_TILE, n_keys, scale, max + i, sum + i, shrink + i);
+    for (size_t i = 0; i < n_rows; i++) online_softmax_row(scores + i * ATTN_TILE, n_keys, scale, max + i, sum + i, rescale + i);
 }
 
 /* ---- few rows ---- */
 
 /* A panel at a time in order, while it is in the first-level cache: this row's turning round is what few rows cost most. */
-void avx2_scores_few(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys,
-                     const struct kv_rows *ahead, enum dtype t, size_t n_keys, size_t dim)
+void avx2_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys,
+                     const struct kv_row_ptrs *ahead, enum dtype t, size_t n_keys, size_t dim)
 {
     (void)ahead;
     float panel[KERNEL_LATENT_MAX * PANEL];
     for (size_t j = 0; j < n_keys; j += PANEL) {
-        avx2_keys(panel, &(struct kv_rows){ keys->at + j, keys->offset }, t, n_keys - j < PANEL ? n_keys - j : PANEL, dim);
-        avx2_mac(scores + j, ATTN_TILE, q, q_stride, n_rows, panel, 0, 1, dim, NULL);
+        avx2_load_keys(panel, &(struct kv_row_ptrs){ keys->at + j, keys->offset }, t, n_keys - j < PANEL ? n_keys - j : PANEL, dim);
+        avx2_fma_tile(scores + j, ATTN_TILE, q, q_stride, n_rows, panel, 0, 1, dim, NULL);
     }
 }
 
-INLINE void weigh_part(float *o, size_t o_stride, const float *p, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t d,
-                       size_t left, const float *carry, const int n_p, const int n_r)
+INLINE void accumulate_v_part(float *o, size_t o_stride, const float *p, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t d,
+                       size_t left, const float *rescale, const int n_p, const int n_r)
 {
     __m256 sum[FMA_ACCUMULATORS];
 #pragma GCC unroll 4
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < 2 * n_p; v++) sum[i * 2 * n_p + v] = begin8(o + (size_t)i * o_stride + v * 8, carry, i);
+        for (int v = 0; v < 2 * n_p; v++) sum[i * 2 * n_p + v] = begin8(o + (size_t)i * o_stride + v * 8, rescale, i);
     for (size_t j = 0; j < n_keys; j++) {
         __m256 value[2 * FMA_PANELS];
 #pragma GCC unroll 2
@@ -257,37 +257,37 @@ INLINE void weigh_part(float *o, size_t o_stride, const float *p, const struct k
 }
 
 /* Two panels for up to two rows, one for up to four. */
-INLINE void weigh_rows(float *o, size_t o_stride, const float *p, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim,
-                       const float *carry, const int n_r)
+INLINE void accumulate_v_rows(float *o, size_t o_stride, const float *p, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim,
+                       const float *rescale, const int n_r)
 {
     const int n_p = n_r <= 2 ? 2 : 1;
     size_t    d = 0;
-    for (; d + (size_t)n_p * 16 <= dim; d += (size_t)n_p * 16) weigh_part(o + d, o_stride, p, rows, t, n_keys, d, (size_t)n_p * 16, carry, n_p, n_r);
-    for (; d < dim; d += 16) weigh_part(o + d, o_stride, p, rows, t, n_keys, d, dim - d < 16 ? dim - d : 16, carry, 1, n_r);
+    for (; d + (size_t)n_p * 16 <= dim; d += (size_t)n_p * 16) accumulate_v_part(o + d, o_stride, p, rows, t, n_keys, d, (size_t)n_p * 16, rescale, n_p, n_r);
+    for (; d < dim; d += 16) accumulate_v_part(o + d, o_stride, p, rows, t, n_keys, d, dim - d < 16 ? dim - d : 16, rescale, 1, n_r);
 }
 
-INLINE void weigh(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_rows *rows, enum dtype t, size_t n_keys,
-                  size_t dim, const float *carry)
+INLINE void accumulate_v(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys,
+                  size_t dim, const float *rescale)
 {
     while (n_rows > 0) {
         size_t n = n_rows > 4 ? 4 : n_rows;
         switch (n) {
-        case 4: weigh_rows(o, o_stride, p, rows, t, n_keys, dim, carry, 4); break;
-        case 3: weigh_rows(o, o_stride, p, rows, t, n_keys, dim, carry, 3); break;
-        case 2: weigh_rows(o, o_stride, p, rows, t, n_keys, dim, carry, 2); break;
-        default: weigh_rows(o, o_stride, p, rows, t, n_keys, dim, carry, 1); break;
+        case 4: accumulate_v_rows(o, o_stride, p, rows, t, n_keys, dim, rescale, 4); break;
+        case 3: accumulate_v_rows(o, o_stride, p, rows, t, n_keys, dim, rescale, 3); break;
+        case 2: accumulate_v_rows(o, o_stride, p, rows, t, n_keys, dim, rescale, 2); break;
+        default: accumulate_v_rows(o, o_stride, p, rows, t, n_keys, dim, rescale, 1); break;
         }
         o += n * o_stride;
         p += n * ATTN_TILE;
-        carry = carry ? carry + n : NULL;
+        rescale = rescale ? rescale + n : NULL;
         n_rows -= n;
     }
 }
 
-void avx2_weigh_few(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_rows *values, const struct kv_rows *ahead,
-                    enum dtype t, size_t n_keys, size_t dim, const float *carry)
+void avx2_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *ahead,
+                    enum dtype t, size_t n_keys, size_t dim, const float *rescale)
 {
     (void)ahead;
-    if (t == DTYPE_F32) weigh(o, o_stride, p, n_rows, values, DTYPE_F32, n_keys, dim, carry);
-    else weigh(o, o_stride, p, n_rows, values, DTYPE_BF16, n_keys, dim, carry);
+    if (t == DTYPE_F32) accumulate_v(o, o_stride, p, n_rows, values, DTYPE_F32, n_keys, dim, rescale);
+    else accumulate_v(o, o_stride, p, n_rows, values, DTYPE_BF16, n_keys, dim, rescale);
 }

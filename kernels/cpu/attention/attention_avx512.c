@@ -34,7 +34,7 @@ static void keys_bf16(float *dst, const char *const rows[16], size_t dim)
     }
 }
 
-void avx512_keys(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim)
+void avx512_load_keys(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim)
 {
     for (size_t j = 0; j < n_keys; j += 16, dst += dim * PANEL) {
         const char *panel[16];
@@ -55,13 +55,13 @@ INLINE __m512 value16(const char *row, enum dtype t, size_t d, size_t left)
     return low_bf16(_mm512_cvtepu16_epi32(h));
 }
 
-INLINE void values(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim)
+INLINE void values(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim)
 {
     for (size_t d = 0; d < dim; d += 16, dst += ATTN_TILE * PANEL)
         for (size_t j = 0; j < n_keys; j++) _mm512_storeu_ps(dst + j * PANEL, value16(rows->at[j] + rows->offset, t, d, dim - d));
 }
 
-void avx512_values(float *dst, const struct kv_rows *rows, enum dtype t, size_t n_keys, size_t dim)
+void avx512_load_values(float *dst, const struct kv_row_ptrs *rows, enum dtype t, size_t n_keys, size_t dim)
 {
     if (t == DTYPE_F32) values(dst, rows, DTYPE_F32, n_keys, dim);
     else values(dst, rows, DTYPE_BF16, n_keys, dim);
@@ -71,13 +71,13 @@ void avx512_values(float *dst, const struct kv_rows *rows, enum dtype t, size_t 
 
 enum { FMA_PANELS = 4, FMA_ACCUMULATORS = 24 };
 
-INLINE __m512 begin16(const float *acc, const float *carry, int row)
+INLINE __m512 begin16(const float *acc, const float *rescale, int row)
 {
-    return carry ? _mm512_mul_ps(_mm512_loadu_ps(acc), _mm512_set1_ps(carry[row])) : _mm512_setzero_ps();
+    return rescale ? _mm512_mul_ps(_mm512_loadu_ps(acc), _mm512_set1_ps(rescale[row])) : _mm512_setzero_ps();
 }
 
 /* n_p panels by n_r rows, both constants at each call. */
-INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t n_k, const float *carry,
+INLINE void fma_panels(float *acc, size_t acc_stride, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t n_k, const float *rescale,
                      const int n_p, const int n_r)
 {
     __m512 sum[FMA_ACCUMULATORS];
@@ -85,7 +85,7 @@ INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
         for (int p = 0; p < n_p; p++)
-            sum[i * n_p + p] = begin16(acc + (size_t)i * acc_stride + p * PANEL, carry, i);
+            sum[i * n_p + p] = begin16(acc + (size_t)i * acc_stride + p * PANEL, rescale, i);
     for (size_t k = 0; k < n_k; k++) {
         __m512 wk[FMA_PANELS];
 #pragma GCC unroll 4
@@ -103,18 +103,18 @@ INLINE void mac_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
         for (int p = 0; p < n_p; p++) _mm512_storeu_ps(acc + (size_t)i * acc_stride + p * PANEL, sum[i * n_p + p]);
 }
 
-#define FMA_ROWS(p, r) case r: mac_tile(acc, acc_stride, x, x_stride, w, w_stride, n_k, carry, p, r); break;
+#define FMA_ROWS(p, r) case r: fma_panels(acc, acc_stride, x, x_stride, w, w_stride, n_k, rescale, p, r); break;
 
 /* All rows against n_p panels, in tiles of nearly equal height. */
 #define FMA_FUNCTION(n_p, most, cases)                                                                                               \
-    static void mac_##n_p(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, \
-                          size_t n_k, const float *carry)                                                                                    \
+    static void fma_##n_p(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride, \
+                          size_t n_k, const float *rescale)                                                                                    \
     {                                                                                                                                \
         for (size_t n_tiles = (n_rows + (most) - 1) / (most); n_tiles > 0; n_tiles--) {                                              \
             size_t n = (n_rows + n_tiles - 1) / n_tiles;                                                                             \
             switch (n) { cases }                                                                                                     \
             acc += n * acc_stride;                                                                                                   \
-            carry = carry ? carry + n : NULL;                                                                                        \
+            rescale = rescale ? rescale + n : NULL;                                                                                        \
             x += n * x_stride;                                                                                                       \
             n_rows -= n;                                                                                                             \
         }                                                                                                                            \
@@ -126,14 +126,14 @@ FMA_FUNCTION(3, 6, ROWS_6(3))
 FMA_FUNCTION(2, 12, ROWS_12(2))
 FMA_FUNCTION(1, 12, ROWS_12(1))
 
-void avx512_mac(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride,
-                          size_t n_panels, size_t n_k, const float *carry)
+void avx512_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_stride, size_t n_rows, const float *w, size_t w_stride,
+                          size_t n_panels, size_t n_k, const float *rescale)
 {
     for (; n_panels >= FMA_PANELS; n_panels -= FMA_PANELS, acc += FMA_PANELS * PANEL, w += FMA_PANELS * w_stride)
-        mac_4(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
-    if (n_panels == 3) mac_3(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
-    else if (n_panels == 2) mac_2(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
-    else if (n_panels == 1) mac_1(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, carry);
+        fma_4(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, rescale);
+    if (n_panels == 3) fma_3(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, rescale);
+    else if (n_panels == 2) fma_2(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, rescale);
+    else if (n_panels == 1) fma_1(acc, acc_stride, x, x_stride, n_rows, w, w_stride, n_k, rescale);
 }
 
 /* ---- few rows ---- */
@@ -164,7 +164,7 @@ INLINE void scores_step(__m512 *sum, const float *q, size_t q_stride, const char
 INLINE void scores_panels(float *scores, const float *q, size_t q_stride, const char *const rows[32], const char *const ahead[32], size_t dim,
                           enum dtype t, const int n_r)
 {
-    __m512 sum0[ATTN_FEW], sum1[ATTN_FEW];
+    __m512 sum0[ATTN_SKINNY_PAIRS], sum1[ATTN_SKINNY_PAIRS];
 #pragma GCC unroll 8
     for (int i = 0; i < n_r; i++) sum0[i] = sum1[i] = _mm512_setzero_ps();
     for (size_t d = 0; d < dim; d += t == DTYPE_F32 ? 16 : 32) {
@@ -183,7 +183,7 @@ INLINE void scores_panels(float *scores, const float *q, size_t q_stride, const 
     SCORES_CASE(1, t) SCORES_CASE(2, t) SCORES_CASE(3, t) SCORES_CASE(4, t) SCORES_CASE(5, t) SCORES_CASE(6, t)      \
     SCORES_CASE(7, t) SCORES_CASE(8, t)
 
-void avx512_scores_few(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys, const struct kv_rows *ahead,
+void avx512_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *ahead,
                        enum dtype t, size_t n_keys, size_t dim)
 {
     for (size_t j = 0; j < n_keys; j += 32) {
@@ -199,14 +199,14 @@ void avx512_scores_few(float *scores, const float *q, size_t q_stride, size_t n_
     }
 }
 
-struct few {
-    const struct kv_rows *rows, *ahead;
+struct skinny_v {
+    const struct kv_row_ptrs *rows, *ahead;
     size_t                n_keys, dim;
-    const float          *carry;
+    const float          *rescale;
 };
 
 /* n_p registers of each row from element d on (`left` elements) against n_r rows of weights. */
-INLINE void weigh_part(float *o, size_t o_stride, const float *p, const struct few *f, enum dtype t, size_t d, size_t left, const int n_p,
+INLINE void accumulate_v_part(float *o, size_t o_stride, const float *p, const struct skinny_v *f, enum dtype t, size_t d, size_t left, const int n_p,
                        const int n_r)
 {
     const size_t bytes = t == DTYPE_F32 ? 4 : 2;
@@ -214,7 +214,7 @@ INLINE void weigh_part(float *o, size_t o_stride, const float *p, const struct f
 #pragma GCC unroll 8
     for (int i = 0; i < n_r; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < n_p; v++) sum[i * n_p + v] = begin16(o + d + (size_t)i * o_stride + v * PANEL, f->carry, i);
+        for (int v = 0; v < n_p; v++) sum[i * n_p + v] = begin16(o + d + (size_t)i * o_stride + v * PANEL, f->rescale, i);
     for (size_t j = 0; j < f->n_keys; j++) {
         __m512 value[FMA_PANELS];
         bring(f->ahead->at[j] + f->ahead->offset + d * bytes, (size_t)n_p * 16 * bytes);
@@ -235,33 +235,33 @@ INLINE void weigh_part(float *o, size_t o_stride, const float *p, const struct f
 }
 
 /* Whole parts of four registers, of two where more rows than fit share them; then one by one. */
-INLINE void weigh_rows(float *o, size_t o_stride, const float *p, const struct few *f, enum dtype t, const int n_r)
+INLINE void accumulate_v_rows(float *o, size_t o_stride, const float *p, const struct skinny_v *f, enum dtype t, const int n_r)
 {
     const int n_p = n_r <= 6 ? 4 : 2;
     size_t    d = 0;
-    for (; d + (size_t)n_p * 16 <= f->dim; d += (size_t)n_p * 16) weigh_part(o, o_stride, p, f, t, d, (size_t)n_p * 16, n_p, n_r);
-    for (; d + 16 <= f->dim; d += 16) weigh_part(o, o_stride, p, f, t, d, 16, 1, n_r);
-    if (d < f->dim) weigh_part(o, o_stride, p, f, t, d, f->dim - d, 1, n_r);
+    for (; d + (size_t)n_p * 16 <= f->dim; d += (size_t)n_p * 16) accumulate_v_part(o, o_stride, p, f, t, d, (size_t)n_p * 16, n_p, n_r);
+    for (; d + 16 <= f->dim; d += 16) accumulate_v_part(o, o_stride, p, f, t, d, 16, 1, n_r);
+    if (d < f->dim) accumulate_v_part(o, o_stride, p, f, t, d, f->dim - d, 1, n_r);
 }
 
-#define WEIGH_CASE(n_r, t) case n_r: weigh_rows(o, o_stride, p, &f, t, n_r); break;
-#define WEIGH_CASES(t)                                                                                               \
-    WEIGH_CASE(1, t) WEIGH_CASE(2, t) WEIGH_CASE(3, t) WEIGH_CASE(4, t) WEIGH_CASE(5, t) WEIGH_CASE(6, t)            \
-    WEIGH_CASE(7, t) WEIGH_CASE(8, t)
+#define ACCUMULATE_V_CASE(n_r, t) case n_r: accumulate_v_rows(o, o_stride, p, &f, t, n_r); break;
+#define ACCUMULATE_V_CASES(t)                                                                                               \
+    ACCUMULATE_V_CASE(1, t) ACCUMULATE_V_CASE(2, t) ACCUMULATE_V_CASE(3, t) ACCUMULATE_V_CASE(4, t) ACCUMULATE_V_CASE(5, t) ACCUMULATE_V_CASE(6, t)            \
+    ACCUMULATE_V_CASE(7, t) ACCUMULATE_V_CASE(8, t)
 
-void avx512_weigh_few(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_rows *values, const struct kv_rows *ahead,
-                      enum dtype t, size_t n_keys, size_t dim, const float *carry)
+void avx512_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *ahead,
+                      enum dtype t, size_t n_keys, size_t dim, const float *rescale)
 {
-    const struct few f = { values, ahead, n_keys, dim, carry };
+    const struct skinny_v f = { values, ahead, n_keys, dim, rescale };
     if (t == DTYPE_F32)
-        switch (n_rows) { WEIGH_CASES(DTYPE_F32) }
+        switch (n_rows) { ACCUMULATE_V_CASES(DTYPE_F32) }
     else
-        switch (n_rows) { WEIGH_CASES(DTYPE_BF16) }
+        switch (n_rows) { ACCUMULATE_V_CASES(DTYPE_BF16) }
 }
 
 /* ---- softmax ---- */
 
-enum { SOFTEN_ROWS = 8 }; /* whose maxima and sums are added up side by side */
+enum { SOFTMAX_ROWS = 8 }; /* whose maxima and sums are added up side by side */
 
 /* The largest of each of eight registers' lanes. */
 INLINE __m256 max8x8(const __m256 v[8])
@@ -275,13 +275,13 @@ INLINE __m256 max8x8(const __m256 v[8])
 }
 
 /* Up to eight rows of n registers (a constant), the last of them masked. */
-INLINE void soften(float *scores, size_t n_rows, __mmask16 last, float scale, float *max, float *sum, float *shrink, const int n)
+INLINE void online_softmax_rows(float *scores, size_t n_rows, __mmask16 last, float scale, float *max, float *sum, float *rescale, const int n)
 {
     __m512   by = _mm512_set1_ps(scale), low = _mm512_set1_ps(-INFINITY);
-    __m256   part[SOFTEN_ROWS];
+    __m256   part[SOFTMAX_ROWS];
     __mmask8 rows = (__mmask8)((1u << n_rows) - 1);
-    float    now[SOFTEN_ROWS] __attribute__((aligned(32)));
-    for (size_t r = 0; r < SOFTEN_ROWS; r++) part[r] = _mm256_setzero_ps();
+    float    now[SOFTMAX_ROWS] __attribute__((aligned(32)));
+    for (size_t r = 0; r < SOFTMAX_ROWS; r++) part[r] = _mm256_setzero_ps();
     for (size_t r = 0; r < n_rows; r++) {
         const float *s = scores + r * ATTN_TILE;
         __m512       top = low;
@@ -293,7 +293,7 @@ INLINE void soften(float *scores, size_t n_rows, __mmask16 last, float scale, fl
     __m256 by_then = exp8(_mm256_sub_ps(before, top));
     _mm256_store_ps(now, top);
     _mm256_mask_storeu_ps(max, rows, top);
-    _mm256_mask_storeu_ps(shrink, rows, by_then);
+    _mm256_mask_storeu_ps(rescale, rows, by_then);
     for (size_t r = 0; r < n_rows; r++) {
         float *s = scores + r * ATTN_TILE;
         __m512 total = _mm512_setzero_ps(), most = _mm512_set1_ps(now[r]);
@@ -310,17 +310,17 @@ INLINE void soften(float *scores, size_t n_rows, __mmask16 last, float scale, fl
     _mm256_mask_storeu_ps(sum, rows, _mm256_add_ps(_mm256_mul_ps(old, by_then), tree8x8(part)));
 }
 
-void avx512_soften(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *shrink)
+void avx512_online_softmax(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *rescale)
 {
     __mmask16 last = mask16((n_keys - 1) % 16 + 1);
-    for (size_t r = 0; r < n_rows; r += SOFTEN_ROWS) {
-        size_t n = n_rows - r < SOFTEN_ROWS ? n_rows - r : SOFTEN_ROWS;
+    for (size_t r = 0; r < n_rows; r += SOFTMAX_ROWS) {
+        size_t n = n_rows - r < SOFTMAX_ROWS ? n_rows - r : SOFTMAX_ROWS;
         float *s = scores + r * ATTN_TILE;
         switch ((n_keys + 15) / 16) {
-        case 4: soften(s, n, last, scale, max + r, sum + r, shrink + r, 4); break;
-        case 3: soften(s, n, last, scale, max + r, sum + r, shrink + r, 3); break;
-        case 2: soften(s, n, last, scale, max + r, sum + r, shrink + r, 2); break;
-        default: soften(s, n, last, scale, max + r, sum + r, shrink + r, 1); break;
+        case 4: online_softmax_rows(s, n, last, scale, max + r, sum + r, rescale + r, 4); break;
+        case 3: online_softmax_rows(s, n, last, scale, max + r, sum + r, rescale + r, 3); break;
+        case 2: online_softmax_rows(s, n, last, scale, max + r, sum + r, rescale + r, 2); break;
+        default: online_softmax_rows(s, n, last, scale, max + r, sum + r, rescale + r, 1); break;
         }
     }
 }

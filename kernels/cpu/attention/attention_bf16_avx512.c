@@ -16,7 +16,7 @@ INLINE __m512 dot(__m512 acc, __m512i keys, const uint16_t *q)
     return _mm512_dpbf16_ps(acc, (__m512bh)keys, (__m512bh)_mm512_set1_epi32(two));
 }
 
-void bf16_keys(uint32_t *dst, const struct kv_rows *rows, size_t n_keys, size_t dim)
+void bf16_load_keys(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys, size_t dim)
 {
     for (size_t j = 0; j < n_keys; j += PANEL) {
         const char *panel[16];
@@ -89,7 +89,7 @@ void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_row
 /* ---- few rows ---- */
 
 /* Carry on n_r rows' sums over one step of elements of one panel. */
-INLINE void few_step(__m512 *sum, const uint16_t *q, size_t q_stride, const char *const rows[16], const char *const ahead[16], size_t d, size_t dim,
+INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const char *const rows[16], const char *const ahead[16], size_t d, size_t dim,
                      const int n_r)
 {
     __m512i r[16];
@@ -104,26 +104,26 @@ INLINE void few_step(__m512 *sum, const uint16_t *q, size_t q_stride, const char
 }
 
 /* n_p panels in turn: while one's chains go on, the next step of another is turned round. */
-INLINE void few_panels(float *scores, const uint16_t *q, size_t q_stride, const char *const *rows, const char *const *ahead, size_t dim,
+INLINE void skinny_panels(float *scores, const uint16_t *q, size_t q_stride, const char *const *rows, const char *const *ahead, size_t dim,
                        const int n_p, const int n_r)
 {
-    __m512 sum[SCORE_PANELS][ATTN_FEW];
+    __m512 sum[SCORE_PANELS][ATTN_SKINNY_PAIRS];
 #pragma GCC unroll 4
     for (int p = 0; p < n_p; p++)
 #pragma GCC unroll 8
         for (int i = 0; i < n_r; i++) sum[p][i] = _mm512_setzero_ps();
     for (size_t d = 0; d < dim; d += STEP)
 #pragma GCC unroll 4
-        for (int p = 0; p < n_p; p++) few_step(sum[p], q, q_stride, rows + 16 * p, ahead + 16 * p, d, dim, n_r);
+        for (int p = 0; p < n_p; p++) skinny_step(sum[p], q, q_stride, rows + 16 * p, ahead + 16 * p, d, dim, n_r);
 #pragma GCC unroll 4
     for (int p = 0; p < n_p; p++)
 #pragma GCC unroll 8
         for (int i = 0; i < n_r; i++) _mm512_storeu_ps(scores + i * ATTN_TILE + p * PANEL, sum[p][i]);
 }
 
-#define FEW_CASE(n_p, n_r) case n_r: few_panels(scores + j, q, q_stride, rows, near, dim, n_p, n_r); break;
+#define SKINNY_CASE(n_p, n_r) case n_r: skinny_panels(scores + j, q, q_stride, rows, near, dim, n_p, n_r); break;
 
-void bf16_scores_few(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_rows *keys, const struct kv_rows *ahead,
+void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *ahead,
                      size_t n_keys, size_t dim)
 {
     const size_t step = n_rows <= 2 ? 4 * PANEL : 2 * PANEL;
@@ -133,6 +133,6 @@ void bf16_scores_few(float *scores, const uint16_t *q, size_t q_stride, size_t n
             panel_rows(rows + p, keys, j + p, n_keys);
             panel_rows(near + p, ahead, j + p, n_keys);
         }
-        switch (n_rows) { FEW_CASE(4, 1) FEW_CASE(4, 2) FEW_CASE(2, 3) FEW_CASE(2, 4) FEW_CASE(2, 5) FEW_CASE(2, 6) FEW_CASE(2, 7) FEW_CASE(2, 8) }
+        switch (n_rows) { SKINNY_CASE(4, 1) SKINNY_CASE(4, 2) SKINNY_CASE(2, 3) SKINNY_CASE(2, 4) SKINNY_CASE(2, 5) SKINNY_CASE(2, 6) SKINNY_CASE(2, 7) SKINNY_CASE(2, 8) }
     }
 }

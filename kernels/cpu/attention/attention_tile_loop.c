@@ -24,9 +24,9 @@ static bool is_naive(const struct attn_args *a) { return a->k_up != NULL; }
 /* The loops read these as they lie. */
 static bool is_read_in_place(enum dtype t) { return t == DTYPE_F32 || t == DTYPE_BF16; }
 
-struct kv_places attention_kv_places(const struct kv_layer *kv)
+struct kv_block_offsets attention_kv_block_offsets(const struct kv_layer *kv)
 {
-    struct kv_places p = { .row = kv_rows_bytes(kv->dtype, (size_t)kv->head_dim), .scale = kv_rows_scaled(kv->dtype) ? sizeof(float) : 0 };
+    struct kv_block_offsets p = { .row = kv_rows_bytes(kv->dtype, (size_t)kv->head_dim), .scale = kv_rows_scaled(kv->dtype) ? sizeof(float) : 0 };
     size_t n_rows = (size_t)kv->n_heads * (kv->latent ? 1 : 2) * (size_t)kv->block_tokens;
     p.scales = n_rows * p.row;
     p.block = p.scales + n_rows * p.scale;
@@ -49,7 +49,7 @@ enum { /* floats, each a multiple of 16 */
     HEADS_FLOATS = ATTN_PAIRS * KERNEL_HEAD_DIM_MAX * 2 + ATTN_TILE * KERNEL_HEAD_DIM_MAX * 2 + UPCONVERTED_FLOATS,
     NAIVE_FLOATS = ATTN_NAIVE_ROWS * KERNEL_HEAD_DIM_MAX + ATTN_TILE * (KERNEL_HEAD_DIM_MAX * 2 + KERNEL_LATENT_MAX + EXPANDED_ROW) + GEMM_K * PANEL
 };
-_Static_assert(ATTN_HEADS * ATTN_FEW * (2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE + 3 * PANEL) + UPCONVERTED_FLOATS <= HEADS_FLOATS,
+_Static_assert(ATTN_HEADS_PER_ITEM * ATTN_SKINNY_PAIRS * (2 * KERNEL_HEAD_DIM_MAX + ATTN_TILE + 3 * PANEL) + UPCONVERTED_FLOATS <= HEADS_FLOATS,
                "heads of few pairs, which share what is widened, need no more than one of many");
 _Static_assert((int)HEADS_FLOATS <= (int)LATENT_FLOATS, "latents need the most of the forms that do not expand");
 
@@ -66,14 +66,14 @@ static float *take(float **p, size_t n)
     return at;
 }
 
-static const float *query(const struct attn_walk *w, int32_t i)
+static const float *query(const struct attn_tile_loop *w, int32_t i)
 {
     int32_t row = w->seq->q_begin + (w->pair_begin + i) / w->group;
     return w->a->q + ((size_t)row * (size_t)w->a->n_heads + (size_t)attention_query_head(w, i)) * w->q_dim;
 }
 
 /* Queries side by side; where they lie evenly spaced already, they stay where they are. */
-static void gather_queries(struct attn_walk *w, float **scratch)
+static void gather_queries(struct attn_tile_loop *w, float **scratch)
 {
     if (w->group == 1 || w->group == w->a->n_heads) {
         w->q = query(w, 0);
@@ -86,7 +86,7 @@ static void gather_queries(struct attn_walk *w, float **scratch)
     w->q_stride = w->q_dim;
 }
 
-static void round_queries(struct attn_walk *w, float **scratch)
+static void round_queries(struct attn_tile_loop *w, float **scratch)
 {
     w->q_stride = act_bf16_stride(w->q_dim);
     uint16_t *q = (uint16_t *)take(scratch, (size_t)w->n_pairs * w->q_stride / 2);
@@ -95,9 +95,9 @@ static void round_queries(struct attn_walk *w, float **scratch)
 }
 
 /* Keys and values need no place of their own where they are used straight from the cache. */
-static bool is_few(const struct attn_walk *w, int32_t n_pairs) { return n_pairs <= ATTN_FEW && !is_naive(w->a); }
+static bool is_skinny(const struct attn_tile_loop *w, int32_t n_pairs) { return n_pairs <= ATTN_SKINNY_PAIRS && !is_naive(w->a); }
 
-void *attention_walk_open(struct attn_walk *w, void *scratch)
+void *attention_tile_loop_init(struct attn_tile_loop *w, void *scratch)
 {
     const struct attn_args *a = w->a;
     float  *p = scratch;
@@ -105,11 +105,11 @@ void *attention_walk_open(struct attn_walk *w, void *scratch)
     w->q_dim = is_naive(a) ? a->k_up[w->head].n_out + dim - a->k_up[w->head].n_in : dim;
     w->v_stride = padded((size_t)a->v_dim);
     w->n_keys = attention_pair_pos(w, w->n_pairs - 1) + 1;
-    w->places = attention_kv_places(&a->kv);
-    w->v_offset = a->kv.latent ? 0 : w->places.row * (size_t)a->kv.block_tokens;
-    w->max = take(&p, n), w->sum = take(&p, n), w->shrink = take(&p, n);
+    w->offsets = attention_kv_block_offsets(&a->kv);
+    w->v_offset = a->kv.latent ? 0 : w->offsets.row * (size_t)a->kv.block_tokens;
+    w->max = take(&p, n), w->sum = take(&p, n), w->rescale = take(&p, n);
     w->scores = take(&p, min_size(n, ATTN_STEP) * ATTN_TILE);
-    if (!is_few(w, w->n_pairs)) {
+    if (!is_skinny(w, w->n_pairs)) {
         w->keys = take(&p, w->q_dim * ATTN_TILE);
         w->values = take(&p, w->v_stride * ATTN_TILE);
     }
@@ -121,7 +121,7 @@ void *attention_walk_open(struct attn_walk *w, void *scratch)
     } else if (!is_read_in_place(a->kv.dtype) && !w->upconverted) {
         w->upconverted = take(&p, 2 * ATTN_TILE * dim);
     }
-    if (w->by_bf16) round_queries(w, &p);
+    if (w->use_bf16_scores) round_queries(w, &p);
     else gather_queries(w, &p);
     return p;
 }
@@ -129,15 +129,15 @@ void *attention_walk_open(struct attn_walk *w, void *scratch)
 /* ---- a tile's keys and values ---- */
 
 /* Addresses of n keys from position `begin` on. */
-static void find_rows(const struct attn_walk *w, const char *rows[ATTN_TILE], int32_t begin, int32_t n)
+static void find_rows(const struct attn_tile_loop *w, const char *rows[ATTN_TILE], int32_t begin, int32_t n)
 {
     const struct kv_layer *kv = &w->a->kv;
     int32_t block = begin / kv->block_tokens, slot = begin % kv->block_tokens;
     size_t  parts = kv->latent ? 1 : 2, head = kv->latent ? 0 : (size_t)w->head;
     for (int32_t j = 0; j < n; block++, slot = 0) {
-        const char *row = (const char *)kv->data + (size_t)w->seq->block_table[block] * w->places.block;
-        row += (head * parts * (size_t)kv->block_tokens + (size_t)slot) * w->places.row;
-        for (int32_t n_here = min_i32(n - j, kv->block_tokens - slot); n_here > 0; n_here--, row += w->places.row) rows[j++] = row;
+        const char *row = (const char *)kv->data + (size_t)w->seq->block_table[block] * w->offsets.block;
+        row += (head * parts * (size_t)kv->block_tokens + (size_t)slot) * w->offsets.row;
+        for (int32_t n_here = min_i32(n - j, kv->block_tokens - slot); n_here > 0; n_here--, row += w->offsets.row) rows[j++] = row;
     }
 }
 
@@ -145,28 +145,28 @@ enum { BRING_PER_STEP = 16 };
 
 /* A tile's rows in the cache, and those of the next tile, which are brought near meanwhile: they lie in pieces too short for the processor
  * to see where they lead. */
-struct tile {
+struct attn_kv_tile {
     const char    *at[ATTN_TILE], *next_at[ATTN_TILE];
-    struct kv_rows keys, values, next;
+    struct kv_row_ptrs keys, values, next;
     enum dtype     dtype; /* of keys and values */
     int32_t        begin, n_keys, n_next;
 };
 
 /* Keys [from, to) of the next tile. */
-static void bring_next(const struct attn_walk *w, const struct tile *t, int32_t from, int32_t to)
+static void bring_next(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t from, int32_t to)
 {
     for (int32_t j = from; j < to && j < t->n_next; j++)
-        for (size_t at = 0; at < w->places.row; at += CACHE_LINE) {
+        for (size_t at = 0; at < w->offsets.row; at += CACHE_LINE) {
             __builtin_prefetch(t->next_at[j] + at);
             if (w->v_offset) __builtin_prefetch(t->next_at[j] + w->v_offset + at);
         }
 }
 
 /* Key and value of a position as rows of f32. */
-static void upconvert_row(const struct attn_walk *w, size_t pos, float *key, float *value)
+static void upconvert_row(const struct attn_tile_loop *w, size_t pos, float *key, float *value)
 {
     const struct kv_layer  *kv = &w->a->kv;
-    const struct kv_places *p = &w->places;
+    const struct kv_block_offsets *p = &w->offsets;
     size_t      dim = (size_t)kv->head_dim, tokens = (size_t)kv->block_tokens, i = 2 * (size_t)w->head * tokens + pos % tokens;
     const char *block = (const char *)kv->data + (size_t)w->seq->block_table[pos / tokens] * p->block, *scales = block + p->scales;
     kv_row_load(kv->dtype, block + i * p->row, scales + i * p->scale, key, dim);
@@ -175,7 +175,7 @@ static void upconvert_row(const struct attn_walk *w, size_t pos, float *key, flo
 }
 
 /* The tile is what was widened from now on, and that is near: the loops have nothing to bring. */
-static void upconvert_tile(const struct attn_walk *w, struct tile *t)
+static void upconvert_tile(const struct attn_tile_loop *w, struct attn_kv_tile *t)
 {
     size_t dim = (size_t)w->a->kv.head_dim;
     for (int32_t j = 0; j < t->n_keys; j++) {
@@ -190,23 +190,23 @@ static void upconvert_tile(const struct attn_walk *w, struct tile *t)
     t->n_next = 0;
 }
 
-static void find_tile(const struct attn_walk *w, struct tile *t, int32_t begin, int32_t n_keys, const struct attn_walk *next, int32_t next_begin)
+static void find_tile(const struct attn_tile_loop *w, struct attn_kv_tile *t, int32_t begin, int32_t n_keys, const struct attn_tile_loop *next, int32_t next_begin)
 {
-    *t = (struct tile){ .dtype = w->a->kv.dtype, .begin = begin, .n_keys = n_keys,
+    *t = (struct attn_kv_tile){ .dtype = w->a->kv.dtype, .begin = begin, .n_keys = n_keys,
                         .n_next = next_begin < w->n_keys ? min_i32(ATTN_TILE, w->n_keys - next_begin) : 0 };
     find_rows(w, t->at, begin, n_keys);
     find_rows(next, t->next_at, next_begin, t->n_next);
     for (int32_t j = t->n_next; j < n_keys; j++) t->next_at[j] = t->at[j]; /* so that there is always something to name */
-    t->keys = (struct kv_rows){ t->at, 0 };
-    t->values = (struct kv_rows){ t->at, w->v_offset };
-    t->next = (struct kv_rows){ t->next_at, 0 };
+    t->keys = (struct kv_row_ptrs){ t->at, 0 };
+    t->values = (struct kv_row_ptrs){ t->at, w->v_offset };
+    t->next = (struct kv_row_ptrs){ t->next_at, 0 };
     if (w->upconverted) upconvert_tile(w, t);
 }
 
 static const float ONES[ATTN_TILE] = { [0 ... ATTN_TILE - 1] = 1 };
 
 /* y [n_keys], EXPANDED_ROW floats apart = m times the first n_in elements of each latent. */
-static void expand(const struct attn_walk *w, float *y, const struct weight *m, size_t n_keys)
+static void expand(const struct attn_tile_loop *w, float *y, const struct weight *m, size_t n_keys)
 {
     size_t dim = (size_t)w->a->kv.head_dim;
     for (size_t p = 0; p < panel_count(m); p++)
@@ -215,11 +215,11 @@ static void expand(const struct attn_walk *w, float *y, const struct weight *m, 
             const float *panel = w->w_panel;
             if (m->layout == LAYOUT_F32) panel = (const float *)panel_at(m, p, weight_layout_panel_bytes(LAYOUT_F32, m->n_in)) + k0 * PANEL;
             else w->kernels->dequantize(w->w_panel, m, p, k0, n_k);
-            w->kernels->mac(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
+            w->kernels->fma_tile(y + p * PANEL, EXPANDED_ROW, w->latent + k0, dim, n_keys, panel, 0, 1, n_k, k0 > 0 ? ONES : NULL);
         }
 }
 
-static void expand_tile(const struct attn_walk *w, const char *const *rows, size_t n_keys)
+static void expand_tile(const struct attn_tile_loop *w, const char *const *rows, size_t n_keys)
 {
     const struct attn_args *a = w->a;
     const struct weight    *k_up = &a->k_up[w->head], *v_up = &a->v_up[w->head];
@@ -232,49 +232,49 @@ static void expand_tile(const struct attn_walk *w, const char *const *rows, size
     expand(w, w->rows, k_up, n_keys);
     for (size_t j = 0; j < n_keys; j++) /* over the lanes that fill up the last panel */
         memcpy(w->rows + j * EXPANDED_ROW + k_up->n_out, w->latent + j * dim + rank, (dim - rank) * sizeof(float));
-    w->kernels->keys(w->keys, &(struct kv_rows){ expanded, 0 }, DTYPE_F32, n_keys, w->q_dim);
+    w->kernels->load_keys(w->keys, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys, w->q_dim);
     expand(w, w->rows, v_up, n_keys);
-    w->kernels->values(w->values, &(struct kv_rows){ expanded, 0 }, DTYPE_F32, n_keys, v_up->n_out);
+    w->kernels->load_values(w->values, &(struct kv_row_ptrs){ expanded, 0 }, DTYPE_F32, n_keys, v_up->n_out);
 }
 
-static void load_tile(const struct attn_walk *w, const struct tile *t)
+static void load_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t)
 {
     const struct kv_layer *kv = &w->a->kv;
     if (is_naive(w->a)) {
         expand_tile(w, t->at, (size_t)t->n_keys);
         return;
     }
-    if (w->by_bf16) w->kernels->keys_bf16(w->keys, &t->keys, (size_t)t->n_keys, (size_t)kv->head_dim);
-    else w->kernels->keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys, (size_t)kv->head_dim);
-    w->kernels->values(w->values, &t->values, t->dtype, (size_t)t->n_keys, (size_t)w->a->v_dim);
+    if (w->use_bf16_scores) w->kernels->load_keys_bf16(w->keys, &t->keys, (size_t)t->n_keys, (size_t)kv->head_dim);
+    else w->kernels->load_keys(w->keys, &t->keys, t->dtype, (size_t)t->n_keys, (size_t)kv->head_dim);
+    w->kernels->load_values(w->values, &t->values, t->dtype, (size_t)t->n_keys, (size_t)w->a->v_dim);
 }
 
 /* ---- pairs ---- */
 
 /* Weights of pairs [i, i + n), which all see n_keys of the tile, from their scores; their sums so far, and the values. */
-static void add_pairs(const struct attn_walk *w, const struct tile *t, bool few, int32_t i, int32_t n, float *scores, int32_t n_keys)
+static void add_pairs(const struct attn_tile_loop *w, const struct attn_kv_tile *t, bool skinny, int32_t i, int32_t n, float *scores, int32_t n_keys)
 {
     const struct attn_args *a = w->a;
     float *o = w->o + (size_t)i * w->v_stride;
-    const float *carry = t->begin % ATTN_SEGMENT == 0 ? NULL : w->shrink + i; /* a segment's sums begin from 0 */
-    w->kernels->soften(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i, w->shrink + i);
-    if (few) w->kernels->weigh_few(o, w->v_stride, scores, (size_t)n, &t->values, &t->next, t->dtype, (size_t)n_keys, (size_t)a->v_dim, carry);
-    else w->kernels->mac(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values, ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, carry);
+    const float *rescale = t->begin % ATTN_SEGMENT == 0 ? NULL : w->rescale + i; /* a segment's sums begin from 0 */
+    w->kernels->online_softmax(scores, (size_t)n, (size_t)n_keys, a->scale, w->max + i, w->sum + i, w->rescale + i);
+    if (skinny) w->kernels->accumulate_v_skinny(o, w->v_stride, scores, (size_t)n, &t->values, &t->next, t->dtype, (size_t)n_keys, (size_t)a->v_dim, rescale);
+    else w->kernels->fma_tile(o, w->v_stride, scores, ATTN_TILE, (size_t)n, w->values, ATTN_TILE * PANEL, w->v_stride / PANEL, (size_t)n_keys, rescale);
 }
 
 /* Pairs [low, high) whose scores are there: those that see equally many keys go together. */
-static void add_tile(const struct attn_walk *w, const struct tile *t, bool few, int32_t low, int32_t high)
+static void add_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t, bool skinny, int32_t low, int32_t high)
 {
     for (int32_t i = low, n; i < high; i += n) {
         int32_t seen = attention_pair_pos(w, i) + 1 - t->begin;
         n = high - i;
         if (seen < t->n_keys) n = min_i32(n, w->group - (w->pair_begin + i) % w->group);
-        add_pairs(w, t, few, i, n, w->scores + (i - low) * ATTN_TILE, min_i32(seen, t->n_keys));
+        add_pairs(w, t, skinny, i, n, w->scores + (i - low) * ATTN_TILE, min_i32(seen, t->n_keys));
     }
 }
 
 /* The first pair that sees position `pos`. */
-static int32_t first_pair(const struct attn_walk *w, int32_t pos)
+static int32_t first_pair(const struct attn_tile_loop *w, int32_t pos)
 {
     int32_t rows = pos - w->seq->pos_begin;
     if (rows <= 0) return 0;
@@ -283,39 +283,39 @@ static int32_t first_pair(const struct attn_walk *w, int32_t pos)
 }
 
 /* Scores of pairs [low, n_pairs), few of them, from keys as they lie in the cache. */
-static void score_few(const struct attn_walk *w, const struct tile *t, int32_t low)
+static void score_skinny(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t low)
 {
     size_t n = (size_t)(w->n_pairs - low), at = (size_t)low * w->q_stride;
-    if (w->by_bf16) w->kernels->scores_few_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys, &t->values, (size_t)t->n_keys, w->q_dim);
-    else w->kernels->scores_few(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values, t->dtype, (size_t)t->n_keys, w->q_dim);
+    if (w->use_bf16_scores) w->kernels->scores_skinny_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, &t->keys, &t->values, (size_t)t->n_keys, w->q_dim);
+    else w->kernels->scores_skinny(w->scores, w->q + at, w->q_stride, n, &t->keys, &t->values, t->dtype, (size_t)t->n_keys, w->q_dim);
 }
 
 /* The same of pairs [low, high), from the keys that load_tile put in order. */
-static void score_many(const struct attn_walk *w, const struct tile *t, int32_t low, int32_t high)
+static void score_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t low, int32_t high)
 {
     size_t n = (size_t)(high - low), at = (size_t)low * w->q_stride, n_panels = padded((size_t)t->n_keys) / PANEL;
-    if (w->by_bf16) w->kernels->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels, w->q_dim);
-    else w->kernels->mac(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys, w->q_dim * PANEL, n_panels, w->q_dim, NULL);
+    if (w->use_bf16_scores) w->kernels->scores_bf16(w->scores, w->q_bf16 + at, w->q_stride, n, w->keys, n_panels, w->q_dim);
+    else w->kernels->fma_tile(w->scores, ATTN_TILE, w->q + at, w->q_stride, n, w->keys, w->q_dim * PANEL, n_panels, w->q_dim, NULL);
 }
 
-static void attend_tile(const struct attn_walk *w, const struct tile *t)
+static void attend_tile(const struct attn_tile_loop *w, const struct attn_kv_tile *t)
 {
     int32_t low = first_pair(w, t->begin), high;
-    if (is_few(w, w->n_pairs - low)) {
-        score_few(w, t, low);
+    if (is_skinny(w, w->n_pairs - low)) {
+        score_skinny(w, t, low);
         add_tile(w, t, true, low, w->n_pairs);
         return;
     }
     load_tile(w, t);
     for (int32_t brought = 0; low < w->n_pairs; low = high, brought += BRING_PER_STEP) {
         high = min_i32(w->n_pairs, low + ATTN_STEP);
-        score_many(w, t, low, high);
+        score_tile(w, t, low, high);
         bring_next(w, t, brought, brought + BRING_PER_STEP);
         add_tile(w, t, false, low, high);
     }
 }
 
-int32_t attention_walk_segment(struct attn_walk *w, int32_t n_heads, int32_t segment)
+int32_t attention_tile_loop_segment(struct attn_tile_loop *w, int32_t n_heads, int32_t segment)
 {
     int32_t begin = segment * ATTN_SEGMENT, end = min_i32(w->n_keys, begin + ATTN_SEGMENT), first = first_pair(w, begin);
     for (int32_t h = 0; h < n_heads; h++)
@@ -325,7 +325,7 @@ int32_t attention_walk_segment(struct attn_walk *w, int32_t n_heads, int32_t seg
         }
     for (; begin < end; begin += ATTN_TILE)
         for (int32_t h = 0; h < n_heads; h++) {
-            struct tile t;
+            struct attn_kv_tile t;
             bool        last = h + 1 == n_heads;
             find_tile(&w[h], &t, begin, min_i32(ATTN_TILE, end - begin), last ? w : &w[h + 1], last ? begin + ATTN_TILE : begin);
             attend_tile(&w[h], &t);

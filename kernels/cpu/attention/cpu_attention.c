@@ -22,27 +22,27 @@ enum {
     SEQS_PER_CALL = 2048,        /* sequences whose first items are in the work table at a time */
     ITEMS_PER_THREAD = 4,        /* enough pieces that a thread which comes late costs little */
     PAIRS_MIN = 8,               /* fewer would load a tile for too little work */
-    PART_HEAD = 16,              /* floats before a part's sums: m, l */
+    PARTIAL_HEADER_FLOATS = 16,              /* floats before a part's sums: m, l */
     PAIRS_PER_MERGE = 16,
     MERGE_ALONE_FLOATS = 1 << 14, /* less is not worth waking a thread */
     APPEND_ALONE_FLOATS = 1 << 14,
     APPEND_AHEAD = 2,            /* rows of a sequence whose places are asked for; further ones of a prompt follow them in memory */
     SPLIT_PAIRS = ITEMS_PER_THREAD * ATTN_NAIVE_ROWS, /* per thread, in a call that is split */
-    PARTS_FLOATS = SPLIT_PAIRS * (KERNEL_HEAD_DIM_MAX + PART_HEAD)
+    PARTIALS_FLOATS = SPLIT_PAIRS * (KERNEL_HEAD_DIM_MAX + PARTIAL_HEADER_FLOATS)
 };
-_Static_assert((KERNEL_LATENT_MAX + PART_HEAD) * ATTN_LATENT_PAIRS <= (KERNEL_HEAD_DIM_MAX + PART_HEAD) * ATTN_NAIVE_ROWS,
+_Static_assert((KERNEL_LATENT_MAX + PARTIAL_HEADER_FLOATS) * ATTN_LATENT_PAIRS <= (KERNEL_HEAD_DIM_MAX + PARTIAL_HEADER_FLOATS) * ATTN_NAIVE_ROWS,
                "one segment of a split call fits whatever the form");
 
 /* ctx->attn */
-struct attn_shared {
+struct attn_workspace {
     int32_t item_begin[SEQS_PER_CALL + 1]; /* of one run of heads, before each sequence */
     int32_t pair_begin[SEQS_PER_CALL + 1]; /* of all heads */
     float   floats[];                      /* split calls: [pairs][2] M and L so far, then the parts */
 };
 
-size_t attention_shared_bytes(int n_threads)
+size_t attention_workspace_bytes(int n_threads)
 {
-    return sizeof(struct attn_shared) + ((size_t)PARTS_FLOATS + 2 * (size_t)SPLIT_PAIRS) * (size_t)n_threads * sizeof(float);
+    return sizeof(struct attn_workspace) + ((size_t)PARTIALS_FLOATS + 2 * (size_t)SPLIT_PAIRS) * (size_t)n_threads * sizeof(float);
 }
 
 static int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -62,15 +62,15 @@ static int32_t find_in(const int32_t *begin, int32_t n, int32_t at)
 /* ---- appending ---- */
 
 /* Where the first head of a row of the batch lies in the pool, and its scale; heads are `stride` rows apart, values `part` rows behind keys. */
-struct append_place {
+struct kv_slot {
     char            *at, *scale;
     size_t           stride, part;
-    struct kv_places bytes;
+    struct kv_block_offsets bytes;
 };
 
-static struct append_place append_place(const struct kv_layer *kv, const struct attn_seq *seq, int32_t pos)
+static struct kv_slot kv_slot_of(const struct kv_layer *kv, const struct attn_seq *seq, int32_t pos)
 {
-    struct append_place p = { .part = (size_t)kv->block_tokens, .bytes = attention_kv_places(kv) };
+    struct kv_slot p = { .part = (size_t)kv->block_tokens, .bytes = attention_kv_block_offsets(kv) };
     size_t slot = (size_t)(pos % kv->block_tokens);
     char  *block = (char *)kv->data + (size_t)seq->block_table[pos / kv->block_tokens] * p.bytes.block;
     p.stride = kv->latent ? p.part : 2 * p.part;
@@ -80,7 +80,7 @@ static struct append_place append_place(const struct kv_layer *kv, const struct 
 }
 
 /* The row `i` rows behind the place. */
-static void append_row(const struct kv_layer *kv, const struct append_place *p, size_t i, const float *src)
+static void append_row(const struct kv_layer *kv, const struct kv_slot *p, size_t i, const float *src)
 {
     kv_row_store(kv->dtype, src, p->at + i * p->bytes.row, p->scale + i * p->bytes.scale, (size_t)kv->head_dim);
 }
@@ -89,7 +89,7 @@ static void append_row(const struct kv_layer *kv, const struct append_place *p, 
 static void expect_rows(const struct kv_append_args *a, const struct attn_seq *seq)
 {
     for (int32_t i = 0; i < seq->n_q && i < APPEND_AHEAD; i++) {
-        struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
+        struct kv_slot p = kv_slot_of(&a->kv, seq, seq->pos_begin + i);
         for (int32_t h = 0; h < a->kv.n_heads; h++, p.at += p.stride * p.bytes.row)
             for (size_t line = 0; line < p.bytes.row; line += CACHE_LINE) {
                 __builtin_prefetch(p.at + line, 1);
@@ -105,7 +105,7 @@ static void append_seq(void *arg, int index, int thread)
     const struct attn_seq       *seq = &a->on.seqs[index];
     size_t dim = (size_t)a->kv.head_dim;
     for (int32_t i = 0; i < seq->n_q; i++) {
-        struct append_place p = append_place(&a->kv, seq, seq->pos_begin + i);
+        struct kv_slot p = kv_slot_of(&a->kv, seq, seq->pos_begin + i);
         size_t at = (size_t)(seq->q_begin + i) * (size_t)a->kv.n_heads * dim;
         for (int32_t h = 0; h < a->kv.n_heads; h++, at += dim) {
             append_row(&a->kv, &p, (size_t)h * p.stride, a->k + at);
@@ -134,14 +134,14 @@ struct attn_job {
     struct kernel_ctx      *c;
     const struct attn_args *a;
     const struct attn_seq  *seqs; /* of this pass */
-    struct attn_shared     *shared;
+    struct attn_workspace     *workspace;
     int32_t                 n_seqs, n_heads, group, pairs_per_item, heads_per_item, n_head_runs, n_items;
-    bool                    by_bf16;
+    bool                    use_bf16_scores;
     /* Split calls: */
     bool                    split;
     int32_t                 segment, n_segments, segments_per_item; /* that this wave computes */
-    size_t                  part_stride;
-    float                  *state, *parts;       /* [pairs][2]; [pairs][n_segments][part_stride] */
+    size_t                  partial_stride;
+    float                  *state, *partials;       /* [pairs][2]; [pairs][n_segments][partial_stride] */
 };
 
 static size_t out_offset(const struct attn_args *a, int32_t row, int32_t head)
@@ -165,15 +165,15 @@ static void merge(const struct cpu_microkernels *kernels, bool first, float *o_a
     *m_all = top;
 }
 
-struct item {
-    struct attn_walk walks[ATTN_HEADS];
+struct attn_item {
+    struct attn_tile_loop loops[ATTN_HEADS_PER_ITEM];
     int32_t          n_heads, seq, segment; /* split: the first segment of this wave that it computes */
 };
 
 /* Items are numbered by sequence, run, segments, heads. */
-static void open_item(const struct attn_job *job, int index, int thread, struct item *it)
+static void init_item(const struct attn_job *job, int index, int thread, struct attn_item *it)
 {
-    const struct attn_shared *t = job->shared;
+    const struct attn_workspace *t = job->workspace;
     int32_t unit = index / job->n_head_runs, head = index % job->n_head_runs * job->heads_per_item;
     int32_t per_run = job->split ? (job->n_segments + job->segments_per_item - 1) / job->segments_per_item : 1;
     void   *scratch = cpu_scratch(job->c, thread);
@@ -182,32 +182,32 @@ static void open_item(const struct attn_job *job, int index, int thread, struct 
     it->segment = job->split ? unit % per_run * job->segments_per_item : 0;
     it->n_heads = min_i32(job->heads_per_item, job->n_heads - head);
     for (int32_t h = 0; h < it->n_heads; h++) {
-        struct attn_walk *w = &it->walks[h];
-        *w = (struct attn_walk){ .kernels = cpu_microkernels_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group,
-                                .by_bf16 = job->by_bf16, .upconverted = h > 0 ? it->walks[0].upconverted : NULL };
+        struct attn_tile_loop *w = &it->loops[h];
+        *w = (struct attn_tile_loop){ .kernels = cpu_microkernels_of(job->c), .a = job->a, .seq = &job->seqs[it->seq], .head = head + h, .group = job->group,
+                                .use_bf16_scores = job->use_bf16_scores, .upconverted = h > 0 ? it->loops[0].upconverted : NULL };
         w->pair_begin = unit / per_run * job->pairs_per_item;
         w->n_pairs = min_i32(job->pairs_per_item, w->seq->n_q * job->group - w->pair_begin);
-        scratch = attention_walk_open(w, scratch);
+        scratch = attention_tile_loop_init(w, scratch);
     }
 }
 
 /* M and L of an item's pairs, all heads. */
 enum { ITEM_PAIRS = ATTN_NAIVE_ROWS };
-_Static_assert(ATTN_HEADS * ATTN_FEW <= (int)ITEM_PAIRS && (int)ATTN_PAIRS <= (int)ITEM_PAIRS, "of every form");
+_Static_assert(ATTN_HEADS_PER_ITEM * ATTN_SKINNY_PAIRS <= (int)ITEM_PAIRS && (int)ATTN_PAIRS <= (int)ITEM_PAIRS, "of every form");
 
 static void whole_item(void *arg, int index, int thread)
 {
     const struct attn_job *job = arg;
-    struct item it;
+    struct attn_item it;
     float       m[ITEM_PAIRS], l[ITEM_PAIRS];
     size_t      n = (size_t)job->a->v_dim;
-    open_item(job, job->n_items - 1 - index, thread, &it); /* late rows of a prompt, which see the most, first */
-    int32_t n_pairs = it.walks[0].n_pairs, last = (it.walks[0].n_keys - 1) / ATTN_SEGMENT;
+    init_item(job, job->n_items - 1 - index, thread, &it); /* late rows of a prompt, which see the most, first */
+    int32_t n_pairs = it.loops[0].n_pairs, last = (it.loops[0].n_keys - 1) / ATTN_SEGMENT;
     for (int32_t segment = 0; segment <= last; segment++) {
-        int32_t first = attention_walk_segment(it.walks, it.n_heads, segment);
+        int32_t first = attention_tile_loop_segment(it.loops, it.n_heads, segment);
         for (int32_t h = 0; h < it.n_heads; h++)
             for (int32_t i = first; i < n_pairs; i++) {
-                const struct attn_walk *w = &it.walks[h];
+                const struct attn_tile_loop *w = &it.loops[h];
                 int32_t at = h * n_pairs + i;
                 float  *out = job->a->out + out_offset(job->a, w->seq->q_begin + (w->pair_begin + i) / w->group, attention_query_head(w, i));
                 merge(w->kernels, segment == 0, out, &m[at], &l[at], w->o + (size_t)i * w->v_stride, w->max[i], w->sum[i], n);
@@ -216,47 +216,47 @@ static void whole_item(void *arg, int index, int thread)
     }
 }
 
-static float *part_of(const struct attn_job *job, int32_t pair, int32_t segment)
+static float *partial_of(const struct attn_job *job, int32_t pair, int32_t segment)
 {
-    return job->parts + ((size_t)pair * (size_t)job->n_segments + (size_t)segment) * job->part_stride;
+    return job->partials + ((size_t)pair * (size_t)job->n_segments + (size_t)segment) * job->partial_stride;
 }
 
 /* The results of one segment to where merge_pair finds them. */
-static void keep_segment(const struct attn_job *job, const struct attn_walk *w, int32_t seq, int32_t segment, int32_t first)
+static void store_partial(const struct attn_job *job, const struct attn_tile_loop *w, int32_t seq, int32_t segment, int32_t first)
 {
-    int32_t pair = job->shared->pair_begin[seq] + w->head * w->seq->n_q * w->group + w->pair_begin;
+    int32_t pair = job->workspace->pair_begin[seq] + w->head * w->seq->n_q * w->group + w->pair_begin;
     for (int32_t i = first; i < w->n_pairs; i++) {
-        float *part = part_of(job, pair + i, segment);
-        part[0] = w->max[i];
-        part[1] = w->sum[i];
-        memcpy(part + PART_HEAD, w->o + (size_t)i * w->v_stride, (size_t)job->a->v_dim * sizeof *part);
+        float *partial = partial_of(job, pair + i, segment);
+        partial[0] = w->max[i];
+        partial[1] = w->sum[i];
+        memcpy(partial + PARTIAL_HEADER_FLOATS, w->o + (size_t)i * w->v_stride, (size_t)job->a->v_dim * sizeof *partial);
     }
 }
 
-static void segments_item(void *arg, int index, int thread)
+static void split_item(void *arg, int index, int thread)
 {
     const struct attn_job *job = arg;
-    struct item it;
-    open_item(job, index, thread, &it);
+    struct attn_item it;
+    init_item(job, index, thread, &it);
     int32_t end = min_i32(job->n_segments, it.segment + job->segments_per_item);
     for (int32_t segment = it.segment; segment < end; segment++) {
-        int32_t first = attention_walk_segment(it.walks, it.n_heads, job->segment + segment);
-        for (int32_t h = 0; h < it.n_heads; h++) keep_segment(job, &it.walks[h], it.seq, segment, first);
+        int32_t first = attention_tile_loop_segment(it.loops, it.n_heads, job->segment + segment);
+        for (int32_t h = 0; h < it.n_heads; h++) store_partial(job, &it.loops[h], it.seq, segment, first);
     }
 }
 
 static void merge_pair(const struct attn_job *job, int32_t pair)
 {
     const struct cpu_microkernels *kernels = cpu_microkernels_of(job->c);
-    int32_t s = find_in(job->shared->pair_begin, job->n_seqs, pair), at = pair - job->shared->pair_begin[s];
+    int32_t s = find_in(job->workspace->pair_begin, job->n_seqs, pair), at = pair - job->workspace->pair_begin[s];
     const struct attn_seq *seq = &job->seqs[s];
     int32_t per_head = seq->n_q * job->group, row = at % per_head / job->group, head = at / per_head * job->group + at % job->group;
     int32_t last = (seq->pos_begin + row) / ATTN_SEGMENT - job->segment;
     float  *out = job->a->out + out_offset(job->a, seq->q_begin + row, head), *state = job->state + 2 * (size_t)pair;
     size_t  n = (size_t)job->a->v_dim;
     for (int32_t i = 0; i < job->n_segments && i <= last; i++) {
-        const float *part = part_of(job, pair, i);
-        merge(kernels, job->segment + i == 0, out, &state[0], &state[1], part + PART_HEAD, part[0], part[1], n);
+        const float *partial = partial_of(job, pair, i);
+        merge(kernels, job->segment + i == 0, out, &state[0], &state[1], partial + PARTIAL_HEADER_FLOATS, partial[0], partial[1], n);
     }
     if (last >= 0 && last < job->n_segments) kernels->scale(out, 1 / state[1], n);
 }
@@ -265,7 +265,7 @@ static void merge_item(void *arg, int index, int thread)
 {
     (void)thread;
     const struct attn_job *job = arg;
-    int32_t begin = index * PAIRS_PER_MERGE, end = min_i32(begin + PAIRS_PER_MERGE, job->shared->pair_begin[job->n_seqs]);
+    int32_t begin = index * PAIRS_PER_MERGE, end = min_i32(begin + PAIRS_PER_MERGE, job->workspace->pair_begin[job->n_seqs]);
     for (int32_t pair = begin; pair < end; pair++) merge_pair(job, pair);
 }
 
@@ -291,7 +291,7 @@ static int32_t count_segments(const struct attn_job *job)
 /* Fill the work table; `per_run` items for every run of some heads. */
 static void list_items(struct attn_job *job, int32_t per_run)
 {
-    struct attn_shared *t = job->shared;
+    struct attn_workspace *t = job->workspace;
     t->item_begin[0] = t->pair_begin[0] = 0;
     for (int32_t s = 0; s < job->n_seqs; s++) {
         int32_t pairs = job->seqs[s].n_q * job->group;
@@ -304,20 +304,20 @@ static void list_items(struct attn_job *job, int32_t per_run)
 static void run_split(struct attn_job *job, int32_t n_segments, int64_t n_pairs, int32_t wanted)
 {
     struct kernel_ctx *c = job->c;
-    size_t capacity = (size_t)PARTS_FLOATS * (size_t)compute_pool_threads(c->pool);
+    size_t capacity = (size_t)PARTIALS_FLOATS * (size_t)compute_pool_threads(c->pool);
     job->split = true;
-    job->part_stride = ((size_t)job->a->v_dim + PANEL - 1) / PANEL * PANEL + PART_HEAD;
-    job->state = job->shared->floats;
-    job->parts = job->state + 2 * n_pairs;
-    int32_t per_wave = (int32_t)(capacity / ((size_t)n_pairs * job->part_stride)), runs = job->n_items;
+    job->partial_stride = ((size_t)job->a->v_dim + PANEL - 1) / PANEL * PANEL + PARTIAL_HEADER_FLOATS;
+    job->state = job->workspace->floats;
+    job->partials = job->state + 2 * n_pairs;
+    int32_t per_wave = (int32_t)(capacity / ((size_t)n_pairs * job->partial_stride)), runs = job->n_items;
     for (; job->segment < n_segments; job->segment += job->n_segments) {
         job->n_segments = min_i32(per_wave, n_segments - job->segment);
         int32_t even = (int32_t)((int64_t)runs * job->n_segments / wanted);
         job->segments_per_item = even < 1 ? 1 : even;
         list_items(job, (job->n_segments + job->segments_per_item - 1) / job->segments_per_item);
-        compute_pool_run(c->pool, job->n_items, segments_item, job);
+        compute_pool_run(c->pool, job->n_items, split_item, job);
         int32_t n_merges = (int32_t)((n_pairs + PAIRS_PER_MERGE - 1) / PAIRS_PER_MERGE);
-        if ((size_t)n_pairs * (size_t)job->n_segments * job->part_stride >= MERGE_ALONE_FLOATS) compute_pool_run(c->pool, n_merges, merge_item, job);
+        if ((size_t)n_pairs * (size_t)job->n_segments * job->partial_stride >= MERGE_ALONE_FLOATS) compute_pool_run(c->pool, n_merges, merge_item, job);
         else
             for (int32_t i = 0; i < n_merges; i++) merge_item(job, i, 0);
     }
@@ -338,8 +338,8 @@ static void choose_heads(struct attn_job *job, int32_t n_segments, int32_t n_thr
 {
     int32_t most = 0;
     for (int32_t s = 0; s < job->n_seqs; s++) most = job->seqs[s].n_q > most ? job->seqs[s].n_q : most;
-    bool few = (int64_t)most * job->group <= ATTN_FEW && !job->a->kv.latent;
-    job->heads_per_item = few ? min_i32(ATTN_HEADS, job->n_heads) : 1;
+    bool skinny = (int64_t)most * job->group <= ATTN_SKINNY_PAIRS && !job->a->kv.latent;
+    job->heads_per_item = skinny ? min_i32(ATTN_HEADS_PER_ITEM, job->n_heads) : 1;
     for (;; job->heads_per_item = (job->heads_per_item + 1) / 2) {
         job->n_head_runs = (job->n_heads + job->heads_per_item - 1) / job->heads_per_item;
         list_items(job, 1);
@@ -348,7 +348,7 @@ static void choose_heads(struct attn_job *job, int32_t n_segments, int32_t n_thr
 }
 
 /* Whether scores are products of bf16. Keys that are expanded from latents are f32. */
-static bool scores_by_bf16(const struct kernel_ctx *c, const struct attn_args *a)
+static bool can_use_bf16_scores(const struct kernel_ctx *c, const struct attn_args *a)
 {
     return c->activations == ACTIVATIONS_FAST && a->kv.dtype == DTYPE_BF16 && !a->k_up && cpu_microkernels_of(c)->scores_bf16;
 }
@@ -356,9 +356,9 @@ static bool scores_by_bf16(const struct kernel_ctx *c, const struct attn_args *a
 static void attend_seqs(struct kernel_ctx *c, const struct attn_args *a, const struct attn_seq *seqs, int32_t n_seqs)
 {
     bool naive = a->k_up != NULL;
-    struct attn_job job = { .c = c, .a = a, .seqs = seqs, .n_seqs = n_seqs, .shared = c->attn, .n_heads = naive ? a->n_heads : a->kv.n_heads };
+    struct attn_job job = { .c = c, .a = a, .seqs = seqs, .n_seqs = n_seqs, .workspace = c->attn, .n_heads = naive ? a->n_heads : a->kv.n_heads };
     job.group = a->n_heads / job.n_heads;
-    job.by_bf16 = scores_by_bf16(c, a);
+    job.use_bf16_scores = can_use_bf16_scores(c, a);
     job.pairs_per_item = attention_pairs_max(a);
     int64_t n_pairs = count_pairs(&job);
     int32_t n_segments = count_segments(&job), n_threads = compute_pool_threads(c->pool);
