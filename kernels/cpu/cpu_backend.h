@@ -106,11 +106,11 @@ struct cpu_microkernels {
      * left undefined; scale is above 0. */
     void (*online_softmax)(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *rescale);
     /* The same chains as load_keys and fma_tile, load_values and fma_tile, for at most ATTN_SKINNY_PAIRS rows: straight from the cache, which is read once and not worth
-     * putting in order first. scores [n_rows][ATTN_TILE]; o [n_rows][ceil(dim/16) * 16]. On the way n_keys rows at `ahead`, which are wanted
+     * putting in order first. scores [n_rows][ATTN_TILE]; o [n_rows][ceil(dim/16) * 16]. On the way n_keys rows at `prefetch`, which are wanted
      * next, are brought near. */
-    void (*scores_skinny)(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *ahead,
+    void (*scores_skinny)(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
                        enum dtype t, size_t n_keys, size_t dim);
-    void (*accumulate_v_skinny)(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *ahead,
+    void (*accumulate_v_skinny)(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *prefetch,
                       enum dtype t, size_t n_keys, size_t dim, const float *rescale);
 
     /* ---- attention's scores as bf16 products: FAST, keys straight from a bf16 cache; all NULL where the processor has none ---- */
@@ -122,7 +122,7 @@ struct cpu_microkernels {
     void (*scores_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim);
     /* The same chains for at most ATTN_SKINNY_PAIRS rows; as scores_skinny. */
     void (*scores_skinny_bf16)(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys,
-                            const struct kv_row_ptrs *ahead, size_t n_keys, size_t dim);
+                            const struct kv_row_ptrs *prefetch, size_t n_keys, size_t dim);
 };
 
 struct cpu_backend {

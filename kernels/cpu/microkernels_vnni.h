@@ -16,7 +16,7 @@ void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, co
 
 void bf16_load_keys(uint32_t *dst, const struct kv_row_ptrs *rows, size_t n_keys, size_t dim);
 void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const uint32_t *keys, size_t n_panels, size_t dim);
-void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *ahead,
+void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
                      size_t n_keys, size_t dim);
 
 #define BF16_SCORE_MICROKERNELS .load_keys_bf16 = bf16_load_keys, .scores_bf16 = bf16_scores, .scores_skinny_bf16 = bf16_scores_skinny

@@ -39,9 +39,9 @@ struct kv_block_offsets attention_kv_block_offsets(const struct kv_layer *kv);
                    size_t n_panels, size_t n_k, const float *rescale);                                                                \
     void isa##_online_softmax(float *scores, size_t n_rows, size_t n_keys, float scale, float *max, float *sum, float *rescale);             \
     void isa##_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys,                \
-                          const struct kv_row_ptrs *ahead, enum dtype t, size_t n_keys, size_t dim);                                    \
+                          const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim);                                    \
     void isa##_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values,                    \
-                         const struct kv_row_ptrs *ahead, enum dtype t, size_t n_keys, size_t dim, const float *rescale);
+                         const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim, const float *rescale);
 ATTENTION_DECLARE(attention_ref)
 ATTENTION_DECLARE(avx2)
 ATTENTION_DECLARE(avx512)

@@ -221,9 +221,9 @@ void avx2_online_softmax(float *scores, size_t n_rows, size_t n_keys, float scal
 
 /* A panel at a time in order, while it is in the first-level cache: this row's turning round is what few rows cost most. */
 void avx2_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys,
-                     const struct kv_row_ptrs *ahead, enum dtype t, size_t n_keys, size_t dim)
+                     const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim)
 {
-    (void)ahead;
+    (void)prefetch;
     float panel[KERNEL_LATENT_MAX * PANEL];
     for (size_t j = 0; j < n_keys; j += PANEL) {
         avx2_load_keys(panel, &(struct kv_row_ptrs){ keys->at + j, keys->offset }, t, n_keys - j < PANEL ? n_keys - j : PANEL, dim);
@@ -284,10 +284,10 @@ INLINE void accumulate_v(float *o, size_t o_stride, const float *p, size_t n_row
     }
 }
 
-void avx2_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *ahead,
+void avx2_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *prefetch,
                     enum dtype t, size_t n_keys, size_t dim, const float *rescale)
 {
-    (void)ahead;
+    (void)prefetch;
     if (t == DTYPE_F32) accumulate_v(o, o_stride, p, n_rows, values, DTYPE_F32, n_keys, dim, rescale);
     else accumulate_v(o, o_stride, p, n_rows, values, DTYPE_BF16, n_keys, dim, rescale);
 }

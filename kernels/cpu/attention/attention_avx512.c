@@ -139,7 +139,7 @@ void avx512_fma_tile(float *acc, size_t acc_stride, const float *x, size_t x_str
 /* ---- few rows ---- */
 
 /* Carry on n_r rows' sums over one step of elements of one panel. n_r and t are constants. */
-INLINE void scores_step(__m512 *sum, const float *q, size_t q_stride, const char *const rows[16], const char *const ahead[16], size_t d, size_t dim,
+INLINE void scores_step(__m512 *sum, const float *q, size_t q_stride, const char *const rows[16], const char *const prefetch[16], size_t d, size_t dim,
                         enum dtype t, const int n_r)
 {
     const size_t step = t == DTYPE_F32 ? 16 : 32;
@@ -150,7 +150,7 @@ INLINE void scores_step(__m512 *sum, const float *q, size_t q_stride, const char
     for (size_t k = 0; k < 16; k++) {
         size_t at = t == DTYPE_F32 ? d + k : d + 2 * k;
         __m512 k0 = t == DTYPE_F32 ? _mm512_castsi512_ps(r[k]) : low_bf16(r[k]), k1 = high_bf16(r[k]);
-        bring(ahead[k] + d * (t == DTYPE_F32 ? 4 : 2), CACHE_LINE);
+        prefetch_lines(prefetch[k] + d * (t == DTYPE_F32 ? 4 : 2), CACHE_LINE);
         if (d + step > dim && at >= dim) break;
 #pragma GCC unroll 8
         for (int i = 0; i < n_r; i++) sum[i] = _mm512_fmadd_ps(k0, _mm512_set1_ps(q[(size_t)i * q_stride + at]), sum[i]);
@@ -161,15 +161,15 @@ INLINE void scores_step(__m512 *sum, const float *q, size_t q_stride, const char
 }
 
 /* Two panels in turn: while one's chains go on, the next step of the other is turned round. */
-INLINE void scores_panels(float *scores, const float *q, size_t q_stride, const char *const rows[32], const char *const ahead[32], size_t dim,
+INLINE void scores_panels(float *scores, const float *q, size_t q_stride, const char *const rows[32], const char *const prefetch[32], size_t dim,
                           enum dtype t, const int n_r)
 {
     __m512 sum0[ATTN_SKINNY_PAIRS], sum1[ATTN_SKINNY_PAIRS];
 #pragma GCC unroll 8
     for (int i = 0; i < n_r; i++) sum0[i] = sum1[i] = _mm512_setzero_ps();
     for (size_t d = 0; d < dim; d += t == DTYPE_F32 ? 16 : 32) {
-        scores_step(sum0, q, q_stride, rows, ahead, d, dim, t, n_r);
-        scores_step(sum1, q, q_stride, rows + 16, ahead + 16, d, dim, t, n_r);
+        scores_step(sum0, q, q_stride, rows, prefetch, d, dim, t, n_r);
+        scores_step(sum1, q, q_stride, rows + 16, prefetch + 16, d, dim, t, n_r);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < n_r; i++) {
@@ -178,20 +178,20 @@ INLINE void scores_panels(float *scores, const float *q, size_t q_stride, const 
     }
 }
 
-#define SCORES_CASE(n_r, t) case n_r: scores_panels(scores + j, q, q_stride, panel, panel_ahead, dim, t, n_r); break;
+#define SCORES_CASE(n_r, t) case n_r: scores_panels(scores + j, q, q_stride, panel, panel_prefetch, dim, t, n_r); break;
 #define SCORES_CASES(t)                                                                                              \
     SCORES_CASE(1, t) SCORES_CASE(2, t) SCORES_CASE(3, t) SCORES_CASE(4, t) SCORES_CASE(5, t) SCORES_CASE(6, t)      \
     SCORES_CASE(7, t) SCORES_CASE(8, t)
 
-void avx512_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *ahead,
+void avx512_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
                        enum dtype t, size_t n_keys, size_t dim)
 {
     for (size_t j = 0; j < n_keys; j += 32) {
-        const char *panel[32], *panel_ahead[32];
+        const char *panel[32], *panel_prefetch[32];
         panel_rows(panel, keys, j, n_keys);
         panel_rows(panel + 16, keys, j + 16, n_keys);
-        panel_rows(panel_ahead, ahead, j, n_keys);
-        panel_rows(panel_ahead + 16, ahead, j + 16, n_keys);
+        panel_rows(panel_prefetch, prefetch, j, n_keys);
+        panel_rows(panel_prefetch + 16, prefetch, j + 16, n_keys);
         if (t == DTYPE_F32)
             switch (n_rows) { SCORES_CASES(DTYPE_F32) }
         else
@@ -200,7 +200,7 @@ void avx512_scores_skinny(float *scores, const float *q, size_t q_stride, size_t
 }
 
 struct skinny_v {
-    const struct kv_row_ptrs *rows, *ahead;
+    const struct kv_row_ptrs *rows, *prefetch;
     size_t                n_keys, dim;
     const float          *rescale;
 };
@@ -217,7 +217,7 @@ INLINE void accumulate_v_part(float *o, size_t o_stride, const float *p, const s
         for (int v = 0; v < n_p; v++) sum[i * n_p + v] = begin16(o + d + (size_t)i * o_stride + v * PANEL, f->rescale, i);
     for (size_t j = 0; j < f->n_keys; j++) {
         __m512 value[FMA_PANELS];
-        bring(f->ahead->at[j] + f->ahead->offset + d * bytes, (size_t)n_p * 16 * bytes);
+        prefetch_lines(f->prefetch->at[j] + f->prefetch->offset + d * bytes, (size_t)n_p * 16 * bytes);
 #pragma GCC unroll 4
         for (int v = 0; v < n_p; v++)
             value[v] = value16(f->rows->at[j] + f->rows->offset, t, d + 16 * (size_t)v, v == n_p - 1 ? left - 16 * (size_t)v : 16);
@@ -249,10 +249,10 @@ INLINE void accumulate_v_rows(float *o, size_t o_stride, const float *p, const s
     ACCUMULATE_V_CASE(1, t) ACCUMULATE_V_CASE(2, t) ACCUMULATE_V_CASE(3, t) ACCUMULATE_V_CASE(4, t) ACCUMULATE_V_CASE(5, t) ACCUMULATE_V_CASE(6, t)            \
     ACCUMULATE_V_CASE(7, t) ACCUMULATE_V_CASE(8, t)
 
-void avx512_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *ahead,
+void avx512_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *values, const struct kv_row_ptrs *prefetch,
                       enum dtype t, size_t n_keys, size_t dim, const float *rescale)
 {
-    const struct skinny_v f = { values, ahead, n_keys, dim, rescale };
+    const struct skinny_v f = { values, prefetch, n_keys, dim, rescale };
     if (t == DTYPE_F32)
         switch (n_rows) { ACCUMULATE_V_CASES(DTYPE_F32) }
     else

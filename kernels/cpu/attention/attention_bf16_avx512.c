@@ -89,14 +89,14 @@ void bf16_scores(float *scores, const uint16_t *q, size_t q_stride, size_t n_row
 /* ---- few rows ---- */
 
 /* Carry on n_r rows' sums over one step of elements of one panel. */
-INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const char *const rows[16], const char *const ahead[16], size_t d, size_t dim,
+INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const char *const rows[16], const char *const prefetch[16], size_t d, size_t dim,
                      const int n_r)
 {
     __m512i r[16];
     load_bf16(r, rows, d * 2, dim - d);
 #pragma GCC unroll 16
     for (size_t k = 0; k < 16; k++) {
-        bring(ahead[k] + d * 2, CACHE_LINE);
+        prefetch_lines(prefetch[k] + d * 2, CACHE_LINE);
         if (d + STEP > dim && d + 2 * k >= dim) break;
 #pragma GCC unroll 8
         for (int i = 0; i < n_r; i++) sum[i] = dot(sum[i], r[k], q + (size_t)i * q_stride + d + 2 * k);
@@ -104,7 +104,7 @@ INLINE void skinny_step(__m512 *sum, const uint16_t *q, size_t q_stride, const c
 }
 
 /* n_p panels in turn: while one's chains go on, the next step of another is turned round. */
-INLINE void skinny_panels(float *scores, const uint16_t *q, size_t q_stride, const char *const *rows, const char *const *ahead, size_t dim,
+INLINE void skinny_panels(float *scores, const uint16_t *q, size_t q_stride, const char *const *rows, const char *const *prefetch, size_t dim,
                        const int n_p, const int n_r)
 {
     __m512 sum[SCORE_PANELS][ATTN_SKINNY_PAIRS];
@@ -114,24 +114,24 @@ INLINE void skinny_panels(float *scores, const uint16_t *q, size_t q_stride, con
         for (int i = 0; i < n_r; i++) sum[p][i] = _mm512_setzero_ps();
     for (size_t d = 0; d < dim; d += STEP)
 #pragma GCC unroll 4
-        for (int p = 0; p < n_p; p++) skinny_step(sum[p], q, q_stride, rows + 16 * p, ahead + 16 * p, d, dim, n_r);
+        for (int p = 0; p < n_p; p++) skinny_step(sum[p], q, q_stride, rows + 16 * p, prefetch + 16 * p, d, dim, n_r);
 #pragma GCC unroll 4
     for (int p = 0; p < n_p; p++)
 #pragma GCC unroll 8
         for (int i = 0; i < n_r; i++) _mm512_storeu_ps(scores + i * ATTN_TILE + p * PANEL, sum[p][i]);
 }
 
-#define SKINNY_CASE(n_p, n_r) case n_r: skinny_panels(scores + j, q, q_stride, rows, near, dim, n_p, n_r); break;
+#define SKINNY_CASE(n_p, n_r) case n_r: skinny_panels(scores + j, q, q_stride, rows, prefetch_rows, dim, n_p, n_r); break;
 
-void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *ahead,
+void bf16_scores_skinny(float *scores, const uint16_t *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *keys, const struct kv_row_ptrs *prefetch,
                      size_t n_keys, size_t dim)
 {
     const size_t step = n_rows <= 2 ? 4 * PANEL : 2 * PANEL;
     for (size_t j = 0; j < n_keys; j += step) {
-        const char *rows[ATTN_TILE], *near[ATTN_TILE];
+        const char *rows[ATTN_TILE], *prefetch_rows[ATTN_TILE];
         for (size_t p = 0; p < step; p += PANEL) {
             panel_rows(rows + p, keys, j + p, n_keys);
-            panel_rows(near + p, ahead, j + p, n_keys);
+            panel_rows(prefetch_rows + p, prefetch, j + p, n_keys);
         }
         switch (n_rows) { SKINNY_CASE(4, 1) SKINNY_CASE(4, 2) SKINNY_CASE(2, 3) SKINNY_CASE(2, 4) SKINNY_CASE(2, 5) SKINNY_CASE(2, 6) SKINNY_CASE(2, 7) SKINNY_CASE(2, 8) }
     }

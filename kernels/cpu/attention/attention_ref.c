@@ -67,9 +67,9 @@ void attention_ref_online_softmax(float *scores, size_t n_rows, size_t n_keys, f
 }
 
 void attention_ref_scores_skinny(float *scores, const float *q, size_t q_stride, size_t n_rows, const struct kv_row_ptrs *rows,
-                              const struct kv_row_ptrs *ahead, enum dtype t, size_t n_keys, size_t dim)
+                              const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim)
 {
-    (void)ahead;
+    (void)prefetch;
     for (size_t i = 0; i < n_rows; i++)
         for (size_t j = 0; j < n_keys; j++) {
             float sum = 0;
@@ -79,9 +79,9 @@ void attention_ref_scores_skinny(float *scores, const float *q, size_t q_stride,
 }
 
 void attention_ref_accumulate_v_skinny(float *o, size_t o_stride, const float *p, size_t n_rows, const struct kv_row_ptrs *rows,
-                             const struct kv_row_ptrs *ahead, enum dtype t, size_t n_keys, size_t dim, const float *rescale)
+                             const struct kv_row_ptrs *prefetch, enum dtype t, size_t n_keys, size_t dim, const float *rescale)
 {
-    (void)ahead;
+    (void)prefetch;
     for (size_t i = 0; i < n_rows; i++)
         for (size_t d = 0; d < dim; d++) {
             float sum = rescale ? o[i * o_stride + d] * rescale[i] : 0;

@@ -141,7 +141,7 @@ static void find_rows(const struct attn_tile_loop *w, const char *rows[ATTN_TILE
     }
 }
 
-enum { BRING_PER_STEP = 16 };
+enum { PREFETCH_PER_STEP = 16 };
 
 /* A tile's rows in the cache, and those of the next tile, which are brought near meanwhile: they lie in pieces too short for the processor
  * to see where they lead. */
@@ -153,7 +153,7 @@ struct attn_kv_tile {
 };
 
 /* Keys [from, to) of the next tile. */
-static void bring_next(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t from, int32_t to)
+static void prefetch_next(const struct attn_tile_loop *w, const struct attn_kv_tile *t, int32_t from, int32_t to)
 {
     for (int32_t j = from; j < to && j < t->n_next; j++)
         for (size_t at = 0; at < w->offsets.row; at += CACHE_LINE) {
@@ -180,7 +180,7 @@ static void upconvert_tile(const struct attn_tile_loop *w, struct attn_kv_tile *
     size_t dim = (size_t)w->a->kv.head_dim;
     for (int32_t j = 0; j < t->n_keys; j++) {
         float *key = w->upconverted + (size_t)j * dim;
-        bring_next(w, t, j, j + 1);
+        prefetch_next(w, t, j, j + 1);
         upconvert_row(w, (size_t)(t->begin + j), key, key + ATTN_TILE * dim);
         t->at[j] = (const char *)key;
     }
@@ -307,10 +307,10 @@ static void attend_tile(const struct attn_tile_loop *w, const struct attn_kv_til
         return;
     }
     load_tile(w, t);
-    for (int32_t brought = 0; low < w->n_pairs; low = high, brought += BRING_PER_STEP) {
+    for (int32_t prefetched = 0; low < w->n_pairs; low = high, prefetched += PREFETCH_PER_STEP) {
         high = min_i32(w->n_pairs, low + ATTN_STEP);
         score_tile(w, t, low, high);
-        bring_next(w, t, brought, brought + BRING_PER_STEP);
+        prefetch_next(w, t, prefetched, prefetched + PREFETCH_PER_STEP);
         add_tile(w, t, false, low, high);
     }
 }

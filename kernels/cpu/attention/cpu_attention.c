@@ -26,7 +26,7 @@ enum {
     PAIRS_PER_MERGE = 16,
     MERGE_ALONE_FLOATS = 1 << 14, /* less is not worth waking a thread */
     APPEND_ALONE_FLOATS = 1 << 14,
-    APPEND_AHEAD = 2,            /* rows of a sequence whose places are asked for; further ones of a prompt follow them in memory */
+    APPEND_PREFETCH_ROWS = 2,            /* rows of a sequence whose places are asked for; further ones of a prompt follow them in memory */
     SPLIT_PAIRS = ITEMS_PER_THREAD * ATTN_NAIVE_ROWS, /* per thread, in a call that is split */
     PARTIALS_FLOATS = SPLIT_PAIRS * (KERNEL_HEAD_DIM_MAX + PARTIAL_HEADER_FLOATS)
 };
@@ -86,9 +86,9 @@ static void append_row(const struct kv_layer *kv, const struct kv_slot *p, size_
 }
 
 /* Asks for the lines that a sequence's first rows go to: without that each store waits for its own. */
-static void expect_rows(const struct kv_append_args *a, const struct attn_seq *seq)
+static void prefetch_rows(const struct kv_append_args *a, const struct attn_seq *seq)
 {
-    for (int32_t i = 0; i < seq->n_q && i < APPEND_AHEAD; i++) {
+    for (int32_t i = 0; i < seq->n_q && i < APPEND_PREFETCH_ROWS; i++) {
         struct kv_slot p = kv_slot_of(&a->kv, seq, seq->pos_begin + i);
         for (int32_t h = 0; h < a->kv.n_heads; h++, p.at += p.stride * p.bytes.row)
             for (size_t line = 0; line < p.bytes.row; line += CACHE_LINE) {
@@ -124,7 +124,7 @@ void cpu_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
         compute_pool_run(c->pool, a->on.n_seqs, append_seq, &args);
         return;
     }
-    for (int32_t s = 0; s < a->on.n_seqs; s++) expect_rows(&args, &a->on.seqs[s]);
+    for (int32_t s = 0; s < a->on.n_seqs; s++) prefetch_rows(&args, &a->on.seqs[s]);
     for (int32_t s = 0; s < a->on.n_seqs; s++) append_seq(&args, s, 0);
 }
 

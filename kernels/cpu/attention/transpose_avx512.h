@@ -72,7 +72,7 @@ INLINE void panel_rows(const char *out[16], const struct kv_row_ptrs *rows, size
     for (size_t i = 0; i < 16; i++) out[i] = rows->at[j + i < n ? j + i : n - 1] + rows->offset;
 }
 
-INLINE void bring(const char *p, size_t bytes)
+INLINE void prefetch_lines(const char *p, size_t bytes)
 {
 #pragma GCC unroll 4
     for (size_t at = 0; at < bytes; at += CACHE_LINE) _mm_prefetch(p + at, _MM_HINT_T0);
