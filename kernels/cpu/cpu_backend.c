@@ -9,7 +9,7 @@
 
 enum { ELEMENTS_PER_ITEM = 16384 }; /* some 5 us of work */
 
-struct rows_job {
+struct cpu_rows_job {
     const struct cpu_microkernels *kernels;
     float                  *out;
     const float            *x, *y;
@@ -20,14 +20,14 @@ struct rows_job {
 };
 
 /* Run fn on items of job->rows_per_item rows, `elements` floats each. */
-static void run_rows(struct kernel_ctx *c, struct rows_job *job, size_t elements, void (*fn)(void *, int, int))
+static void run_rows(struct kernel_ctx *c, struct cpu_rows_job *job, size_t elements, void (*fn)(void *, int, int))
 {
     job->kernels = cpu_microkernels_of(c);
     job->rows_per_item = elements >= ELEMENTS_PER_ITEM ? 1 : ELEMENTS_PER_ITEM / (elements ? elements : 1);
     compute_pool_run(c->pool, (int)div_up(job->n_rows, job->rows_per_item), fn, job);
 }
 
-static void rows_of_item(const struct rows_job *job, int index, size_t *begin, size_t *end)
+static void rows_of_item(const struct cpu_rows_job *job, int index, size_t *begin, size_t *end)
 {
     *begin = (size_t)index * job->rows_per_item;
     *end = min_size(*begin + job->rows_per_item, job->n_rows);
@@ -59,7 +59,7 @@ void cpu_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int
 static void rms_norm_item(void *arg, int index, int thread)
 {
     (void)thread;
-    const struct rows_job *job = arg;
+    const struct cpu_rows_job *job = arg;
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
@@ -71,14 +71,14 @@ static void rms_norm_item(void *arg, int index, int thread)
 void cpu_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,
                   float eps)
 {
-    struct rows_job job = { .out = y, .y_stride = y_stride, .x = x, .x_stride = x_stride, .y = weight, .n_rows = n_rows, .n = n, .eps = eps };
+    struct cpu_rows_job job = { .out = y, .y_stride = y_stride, .x = x, .x_stride = x_stride, .y = weight, .n_rows = n_rows, .n = n, .eps = eps };
     run_rows(c, &job, n, rms_norm_item);
 }
 
 static void add_item(void *arg, int index, int thread)
 {
     (void)thread;
-    const struct rows_job *job = arg;
+    const struct cpu_rows_job *job = arg;
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
     job->kernels->add(job->out + begin, job->y + begin, end - begin);
@@ -86,14 +86,14 @@ static void add_item(void *arg, int index, int thread)
 
 void cpu_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
 {
-    struct rows_job job = { .out = x, .y = y, .n_rows = n }; /* a row is one element */
+    struct cpu_rows_job job = { .out = x, .y = y, .n_rows = n }; /* a row is one element */
     run_rows(c, &job, 1, add_item);
 }
 
 static void copy_item(void *arg, int index, int thread)
 {
     (void)thread;
-    const struct rows_job *job = arg;
+    const struct cpu_rows_job *job = arg;
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) memcpy(job->out + i * job->y_stride, job->x + i * job->x_stride, job->n * sizeof *job->out);
@@ -101,14 +101,14 @@ static void copy_item(void *arg, int index, int thread)
 
 void cpu_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
 {
-    struct rows_job job = { .out = to, .y_stride = to_stride, .x = from, .x_stride = from_stride, .n_rows = n_rows, .n = n };
+    struct cpu_rows_job job = { .out = to, .y_stride = to_stride, .x = from, .x_stride = from_stride, .n_rows = n_rows, .n = n };
     run_rows(c, &job, n, copy_item);
 }
 
 static void rope_item(void *arg, int index, int thread)
 {
     (void)thread;
-    const struct rows_job *job = arg;
+    const struct cpu_rows_job *job = arg;
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
@@ -125,7 +125,7 @@ void cpu_rope(struct kernel_ctx *c, const struct rope_args *a)
 {
     for (size_t i = 0; i < a->n_heads; i++) {
         const struct rope_heads *h = &a->heads[i];
-        struct rows_job job = { .out = h->x, .x = a->cos_sin, .y = h->norm, .pos = a->pos, .n_rows = a->n_rows, .x_stride = h->x_stride, .n_heads = h->n_heads,
+        struct cpu_rows_job job = { .out = h->x, .x = a->cos_sin, .y = h->norm, .pos = a->pos, .n_rows = a->n_rows, .x_stride = h->x_stride, .n_heads = h->n_heads,
                                 .head_dim = h->head_dim, .rot_dim = a->rot_dim, .interleaved = a->interleaved, .eps = a->norm_eps };
         run_rows(c, &job, h->n_heads * (h->norm ? h->head_dim + a->rot_dim : a->rot_dim), rope_item);
     }
@@ -134,7 +134,7 @@ void cpu_rope(struct kernel_ctx *c, const struct rope_args *a)
 static void log_sum_exp_item(void *arg, int index, int thread)
 {
     (void)thread;
-    const struct rows_job *job = arg;
+    const struct cpu_rows_job *job = arg;
     size_t begin, end;
     rows_of_item(job, index, &begin, &end);
     for (size_t i = begin; i < end; i++) {
@@ -153,7 +153,7 @@ static void log_sum_exp_item(void *arg, int index, int thread)
 
 void cpu_log_sum_exp(struct kernel_ctx *c, float *lse, const float *x, size_t x_stride, size_t n_rows, size_t n)
 {
-    struct rows_job job = { .out = lse, .x = x, .n_rows = n_rows, .n = n, .x_stride = x_stride };
+    struct cpu_rows_job job = { .out = lse, .x = x, .n_rows = n_rows, .n = n, .x_stride = x_stride };
     run_rows(c, &job, 4 * n, log_sum_exp_item);
 }
 

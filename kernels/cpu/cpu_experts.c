@@ -25,14 +25,14 @@ static void sort_by_expert(const struct experts_args *a)
     begin[0] = 0;
 }
 
-struct slots {
+struct expert_slots {
     size_t at, n;
 };
 
-static struct slots slots_of(const struct experts_args *a, int32_t expert)
+static struct expert_slots slots_of(const struct experts_args *a, int32_t expert)
 {
     size_t at = (size_t)a->begin[expert];
-    return (struct slots){ at, (size_t)a->begin[expert + 1] - at };
+    return (struct expert_slots){ at, (size_t)a->begin[expert + 1] - at };
 }
 
 /* gate and up of all experts and of the shared one. */
@@ -41,7 +41,7 @@ static void gate_up(struct kernel_ctx *c, const struct experts_args *a, size_t h
     const struct shared_expert *shared = &a->shared;
     size_t n = 0;
     for (int32_t i = 0; i < a->n_experts; i++) {
-        const struct slots s = slots_of(a, i);
+        const struct expert_slots s = slots_of(a, i);
         if (s.n == 0) continue;
         a->jobs[n++] = (struct matmul_args){ .w = &a->gate_up[i], .x = a->h, .x_stride = hidden, .x_rows = a->rows + s.at, .n_rows = s.n,
                                              .y = a->act + s.at * inner, .quantize_for = &a->down[i], .epilogue = MATMUL_SILU_MUL };
@@ -58,7 +58,7 @@ static void down(struct kernel_ctx *c, const struct experts_args *a, size_t hidd
     const struct shared_expert *shared = &a->shared;
     size_t n = 0;
     for (int32_t i = 0; i < a->n_experts; i++) {
-        const struct slots s = slots_of(a, i);
+        const struct expert_slots s = slots_of(a, i);
         if (s.n == 0) continue;
         a->jobs[n++] = (struct matmul_args){ .w = &a->down[i], .x = a->act + s.at * inner, .x_prequantized = true, .n_rows = s.n, .y = a->out + s.at * hidden,
                                              .y_stride = hidden };

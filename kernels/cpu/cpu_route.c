@@ -11,7 +11,7 @@
 
 enum { ROWS_PER_ITEM = 8 };
 
-struct row {
+struct route_scores {
     float p[KERNEL_EXPERTS_MAX];      /* scores: what weights are made of */
     float choice[KERNEL_EXPERTS_MAX]; /* scores + bias: what is compared */
 };
@@ -54,7 +54,7 @@ static float group_score(const struct route_args *a, const float *choice, size_t
 }
 
 /* Experts of groups that are not among the best can no longer be chosen. */
-static void drop_groups(const struct route_args *a, float *choice)
+static void mask_groups(const struct route_args *a, float *choice)
 {
     size_t n_groups = (size_t)a->n_groups, size = (size_t)a->n_experts / n_groups;
     float  score[KERNEL_EXPERTS_MAX];
@@ -79,14 +79,14 @@ static void normalise(const struct route_args *a, float *weights)
 
 static void route_row(const struct route_args *a, size_t i)
 {
-    struct row   r;
+    struct route_scores   r;
     const size_t n = (size_t)a->n_experts;
     int32_t     *experts = a->experts + i * (size_t)a->n_used;
     float       *weights = a->weights + i * (size_t)a->n_used;
     if (a->score == ROUTE_SOFTMAX) softmax(a->logits + i * n, n, r.p);
     else sigmoid(a->logits + i * n, n, r.p);
     for (size_t e = 0; e < n; e++) r.choice[e] = a->bias ? r.p[e] + a->bias[e] : r.p[e];
-    if (a->n_groups > 1) drop_groups(a, r.choice);
+    if (a->n_groups > 1) mask_groups(a, r.choice);
     for (int32_t j = 0; j < a->n_used; j++) {
         size_t best = first_best(r.choice, n);
         experts[j] = (int32_t)best;

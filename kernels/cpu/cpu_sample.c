@@ -23,7 +23,7 @@ int32_t cpu_argmax(struct kernel_ctx *c, const float *x, size_t n)
     return (int32_t)at;
 }
 
-struct terms_job {
+struct exp_terms_job {
     const struct cpu_microkernels *kernels;
     float                  *p;
     const float            *x;
@@ -34,13 +34,13 @@ struct terms_job {
 static void terms_item(void *arg, int index, int thread)
 {
     (void)thread;
-    const struct terms_job *j = arg;
+    const struct exp_terms_job *j = arg;
     size_t at = (size_t)index * TERMS_PER_ITEM;
     j->kernels->exp_terms(j->p + at, j->x + at, min_size(TERMS_PER_ITEM, j->n - at), j->max, j->by);
 }
 
 void cpu_exp_terms(struct kernel_ctx *c, float *p, const float *x, size_t n, float max, float by)
 {
-    struct terms_job job = { .kernels = cpu_microkernels_of(c), .p = p, .x = x, .n = n, .max = max, .by = by };
+    struct exp_terms_job job = { .kernels = cpu_microkernels_of(c), .p = p, .x = x, .n = n, .max = max, .by = by };
     compute_pool_run(c->pool, (int)((n + TERMS_PER_ITEM - 1) / TERMS_PER_ITEM), terms_item, &job);
 }

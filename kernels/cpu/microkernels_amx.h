@@ -7,12 +7,12 @@
 enum { AMX_ROWS = 16 }; /* of a tile at most */
 
 /* What ldtilecfg reads: bytes per row and rows of each of the eight tiles. */
-struct amx_config {
+struct amx_tile_config {
     uint8_t  palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t  rows[16];
 };
-_Static_assert(sizeof(struct amx_config) == 64, "the processor's format");
+_Static_assert(sizeof(struct amx_tile_config) == 64, "the processor's format");
 
 /* Before tiles are loaded from memory that the same function wrote: the compiler's intrinsics do not say that they read it. */
 static inline void amx_written(const void *p) { __asm__ volatile("" : : "r"(p) : "memory"); }

@@ -18,7 +18,7 @@ enum { STEP_K = 32, STEP_PAIRS = STEP_K / 2, STEP_WORDS = STEP_PAIRS * PANEL };
 
 static void configure(size_t n_rows)
 {
-    struct amx_config c = {
+    struct amx_tile_config c = {
         .palette = 1,
         .row_bytes = { [T_SUM] = PANEL * 4, [T_X] = STEP_K * 2, [T_W] = PANEL * 4 },
         .rows = { [T_SUM] = (uint8_t)n_rows, [T_X] = (uint8_t)n_rows, [T_W] = STEP_PAIRS },

@@ -15,7 +15,7 @@
 #define T_X   1 /* 16 rows x 32 bytes */
 #define T_W   2 /* 8 rows x 16 words */
 
-static const struct amx_config CONFIG = {
+static const struct amx_tile_config CONFIG = {
     .palette = 1,
     .row_bytes = { [T_SUM] = PANEL * 4, [T_X] = BLOCK_K, [T_W] = PANEL * 4 },
     .rows = { [T_SUM] = AMX_ROWS, [T_X] = AMX_ROWS, [T_W] = WORDS },

@@ -133,7 +133,7 @@ void bf16_gemv(float *out, const uint16_t *x, size_t x_stride, size_t n_rows, co
 
 /* ---- many rows ---- */
 
-struct tile {
+struct bf16_gemm_tile {
     float          *acc;
     size_t          acc_stride; /* from panel to panel */
     const uint16_t *x[TILE_ROWS];
@@ -144,14 +144,14 @@ struct tile {
     const uint32_t *next;       /* what is asked for meanwhile, a line per pair */
 };
 
-BLOCK_INLINE float *acc_at(const struct tile *t, int p, int r)
+BLOCK_INLINE float *acc_at(const struct bf16_gemm_tile *t, int p, int r)
 {
     size_t row = (size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1;
     return t->acc + (size_t)p * t->acc_stride + row * PANEL;
 }
 
 /* n rows by n_panels panels; constants. */
-BLOCK_INLINE void tile_rows(const struct tile *t, const int n, const int n_panels)
+BLOCK_INLINE void tile_rows(const struct bf16_gemm_tile *t, const int n, const int n_panels)
 {
     const uint16_t *const *x = t->x;
     const uint32_t *w = t->w;
@@ -182,7 +182,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const int n, const int n_panel
         }
 }
 
-BLOCK_INLINE void tile_panels(const struct tile *t, const int n_panels)
+BLOCK_INLINE void tile_panels(const struct bf16_gemm_tile *t, const int n_panels)
 {
     if (t->n_rows > 6) tile_rows(t, 8, n_panels);
     else if (t->n_rows > 4) tile_rows(t, 6, n_panels);
@@ -195,7 +195,7 @@ BLOCK_INLINE void tile_panels(const struct tile *t, const int n_panels)
 void bf16_tile(float *acc, const uint16_t *x, size_t x_stride, size_t n_rows, const uint32_t *w, size_t w_stride, size_t n_panels,
                const float *scale, size_t n_k)
 {
-    struct tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_pairs = (n_k + 1) / 2, .w = w, .w_stride = w_stride, .scale = scale };
+    struct bf16_gemm_tile t = { .acc = acc, .acc_stride = n_rows * PANEL, .n_pairs = (n_k + 1) / 2, .w = w, .w_stride = w_stride, .scale = scale };
     size_t i_tile = 0;
     for (size_t n_tiles = (n_rows + TILE_ROWS - 1) / TILE_ROWS; n_tiles > 0; n_tiles--, i_tile++) {
         t.next = i_tile < n_panels ? w + i_tile * w_stride + t.n_pairs * PANEL : w;

@@ -137,18 +137,18 @@ void avx2_gemv_int(float *out, const struct act_block *x, size_t x_stride, size_
 
 /* ---- many rows ---- */
 
-struct tile {
+struct int_avx2_tile {
     float                  *acc;
     const struct act_block *x[ROWS];
     size_t                  n_rows, n_blocks; /* of x only n_rows differ; the others repeat the last */
 };
 
-BLOCK_INLINE float *acc_at(const struct tile *t, int r, int h)
+BLOCK_INLINE float *acc_at(const struct int_avx2_tile *t, int r, int h)
 {
     return t->acc + ((size_t)r < t->n_rows ? (size_t)r : t->n_rows - 1) * PANEL + HALF * h;
 }
 
-BLOCK_INLINE void tile_rows(const struct tile *t, const struct unpacked_panel *w, int h, const int layout)
+BLOCK_INLINE void tile_rows(const struct int_avx2_tile *t, const struct unpacked_panel *w, int h, const int layout)
 {
     const struct block_kind kind = block_kind(layout);
     const int n_parts = kind.halves ? 2 : 1, n_words = WORDS / n_parts;
@@ -183,7 +183,7 @@ BLOCK_INLINE void tile_rows(const struct tile *t, const struct unpacked_panel *w
     for (int r = 0; r < ROWS; r++) _mm256_storeu_ps(acc_at(t, r, h), acc[r]);
 }
 
-static void tile_panel(const struct tile *t, const struct unpacked_panel *w, int layout)
+static void tile_panel(const struct int_avx2_tile *t, const struct unpacked_panel *w, int layout)
 {
     for (int h = 0; h < 2; h++) {
         switch (layout) {
@@ -197,7 +197,7 @@ void avx2_tile_int(float *acc, const struct act_block *x, size_t x_stride, size_
 {
     for (size_t p = 0; p < n_panels; p++) {
         for (size_t r0 = 0; r0 < n_rows; r0 += ROWS) {
-            struct tile t = { .acc = acc + (p * n_rows + r0) * PANEL, .n_rows = n_rows - r0 < ROWS ? n_rows - r0 : ROWS, .n_blocks = n_k / BLOCK_K };
+            struct int_avx2_tile t = { .acc = acc + (p * n_rows + r0) * PANEL, .n_rows = n_rows - r0 < ROWS ? n_rows - r0 : ROWS, .n_blocks = n_k / BLOCK_K };
             for (size_t r = 0; r < ROWS; r++) t.x[r] = x + (r0 + (r < t.n_rows ? r : t.n_rows - 1)) * x_stride;
             tile_panel(&t, w + p, layout);
         }
