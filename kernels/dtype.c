@@ -75,10 +75,10 @@ uint16_t dtype_f32_to_f16(float f)
 
 static void blocks_to_f32(const struct dtype_info *t, const struct dtype_blocks *b, const uint8_t *src, float *dst, size_t n)
 {
-    struct dtype_ints ints;
+    struct dtype_unpacked_block ints;
     size_t group = t->block == DTYPE_BLOCK ? DTYPE_BLOCK : DTYPE_GROUP;
     for (size_t k = 0; k < n; k += t->block, src += t->block_bytes) {
-        b->take(&ints, src);
+        b->unpack(&ints, src);
         float d = float_from_f16(ints.d), m = float_from_f16(ints.m);
         for (size_t i = 0; i < t->block; i++) {
             bool  scaled = group == DTYPE_GROUP;

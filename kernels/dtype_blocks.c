@@ -12,7 +12,7 @@ enum { HALF = DTYPE_BLOCK / 2, BYTE_ZERO = 128 };
 static uint16_t load16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
 
 /* 16 bytes of nibbles to 32 elements: low halves are 0..15, high halves 16..31. */
-static void take_nibbles(uint8_t *q, const uint8_t *qs)
+static void unpack_nibbles(uint8_t *q, const uint8_t *qs)
 {
     for (int i = 0; i < HALF; i++) {
         q[i] = qs[i] & 15;
@@ -33,48 +33,48 @@ static void add_fifth_bits(uint8_t *q, const uint8_t *bits)
 
 /* ---- blocks of 32 ---- */
 
-static void take_q8_0(struct dtype_ints *b, const uint8_t *p) /* d | i8 q[32] */
+static void unpack_q8_0(struct dtype_unpacked_block *b, const uint8_t *p) /* d | i8 q[32] */
 {
     b->d = load16(p);
     b->m = 0;
     for (int i = 0; i < DTYPE_BLOCK; i++) b->q[i] = p[2 + i] ^ BYTE_ZERO;
 }
 
-static void take_q4_0(struct dtype_ints *b, const uint8_t *p) /* d | nibbles[16] */
+static void unpack_q4_0(struct dtype_unpacked_block *b, const uint8_t *p) /* d | nibbles[16] */
 {
     b->d = load16(p);
     b->m = 0;
-    take_nibbles(b->q, p + 2);
+    unpack_nibbles(b->q, p + 2);
 }
 
-static void take_q4_1(struct dtype_ints *b, const uint8_t *p) /* d | m | nibbles[16] */
+static void unpack_q4_1(struct dtype_unpacked_block *b, const uint8_t *p) /* d | m | nibbles[16] */
 {
     b->d = load16(p);
     b->m = load16(p + 2);
-    take_nibbles(b->q, p + 4);
+    unpack_nibbles(b->q, p + 4);
 }
 
-static void take_q5_0(struct dtype_ints *b, const uint8_t *p) /* d | fifth bits[4] | nibbles[16]; q - 16 */
+static void unpack_q5_0(struct dtype_unpacked_block *b, const uint8_t *p) /* d | fifth bits[4] | nibbles[16]; q - 16 */
 {
     b->d = load16(p);
     b->m = 0;
-    take_nibbles(b->q, p + 6);
+    unpack_nibbles(b->q, p + 6);
     add_fifth_bits(b->q, p + 2);
     for (int i = 0; i < DTYPE_BLOCK; i++) b->q[i] = (uint8_t)(b->q[i] + BYTE_ZERO - 16);
 }
 
-static void take_q5_1(struct dtype_ints *b, const uint8_t *p) /* d | m | fifth bits[4] | nibbles[16] */
+static void unpack_q5_1(struct dtype_unpacked_block *b, const uint8_t *p) /* d | m | fifth bits[4] | nibbles[16] */
 {
     b->d = load16(p);
     b->m = load16(p + 2);
-    take_nibbles(b->q, p + 8);
+    unpack_nibbles(b->q, p + 8);
     add_fifth_bits(b->q, p + 4);
 }
 
 /* The 16 values of the non-linear types, shifted by BYTE_ZERO. */
 static const uint8_t NON_LINEAR[16] = { 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241 };
 
-static void take_non_linear(uint8_t *q, const uint8_t *qs)
+static void unpack_non_linear(uint8_t *q, const uint8_t *qs)
 {
     for (int i = 0; i < HALF; i++) {
         q[i] = NON_LINEAR[qs[i] & 15];
@@ -82,16 +82,16 @@ static void take_non_linear(uint8_t *q, const uint8_t *qs)
     }
 }
 
-static void take_iq4_nl(struct dtype_ints *b, const uint8_t *p) /* d | nibbles[16] */
+static void unpack_iq4_nl(struct dtype_unpacked_block *b, const uint8_t *p) /* d | nibbles[16] */
 {
     b->d = load16(p);
     b->m = 0;
-    take_non_linear(b->q, p + 2);
+    unpack_non_linear(b->q, p + 2);
 }
 
 /* ---- blocks of 256 ---- */
 
-static void no_mins(struct dtype_ints *b)
+static void clear_mins(struct dtype_unpacked_block *b)
 {
     b->m = 0;
     memset(b->min, 0, sizeof b->min);
@@ -105,29 +105,29 @@ static void add_bits(uint8_t *q, const uint8_t *bits, int to)
 }
 
 /* 64 bytes hold two bits of each element: byte 32h + l those of 128h + 32j + l for j = 0..3, from the low end on. */
-static void take_crumbs(uint8_t *q, const uint8_t *qs)
+static void unpack_2bit(uint8_t *q, const uint8_t *qs)
 {
     for (int h = 0; h < 2; h++)
         for (int j = 0; j < 4; j++)
             for (int l = 0; l < 32; l++) q[128 * h + 32 * j + l] = qs[32 * h + l] >> 2 * j & 3;
 }
 
-static void take_q2_k(struct dtype_ints *b, const uint8_t *p) /* scale and min nibbles[16] | crumbs[64] | d | dmin */
+static void unpack_q2_k(struct dtype_unpacked_block *b, const uint8_t *p) /* scale and min nibbles[16] | 2-bit parts[64] | d | dmin */
 {
     for (int g = 0; g < DTYPE_GROUPS; g++) {
         b->scale[g] = (int8_t)(p[g] & 15);
         b->min[g] = (int8_t)(p[g] >> 4);
     }
-    take_crumbs(b->q, p + 16);
+    unpack_2bit(b->q, p + 16);
     b->d = load16(p + 80);
     b->m = load16(p + 82);
 }
 
-/* third bits[32] | crumbs[64] | scales[12] | d. A clear third bit means q - 4: the offset of a group is 4 * scale, in units of d. */
-static void take_q3_k(struct dtype_ints *b, const uint8_t *p)
+/* third bits[32] | 2-bit parts[64] | scales[12] | d. A clear third bit means q - 4: the offset of a group is 4 * scale, in units of d. */
+static void unpack_q3_k(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     const uint8_t *scales = p + 96;
-    take_crumbs(b->q, p + 32);
+    unpack_2bit(b->q, p + 32);
     add_bits(b->q, p, 2);
     for (int g = 0; g < DTYPE_GROUPS; g++) {
         int low = g < 8 ? scales[g] & 15 : scales[g - 8] >> 4, high = scales[8 + g % 4] >> 2 * (g / 4) & 3;
@@ -138,7 +138,7 @@ static void take_q3_k(struct dtype_ints *b, const uint8_t *p)
 }
 
 /* d | dmin | 12 bytes with 6 bits for the scale and the min of each of 8 groups of 32. */
-static void take_scales_of_32(struct dtype_ints *b, const uint8_t *p)
+static void unpack_scales_of_32(struct dtype_unpacked_block *b, const uint8_t *p)
 {
     const uint8_t *s = p + 4;
     b->d = load16(p);
@@ -152,7 +152,7 @@ static void take_scales_of_32(struct dtype_ints *b, const uint8_t *p)
 }
 
 /* 32 bytes hold 64 elements: low halves are 0..31, high halves 32..63. */
-static void take_wide_nibbles(uint8_t *q, const uint8_t *qs)
+static void unpack_nibbles_64(uint8_t *q, const uint8_t *qs)
 {
     for (int c = 0; c < 4; c++)
         for (int l = 0; l < 32; l++) {
@@ -161,23 +161,23 @@ static void take_wide_nibbles(uint8_t *q, const uint8_t *qs)
         }
 }
 
-static void take_q4_k(struct dtype_ints *b, const uint8_t *p) /* d | dmin | scales[12] | nibbles[128] */
+static void unpack_q4_k(struct dtype_unpacked_block *b, const uint8_t *p) /* d | dmin | scales[12] | nibbles[128] */
 {
-    take_scales_of_32(b, p);
-    take_wide_nibbles(b->q, p + 16);
+    unpack_scales_of_32(b, p);
+    unpack_nibbles_64(b->q, p + 16);
 }
 
-static void take_q5_k(struct dtype_ints *b, const uint8_t *p) /* d | dmin | scales[12] | fifth bits[32] | nibbles[128] */
+static void unpack_q5_k(struct dtype_unpacked_block *b, const uint8_t *p) /* d | dmin | scales[12] | fifth bits[32] | nibbles[128] */
 {
-    take_scales_of_32(b, p);
-    take_wide_nibbles(b->q, p + 48);
+    unpack_scales_of_32(b, p);
+    unpack_nibbles_64(b->q, p + 48);
     add_bits(b->q, p + 16, 4);
     for (int i = 0; i < DTYPE_SUPERBLOCK; i++) b->q[i] |= BYTE_ZERO;
 }
 
-static void take_q6_k(struct dtype_ints *b, const uint8_t *p) /* low nibbles[128] | upper crumbs[64] | i8 scales[16] | d; q - 32 */
+static void unpack_q6_k(struct dtype_unpacked_block *b, const uint8_t *p) /* low nibbles[128] | upper 2-bit parts[64] | i8 scales[16] | d; q - 32 */
 {
-    take_crumbs(b->q, p + 128);
+    unpack_2bit(b->q, p + 128);
     for (int h = 0; h < 2; h++)
         for (int l = 0; l < 64; l++) {
             uint8_t *q = b->q + 128 * h + l, pair = p[64 * h + l];
@@ -186,38 +186,38 @@ static void take_q6_k(struct dtype_ints *b, const uint8_t *p) /* low nibbles[128
         }
     memcpy(b->scale, p + 192, sizeof b->scale);
     b->d = load16(p + 208);
-    no_mins(b);
+    clear_mins(b);
 }
 
-static void take_iq4_xs(struct dtype_ints *b, const uint8_t *p) /* d | u16 upper crumbs of scales | low nibbles[4] | nibbles[128] */
+static void unpack_iq4_xs(struct dtype_unpacked_block *b, const uint8_t *p) /* d | u16 upper 2 bits of scales | low nibbles[4] | nibbles[128] */
 {
     uint16_t high = load16(p + 2);
     for (int g = 0; g < 8; g++) {
         int scale = (p[4 + g / 2] >> 4 * (g % 2) & 15) | (high >> 2 * g & 3) << 4;
         b->scale[2 * g] = b->scale[2 * g + 1] = (int8_t)(scale - 32);
-        take_non_linear(b->q + DTYPE_BLOCK * g, p + 8 + HALF * g);
+        unpack_non_linear(b->q + DTYPE_BLOCK * g, p + 8 + HALF * g);
     }
     b->d = load16(p);
-    no_mins(b);
+    clear_mins(b);
 }
 
 static const struct dtype_blocks BLOCKS[DTYPE_COUNT] = {
-    [DTYPE_Q8_0] = { take_q8_0, BYTE_ZERO, false },
-    [DTYPE_Q4_0] = { take_q4_0, 8, false },
-    [DTYPE_Q4_1] = { take_q4_1, 0, true },
-    [DTYPE_Q5_0] = { take_q5_0, BYTE_ZERO, false },
-    [DTYPE_Q5_1] = { take_q5_1, 0, true },
-    [DTYPE_IQ4_NL] = { take_iq4_nl, BYTE_ZERO, false },
-    [DTYPE_Q2_K] = { take_q2_k, 0, true },
-    [DTYPE_Q3_K] = { take_q3_k, 0, true },
-    [DTYPE_Q4_K] = { take_q4_k, 0, true },
-    [DTYPE_Q5_K] = { take_q5_k, BYTE_ZERO, true },
-    [DTYPE_Q6_K] = { take_q6_k, BYTE_ZERO, true },
-    [DTYPE_IQ4_XS] = { take_iq4_xs, BYTE_ZERO, true },
+    [DTYPE_Q8_0] = { unpack_q8_0, BYTE_ZERO, false },
+    [DTYPE_Q4_0] = { unpack_q4_0, 8, false },
+    [DTYPE_Q4_1] = { unpack_q4_1, 0, true },
+    [DTYPE_Q5_0] = { unpack_q5_0, BYTE_ZERO, false },
+    [DTYPE_Q5_1] = { unpack_q5_1, 0, true },
+    [DTYPE_IQ4_NL] = { unpack_iq4_nl, BYTE_ZERO, false },
+    [DTYPE_Q2_K] = { unpack_q2_k, 0, true },
+    [DTYPE_Q3_K] = { unpack_q3_k, 0, true },
+    [DTYPE_Q4_K] = { unpack_q4_k, 0, true },
+    [DTYPE_Q5_K] = { unpack_q5_k, BYTE_ZERO, true },
+    [DTYPE_Q6_K] = { unpack_q6_k, BYTE_ZERO, true },
+    [DTYPE_IQ4_XS] = { unpack_iq4_xs, BYTE_ZERO, true },
 };
 
 const struct dtype_blocks *dtype_blocks_of(enum dtype t)
 {
     ASSERT((unsigned)t < DTYPE_COUNT);
-    return BLOCKS[t].take ? &BLOCKS[t] : NULL;
+    return BLOCKS[t].unpack ? &BLOCKS[t] : NULL;
 }

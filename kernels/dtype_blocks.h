@@ -14,14 +14,14 @@
 
 enum { DTYPE_GROUP = 16, DTYPE_GROUPS = DTYPE_SUPERBLOCK / DTYPE_GROUP };
 
-struct dtype_ints {
+struct dtype_unpacked_block {
     _Alignas(16) uint8_t q[DTYPE_SUPERBLOCK]; /* in the order of the row; a block of 32 leaves the rest alone */
     int8_t   scale[DTYPE_GROUPS], min[DTYPE_GROUPS]; /* blocks of 256 only */
     uint16_t d, m;                            /* f16; m 0 where the type has no offset */
 };
 
 struct dtype_blocks {
-    void (*take)(struct dtype_ints *dst, const uint8_t *block);
+    void (*unpack)(struct dtype_unpacked_block *dst, const uint8_t *block);
     int  zero;
     bool has_m;
 };

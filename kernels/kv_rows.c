@@ -49,7 +49,7 @@ size_t kv_rows_bytes(enum dtype t, size_t n) { return t == DTYPE_I8 ? n : dtype_
 /* max|x| / largest; NaN where an element is not finite. */
 static float scale_of(const float *x, size_t n, float largest)
 {
-    float max = float_of_bits((uint32_t)kernels()->largest_bits(x, n));
+    float max = float_of_bits((uint32_t)kernels()->absmax_bits(x, n));
     return isfinite(max) ? max / largest : NAN;
 }
 

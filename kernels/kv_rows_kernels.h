@@ -8,7 +8,7 @@
 #include "kernels/float_bits.h"
 
 struct kv_row_kernels {
-    int32_t (*largest_bits)(const float *x, size_t n); /* magnitude, as bits */
+    int32_t (*absmax_bits)(const float *x, size_t n); /* magnitude, as bits */
     void (*to_i8)(const float *x, float s, uint8_t *q, size_t n);
     void (*to_e4m3)(const float *x, float s, uint8_t *q, size_t n);
     void (*from_i8)(const uint8_t *q, float s, float *x, size_t n);
@@ -22,7 +22,7 @@ extern const struct kv_row_kernels kv_row_kernels_avx2;
 #define KV_E4M3_MAX 448.0f
 
 /* Magnitudes compare as their bit patterns do; those of infinity and NaN are above all others. Signed: vector units before AVX-512 compare no other way. */
-static inline int32_t kv_largest_bits(const float *x, size_t n)
+static inline int32_t kv_absmax_bits(const float *x, size_t n)
 {
     int32_t top = 0;
     for (size_t i = 0; i < n; i++) {
@@ -81,7 +81,7 @@ static inline void kv_from_f16(const char *h, float *x, size_t n)
 }
 
 #define KV_ROW_KERNELS                                                                                                  \
-    { .largest_bits = kv_largest_bits, .to_i8 = kv_to_i8, .to_e4m3 = kv_to_e4m3, .from_i8 = kv_from_i8,               \
+    { .absmax_bits = kv_absmax_bits, .to_i8 = kv_to_i8, .to_e4m3 = kv_to_e4m3, .from_i8 = kv_from_i8,               \
       .from_e4m3 = kv_from_e4m3, .from_f16 = kv_from_f16 }
 
 #endif

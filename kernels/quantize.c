@@ -16,7 +16,7 @@ static const struct quantize_kernels *kernels(void) { return __builtin_cpu_suppo
 
 float quantize_channel(const float *w, size_t n, int limit, int8_t *q)
 {
-    float bound = (float)limit, a = float_of_bits((uint32_t)kernels()->largest_bits(w, n, 0));
+    float bound = (float)limit, a = float_of_bits((uint32_t)kernels()->absmax_bits(w, n, 0));
     if (a == 0 || !isfinite(a)) {
         memset(q, 0, n);
         return a == 0 ? 0 : NAN;
@@ -28,7 +28,7 @@ float quantize_channel(const float *w, size_t n, int limit, int8_t *q)
 float quantize_f8_block(const float *w, size_t w_stride, size_t n_rows, size_t n_cols, uint8_t *q, size_t q_stride)
 {
     int32_t largest = 0;
-    for (size_t i = 0; i < n_rows; i++) largest = kernels()->largest_bits(w + i * w_stride, n_cols, largest);
+    for (size_t i = 0; i < n_rows; i++) largest = kernels()->absmax_bits(w + i * w_stride, n_cols, largest);
     float a = float_of_bits((uint32_t)largest);
     a = a < 1e-4f ? 1e-4f : a; /* a NaN is no less than anything: it stays */
     float factor = 448.0f / a;

@@ -8,7 +8,7 @@
 #include "kernels/float_bits.h"
 
 struct quantize_kernels {
-    int32_t (*largest_bits)(const float *w, size_t n, int32_t largest);
+    int32_t (*absmax_bits)(const float *w, size_t n, int32_t largest);
     void (*channel)(const float *w, size_t n, float a, float bound, int8_t *q); /* q = round(w / a * bound) */
     void (*f8)(const float *w, size_t n, float factor, uint8_t *q);             /* q = e4m3(w * factor) */
 };
@@ -16,7 +16,7 @@ struct quantize_kernels {
 extern const struct quantize_kernels quantize_kernels_avx2;
 
 /* The largest magnitude as bits, which order as magnitudes do: infinity and then NaNs are above all numbers. */
-static inline int32_t largest_bits(const float *w, size_t n, int32_t largest)
+static inline int32_t absmax_bits(const float *w, size_t n, int32_t largest)
 {
     for (size_t i = 0; i < n; i++) {
         int32_t bits = (int32_t)(bits_of_float(w[i]) & 0x7fffffff);
@@ -44,6 +44,6 @@ static inline void round_f8(const float *w, size_t n, float factor, uint8_t *q)
     for (size_t i = 0; i < n; i++) q[i] = float_to_f8(w[i] * factor);
 }
 
-#define QUANTIZE_KERNELS { .largest_bits = largest_bits, .channel = round_channel, .f8 = round_f8 }
+#define QUANTIZE_KERNELS { .absmax_bits = absmax_bits, .channel = round_channel, .f8 = round_f8 }
 
 #endif

@@ -128,7 +128,7 @@ static void pack_nibbles(uint8_t *q, size_t n)
 }
 
 /* Groups of 32 take the scales of their first half: both have the same. */
-static void write_scales(uint8_t *block, const struct weight_layout_offsets *at, size_t group, const struct dtype_ints *ints, size_t n_lanes)
+static void write_scales(uint8_t *block, const struct weight_layout_offsets *at, size_t group, const struct dtype_unpacked_block *ints, size_t n_lanes)
 {
     size_t step = group / DTYPE_GROUP;
     uint16_t *d = (uint16_t *)(block + at->d), *m = (uint16_t *)(block + at->m);
@@ -148,7 +148,7 @@ static void pack_blocks(const struct pack_item *item)
     const struct weight_src   *s = item->src;
     const struct dtype_blocks *type = dtype_blocks_of(s->dtype);
     const struct weight_layout_offsets  *at = &LAYOUT_OFFSETS[item->job->out->layout];
-    struct dtype_ints          ints[PANEL];
+    struct dtype_unpacked_block          ints[PANEL];
     size_t bytes = item->job->size, stride = s->row_bytes ? s->row_bytes : dtype_row_bytes(s->dtype, s->n_in);
     const struct weight_layout_info *layout = weight_layout_info(item->job->out->layout);
     bool   nibbles = layout->bits == 4;
@@ -158,7 +158,7 @@ static void pack_blocks(const struct pack_item *item)
     uint8_t       *to = panel_of(item, 0);
     for (size_t k = 0; k < s->n_in; k += at->k, from += bytes, to += at->bytes) {
         for (size_t i = 0; i < item->n_rows; i++) {
-            type->take(&ints[i], from + i * stride);
+            type->unpack(&ints[i], from + i * stride);
             if (nibbles) pack_nibbles(ints[i].q, at->k);
         }
         weight_layout_interleave_rows((uint32_t *)(to + at->q), ints[0].q, sizeof *ints, PANEL, nibbles ? at->k / 2 : at->k);

@@ -96,11 +96,11 @@ TEST(both_sets_of_loops_give_the_same_bits)
             state = state * 1664525u + 1013904223u;
             w[i] = float_of_bits(round % 2 ? state : (state & 0x83ffffff) | 0x3c000000);
         }
-        CHECK_EQ_INT(plain.largest_bits(w, N, 0), quantize_kernels_avx2.largest_bits(w, N, 0));
+        CHECK_EQ_INT(plain.absmax_bits(w, N, 0), quantize_kernels_avx2.absmax_bits(w, N, 0));
         plain.f8(w, N, 0.37f, q[0]);
         quantize_kernels_avx2.f8(w, N, 0.37f, q[1]);
         CHECK(memcmp(q[0], q[1], N) == 0);
-        float a = float_of_bits((uint32_t)plain.largest_bits(w, N, 0));
+        float a = float_of_bits((uint32_t)plain.absmax_bits(w, N, 0));
         if (!isfinite(a)) continue;
         plain.channel(w, N, a, 127, (int8_t *)q[0]);
         quantize_kernels_avx2.channel(w, N, a, 127, (int8_t *)q[1]);
