@@ -22,7 +22,7 @@ static enum status check_source(const struct weight_src *s, struct err *err)
     if (s->row_bytes && s->row_bytes < dtype_row_bytes(s->dtype, across))
         return err_set(err, ERR_INVALID, "rows of %zu elements of type %s do not fit in %zu bytes", across, type, s->row_bytes);
     if (weight_src_is_dummy(s) && s->dtype != DTYPE_BF16 && s->dtype != DTYPE_F32)
-        return err_set(err, ERR_UNSUPPORTED, "elements of type %s cannot be made up, bf16 and f32 can", type);
+        return err_set(err, ERR_UNSUPPORTED, "elements of type %s cannot be dummy weights, bf16 and f32 can", type);
     if (s->scales && s->dtype != DTYPE_F8_E4M3) return err_set(err, ERR_INVALID, "type %s takes no scales from outside", type);
     return OK;
 }

@@ -107,7 +107,7 @@ enum status copy_stream_cpu_open(struct device *d, struct copy_stream **out, str
 {
     (void)d;
     struct copy_stream *s = mem_try_calloc(1, sizeof *s);
-    if (!s) return err_set(err, ERR_NOMEM, "no memory for a lane");
+    if (!s) return err_set(err, ERR_NOMEM, "no memory for a copy stream");
     s->ops = &COPY_STREAM_CPU_OPS;
     *out = s;
     return OK;

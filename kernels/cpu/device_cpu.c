@@ -99,13 +99,13 @@ static int cpu_count(void) { return 1; }
 static enum status cpu_export(struct device *d, const struct dev_mem *m, uint8_t handle[DEVICE_HANDLE_BYTES], struct err *err)
 {
     (void)d, (void)m, (void)handle;
-    return err_set(err, ERR_UNSUPPORTED, "the processor's memory is shared by its descriptor, not by a handle");
+    return err_set(err, ERR_UNSUPPORTED, "CPU memory is shared by its descriptor, not by a handle");
 }
 
 static enum status cpu_import(struct device *d, const uint8_t handle[DEVICE_HANDLE_BYTES], void **out, struct err *err)
 {
     (void)d, (void)handle, (void)out;
-    return err_set(err, ERR_UNSUPPORTED, "the processor's memory is shared by its descriptor, not by a handle");
+    return err_set(err, ERR_UNSUPPORTED, "CPU memory is shared by its descriptor, not by a handle");
 }
 
 static void cpu_unimport(struct device *d, void *p) { (void)d, (void)p; }
@@ -113,7 +113,7 @@ static void cpu_unimport(struct device *d, void *p) { (void)d, (void)p; }
 static enum status cpu_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err)
 {
     (void)d, (void)m, (void)fd;
-    return err_set(err, ERR_UNSUPPORTED, "network cards reach the processor's memory by its address");
+    return err_set(err, ERR_UNSUPPORTED, "NICs reach CPU memory by its address");
 }
 
 static enum status cpu_flush_rdma_writes(struct device *d)
@@ -137,7 +137,7 @@ static size_t cpu_allocated(struct device *d)
 static void cpu_describe(struct device *d, char *out, size_t cap)
 {
     (void)d;
-    snprintf(out, cap, "the processor");
+    snprintf(out, cap, "the CPU");
 }
 
 const struct device_ops device_cpu_ops = {
