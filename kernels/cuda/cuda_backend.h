@@ -35,10 +35,10 @@ struct cuda_step_parts {
     struct sample_ask *asks;
     char              *variable; /* tables, then sampling's edits and masks */
 };
-struct cuda_list_place {
-    struct cuda_counts *counts;
-    struct cuda_seq    *seqs;
-    struct cuda_row    *rows;
+struct cuda_list_host {
+    struct cuda_attn_counts *counts;
+    struct cuda_attn_seq    *seqs;
+    struct cuda_attn_row    *rows;
 };
 
 struct cuda_staging {
@@ -47,8 +47,8 @@ struct cuda_staging {
     int                     turn;
     struct dev_mem          card;
     size_t                  bytes, used;
-    struct cuda_list       *lists;     /* [max_lists] */
-    struct cuda_list_place *places;    /* [max_lists] */
+    struct cuda_attn_list       *lists;     /* [max_lists] */
+    struct cuda_list_host *places;    /* [max_lists] */
     int32_t                 max_lists;
     /* On the card: */
     const struct cuda_live *live;
@@ -61,7 +61,7 @@ struct cuda_staging {
 struct cuda_recording {
     int32_t         n_rows, n_logits;
     bool            prompts;
-    struct cuda_counts bounds; /* of its lists */
+    struct cuda_attn_counts bounds; /* of its lists */
     cudaGraphExec_t exec;
 };
 
@@ -116,7 +116,7 @@ enum status cuda_prepare(struct kernel_ctx *c, const struct kernel_limits *l, st
 
 /* cuda_upload_step.c */
 void   cuda_stage(struct kernel_ctx *c, struct kernel_step *s);
-void   cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_counts *bounds);
+void   cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_attn_counts *bounds);
 size_t cuda_staging_bytes(const struct cuda_ctx *c);
 bool   cuda_staging_grow(struct cuda_ctx *c, size_t bytes);
 void   cuda_staging_release(struct cuda_ctx *c);

@@ -124,7 +124,7 @@ void cuda_recordings_release(struct cuda_ctx *c)
 static bool has_prompts(const struct cuda_ctx *c, const struct kernel_step *s)
 {
     for (int32_t i = 0; i < s->n_lists; i++)
-        if (c->staging.lists[i].bounds.n_prompt > 0) return true;
+        if (c->staging.lists[i].bounds.n_prefill > 0) return true;
     return false;
 }
 

@@ -25,7 +25,7 @@ static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args 
 /* What attention keeps between its two passes; it has a bound, which long contexts of many sequences soon reach. */
 static bool attention_room(struct cuda_ctx *c, const struct attn_args *a)
 {
-    const struct cuda_list *on = a->on.uploaded;
+    const struct cuda_attn_list *on = a->on.uploaded;
     const size_t            need = sizeof(float) * attention_scratch_floats((size_t)on->bounds.n_rows, (size_t)a->n_heads, (size_t)a->v_dim, (size_t)on->bounds.n_keys_max);
     if (need <= c->attention.bytes) return true;
     device_wait(c->base.device);

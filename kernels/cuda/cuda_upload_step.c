@@ -23,7 +23,7 @@ static size_t padded(size_t n, size_t size) { return round_up(n * size, ALIGN); 
 
 static size_t list_bytes(size_t n_seqs, size_t n_rows)
 {
-    return padded(1, sizeof(struct cuda_counts)) + padded(n_seqs, sizeof(struct cuda_seq)) + padded(n_rows, sizeof(struct cuda_row));
+    return padded(1, sizeof(struct cuda_attn_counts)) + padded(n_seqs, sizeof(struct cuda_attn_seq)) + padded(n_rows, sizeof(struct cuda_attn_row));
 }
 
 static size_t rows_bytes(size_t n_rows, size_t n_logits)
@@ -116,8 +116,8 @@ static void lay_out(struct cuda_staging *st, const struct kernel_step *s, size_t
     to->logit_rows = put(st, (size_t)s->n_logits, sizeof *to->logit_rows, (const void **)&st->logit_rows);
     to->asks = put(st, (size_t)s->n_logits, sizeof *to->asks, (const void **)&st->asks);
     for (int32_t i = 0; i < s->n_lists; i++) {
-        struct cuda_list       *l = &st->lists[i];
-        struct cuda_list_place *p = &st->places[i];
+        struct cuda_attn_list       *l = &st->lists[i];
+        struct cuda_list_host *p = &st->places[i];
         size_t n_seqs = most, n_rows = most;
         if (most == 0) {
             n_seqs = (size_t)s->lists[i].n_seqs;
@@ -173,12 +173,12 @@ static void fill(int32_t *to, const int32_t *from, size_t n, size_t n_all)
 }
 
 /* From *table on; *table comes back behind the list's last. */
-static void put_list(const struct attn_list *l, int32_t block_tokens, const struct cuda_list_place *to, int32_t *tables, int32_t *table)
+static void put_list(const struct attn_list *l, int32_t block_tokens, const struct cuda_list_host *to, int32_t *tables, int32_t *table)
 {
     for (int32_t i = 0; i < l->n_seqs; i++) {
         const struct attn_seq *s = &l->seqs[i];
         const size_t           n = table_length(s, block_tokens);
-        to->seqs[i] = (struct cuda_seq){ .q_begin = s->q_begin, .n_q = s->n_q, .pos_begin = s->pos_begin, .table = *table };
+        to->seqs[i] = (struct cuda_attn_seq){ .q_begin = s->q_begin, .n_q = s->n_q, .pos_begin = s->pos_begin, .table = *table };
         if (n > 0) memcpy(tables + *table, s->block_table, n * sizeof *tables);
         *table += (int32_t)n;
     }
@@ -243,7 +243,7 @@ void cuda_stage(struct kernel_ctx *base, struct kernel_step *s)
 }
 
 /* Where the parts of a recording's steps will lie. Nothing is sent: its launches are not run. */
-void cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_counts *bounds)
+void cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_attn_counts *bounds)
 {
     struct cuda_step_parts unused;
     lay_out(&c->staging, s, (size_t)s->n_rows, &unused);

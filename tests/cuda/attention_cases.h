@@ -109,12 +109,12 @@ static inline void same_bits(const char *name, const struct shape &s, int less =
 /* Memory of a list that launches were recorded with, and into which other lists are put. */
 struct replayed {
     memory counts, seqs, rows, tables;
-    replayed() : counts(sizeof(struct cuda_counts)), seqs(16 * sizeof(cuda_seq)), rows(64 * sizeof(cuda_row)), tables(1024 * sizeof(int32_t)) {}
+    replayed() : counts(sizeof(struct cuda_attn_counts)), seqs(16 * sizeof(cuda_attn_seq)), rows(64 * sizeof(cuda_attn_row)), tables(1024 * sizeof(int32_t)) {}
     void put(const world::staged &st)
     {
         copy(counts, &st.list.bounds, sizeof st.list.bounds);
-        copy(seqs, st.seqs.data(), st.seqs.size() * sizeof(cuda_seq));
-        copy(rows, st.rows.data(), st.rows.size() * sizeof(cuda_row));
+        copy(seqs, st.seqs.data(), st.seqs.size() * sizeof(cuda_attn_seq));
+        copy(rows, st.rows.data(), st.rows.size() * sizeof(cuda_attn_row));
         copy(tables, st.tables.data(), st.tables.size() * sizeof(int32_t));
     }
     static void copy(const memory &to, const void *from, size_t bytes)
@@ -148,7 +148,7 @@ static inline void replay(const char *name, const struct shape &s)
         replayed     on;
         memory       q(n_rows * q_row * 4), k(n_rows * kv_row * 4), v(n_rows * kv_row * 4), out(n_rows * out_row * 4);
         memory       scratch(4 * attention_scratch_floats(n_rows, (size_t)s.n_heads, (size_t)s.v_dim, 5000));
-        struct cuda_list list = { {}, on.counts.at<struct cuda_counts>(), on.seqs.at<cuda_seq>(), on.rows.at<cuda_row>(), on.tables.at<int32_t>() };
+        struct cuda_attn_list list = { {}, on.counts.at<struct cuda_attn_counts>(), on.seqs.at<cuda_attn_seq>(), on.rows.at<cuda_attn_row>(), on.tables.at<int32_t>() };
         const struct attention a = { w.kv, &list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, w.scale, s.exact, scratch.at<float>(), 0, 0 };
         attention_recorded_bounds(&a, n_rows, n_rows, n_rows, 5000, &list.bounds);
         cudaStream_t stream;

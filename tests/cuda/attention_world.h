@@ -199,11 +199,11 @@ public:
     /* The list on the device, its rows in q and out by `rows`: where each range begins. */
     struct staged {
         std::vector<attn_seq>  host;
-        std::vector<cuda_seq>  seqs;
-        std::vector<cuda_row>  rows;
+        std::vector<cuda_attn_seq>  seqs;
+        std::vector<cuda_attn_row>  rows;
         std::vector<int32_t>   tables;
         memory                *device[4];
-        struct cuda_list       list;
+        struct cuda_attn_list       list;
     };
     void stage(staged *st, const std::vector<range> &ranges, const std::vector<int32_t> &begins)
     {
@@ -217,17 +217,17 @@ public:
         }
         st->rows.resize(n_rows);
         st->list = {};
-        struct cuda_counts counts;
+        struct cuda_attn_counts counts;
         attention_list_rows(&counts, st->host.data(), (int32_t)st->host.size(), s.block_tokens, st->rows.data());
         st->list.bounds = counts;
         st->device[0] = new memory(st->seqs);
         st->device[1] = new memory(st->rows);
         st->device[2] = new memory(st->tables);
-        st->list.seqs = st->device[0]->at<cuda_seq>();
-        st->list.rows = st->device[1]->at<cuda_row>();
+        st->list.seqs = st->device[0]->at<cuda_attn_seq>();
+        st->list.rows = st->device[1]->at<cuda_attn_row>();
         st->list.tables = st->device[2]->at<int32_t>();
-        st->device[3] = new memory(std::vector<struct cuda_counts>(1, counts));
-        st->list.counts = st->device[3]->at<struct cuda_counts>();
+        st->device[3] = new memory(std::vector<struct cuda_attn_counts>(1, counts));
+        st->list.counts = st->device[3]->at<struct cuda_attn_counts>();
     }
     static void unstage(staged *st)
     {
@@ -310,7 +310,7 @@ public:
         if (by.wide) widen(&a, &st.list);
         for (size_t i = 1; by.shares && i < st.rows.size(); i++) st.rows[i].shared = by.shares;
         st.device[1]->put(st.rows.data());
-        const struct cuda_counts &of = st.list.bounds;
+        const struct cuda_attn_counts &of = st.list.bounds;
         memory scratch(attention_scratch_floats((size_t)of.n_rows, (size_t)s.n_heads, (size_t)s.v_dim, (size_t)of.n_keys_max) * sizeof(float));
         a.scratch = scratch.at<float>();
         CHECK(attention_run(nullptr, &a) == cudaSuccess, "attention_run");
@@ -399,9 +399,9 @@ private:
     {
         return held(!rounds ? DTYPE_F32 : s.dtype == DTYPE_F16 ? DTYPE_F16 : DTYPE_BF16, x, (size_t)s.head_dim);
     }
-    void widen(const struct attention *a, struct cuda_list *list)
+    void widen(const struct attention *a, struct cuda_attn_list *list)
     {
-        const struct cuda_counts exact = list->bounds;
+        const struct cuda_attn_counts exact = list->bounds;
         const int                n = 2 * exact.n_rows + 3;
         attention_recorded_bounds(a, n, n, n, 2 * exact.n_keys_max + 5000, &list->bounds);
         CHECK(attention_recordable(&list->bounds, &exact), "a list of half its bounds is not within them");

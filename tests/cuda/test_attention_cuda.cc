@@ -118,11 +118,11 @@ static void test_replay(void)
     replay("one recording for all lists: 4/2 heads of 20, f32, exact", heads(4, 2, 20, 16, DTYPE_F32, true));
     replay("one recording for all lists: latent", { 10, 1, 40, 32, 16, DTYPE_BF16, true, false });
     test("lists that a recording does not compute", [] {
-        const struct cuda_counts bounds = { 8, 8, 8, 20, 20, 5000, 5000 };
-        struct cuda_counts       over = bounds;
+        const struct cuda_attn_counts bounds = { 8, 8, 8, 20, 20, 5000, 5000 };
+        struct cuda_attn_counts       over = bounds;
         CHECK(attention_recordable(&bounds, &over), "its own bounds");
-        for (int32_t *n : { &over.n_rows, &over.n_generated, &over.n_prompt, &over.n_segments, &over.n_segments_generated, &over.n_keys_max,
-                            &over.n_keys_prompt }) {
+        for (int32_t *n : { &over.n_rows, &over.n_decode, &over.n_prefill, &over.n_segments, &over.n_segments_decode, &over.n_keys_max,
+                            &over.n_keys_prefill }) {
             ++*n;
             CHECK(!attention_recordable(&bounds, &over), "more than the bounds have room for");
             --*n;
@@ -130,7 +130,7 @@ static void test_replay(void)
     });
     test("bounds of a recording fit into one pass over the scratch", [] {
         struct attention a = {};
-        struct cuda_counts bounds;
+        struct cuda_attn_counts bounds;
         a.kv = { nullptr, DTYPE_BF16, true, 1, 576, 16 };
         a.n_heads = 128, a.v_dim = 512;
         attention_recorded_bounds(&a, 256, 256, 256, 131072, &bounds);

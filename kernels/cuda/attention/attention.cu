@@ -29,17 +29,17 @@ static size_t segments_of(size_t n_keys) { return (n_keys + ATTENTION_SEGMENT - 
 
 static int32_t max_int(int32_t a, int32_t b) { return a > b ? a : b; }
 
-static void number_seq(struct cuda_counts *counts, const struct attn_seq *seq, int32_t i_seq, struct cuda_row *rows)
+static void number_seq(struct cuda_attn_counts *counts, const struct attn_seq *seq, int32_t i_seq, struct cuda_attn_row *rows)
 {
     for (int32_t i = 0; i < seq->n_q; i++) {
         const int32_t pos = seq->pos_begin + i;
-        const struct cuda_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments, 0 };
+        const struct cuda_attn_row row = { seq->q_begin + i, pos, i_seq, counts->n_segments, 0 };
         if (rows) rows[counts->n_rows] = row;
         counts->n_rows++;
         counts->n_segments += pos / ATTENTION_SEGMENT + 1;
     }
     if (seq->n_q > 0) counts->n_keys_max = max_int(counts->n_keys_max, seq->pos_begin + seq->n_q);
-    if (seq->n_q > 0 && !seq->is_decode) counts->n_keys_prompt = max_int(counts->n_keys_prompt, seq->pos_begin + seq->n_q);
+    if (seq->n_q > 0 && !seq->is_decode) counts->n_keys_prefill = max_int(counts->n_keys_prefill, seq->pos_begin + seq->n_q);
 }
 
 /* Positions from 0 on, up to n, that two sequences have in the same blocks. */
@@ -51,28 +51,28 @@ static int32_t n_in_common(const struct attn_seq *a, const struct attn_seq *b, i
 }
 
 /* LIMIT: rows that are not neighbours in the list do not find out what they share. */
-static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t block_tokens, struct cuda_row *rows)
+static void find_shared(const struct attn_seq *seqs, int32_t n_rows, int32_t block_tokens, struct cuda_attn_row *rows)
 {
     for (int32_t i = 1; i < n_rows; i++) {
-        const struct cuda_row *before = &rows[i - 1];
+        const struct cuda_attn_row *before = &rows[i - 1];
         const int32_t n = before->pos < rows[i].pos ? before->pos + 1 : rows[i].pos + 1;
         if (n < ATTENTION_SEGMENT) continue;
         rows[i].shared = (before->seq == rows[i].seq ? n : n_in_common(&seqs[before->seq], &seqs[rows[i].seq], n, block_tokens)) / ATTENTION_SEGMENT;
     }
 }
 
-extern "C" void attention_list_rows(struct cuda_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, int32_t block_tokens,
-                                    struct cuda_row *rows)
+extern "C" void attention_list_rows(struct cuda_attn_counts *counts, const struct attn_seq *seqs, int32_t n_seqs, int32_t block_tokens,
+                                    struct cuda_attn_row *rows)
 {
     memset(counts, 0, sizeof *counts);
     for (int32_t i = 0; i < n_seqs; i++)
         if (seqs[i].is_decode) number_seq(counts, &seqs[i], i, rows);
     if (rows) find_shared(seqs, counts->n_rows, block_tokens, rows);
-    counts->n_generated = counts->n_rows;
-    counts->n_segments_generated = counts->n_segments;
+    counts->n_decode = counts->n_rows;
+    counts->n_segments_decode = counts->n_segments;
     for (int32_t i = 0; i < n_seqs; i++)
         if (!seqs[i].is_decode) number_seq(counts, &seqs[i], i, rows);
-    counts->n_prompt = counts->n_rows - counts->n_generated;
+    counts->n_prefill = counts->n_rows - counts->n_decode;
 }
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -107,16 +107,16 @@ static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a, 
 }
 
 /* At most n_rows rows with n_items segments. */
-static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum listed_rows which, int32_t n_rows, int32_t n_items)
+static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum attn_row_kind which, int32_t n_rows, int32_t n_items)
 {
-    const struct listed list = listed_of(a->on, which);
+    const struct attn_row_set list = attn_row_set_of(a->on, which);
     float            *parts = parts_of(a);
     struct rows_call  c = { a->kv, list, a->q, a->out, parts, a->n_heads, a->v_dim, 1, 0, 0, false, a->scale };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
     const int32_t wave = (int32_t)min_size(room_of(a), (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
     cudaError_t (*how)(cudaStream_t, const struct rows_call *, int) = attention_rows_launch;
     if (attention_latents_fit(a)) how = attention_latents_launch;
-    else if (which == LISTED_GENERATED && attention_answers_fit(a)) how = attention_answers_launch;
+    else if (which == ATTN_ROWS_DECODE && attention_answers_fit(a)) how = attention_answers_launch;
     c.is_all = wave >= n_items;
     for (int32_t turn = 0; m.end < n_items; turn ^= 1) {
         m.begin = c.item_begin = m.end;
@@ -140,75 +140,75 @@ static int32_t windows_of(const struct attention *a, int32_t n_rows, int32_t n_s
 }
 
 /* Segments at a time, each in blocks of its own; 0: as many tiles as the card has room for without. */
-static cudaError_t choose_spread(const struct attention *a, const struct cuda_counts *bounds, int32_t *n_at_once)
+static cudaError_t choose_spread(const struct attention *a, const struct cuda_attn_counts *bounds, int32_t *n_at_once)
 {
-    const size_t fit = room_of(a) / (size_t)bounds->n_prompt, n_segments = segments_of((size_t)bounds->n_keys_prompt);
+    const size_t fit = room_of(a) / (size_t)bounds->n_prefill, n_segments = segments_of((size_t)bounds->n_keys_prefill);
     int device = 0, n_processors = 0;
     *n_at_once = 0;
     if (n_segments < 2 || fit < 2) return cudaSuccess;
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
-    if (a->n_at_once > 0 || windows_of(a, bounds->n_prompt, 1) * a->kv.n_heads < TILES_ENOUGH * n_processors)
+    if (a->n_at_once > 0 || windows_of(a, bounds->n_prefill, 1) * a->kv.n_heads < TILES_ENOUGH * n_processors)
         *n_at_once = (int32_t)min_size(min_size(fit, n_segments), a->n_at_once > 0 ? (size_t)a->n_at_once : SIZE_MAX);
     return cudaSuccess;
 }
 
 static cudaError_t run_tiles(cudaStream_t stream, const struct attention *a)
 {
-    const struct cuda_counts *bounds = &a->on->bounds;
-    const struct listed list = listed_of(a->on, LISTED_PROMPT);
-    const int32_t n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prompt);
+    const struct cuda_attn_counts *bounds = &a->on->bounds;
+    const struct attn_row_set list = attn_row_set_of(a->on, ATTN_ROWS_PREFILL);
+    const int32_t n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prefill);
     float *state = a->scratch + 4 * a->n_heads, *parts = parts_of(a);
     struct tiles_call c = { a->kv, list, a->q, a->out, parts, a->n_heads, 1, 0, 0, 0, a->scale };
     struct merge_call m = { list, a->out, parts, state, state, 2 * (size_t)a->n_heads, a->n_heads, a->v_dim, 0, 0 };
     int32_t wave = 0;
     cudaError_t e = choose_spread(a, bounds, &wave);
-    if (e == cudaSuccess) e = attention_tiles_sets(a, bounds->n_prompt, wave, &c.n_sets);
+    if (e == cudaSuccess) e = attention_tiles_sets(a, bounds->n_prefill, wave, &c.n_sets);
     c.rows_per_tile = rows_per_tile(a, c.n_sets);
-    const int32_t n_windows = windows_of(a, bounds->n_prompt, c.n_sets);
+    const int32_t n_windows = windows_of(a, bounds->n_prefill, c.n_sets);
     if (e != cudaSuccess || wave == 0) return e != cudaSuccess ? e : attention_tiles_launch(stream, &c, n_windows, a->max_blocks);
     while (e == cudaSuccess && m.end < n_segments) {
         m.begin = c.segment_begin = m.end;
         m.end = n_segments - m.begin < wave ? n_segments : m.begin + wave;
         c.n_at_once = m.end - m.begin;
         e = attention_tiles_launch(stream, &c, n_windows, a->max_blocks);
-        if (e == cudaSuccess) e = merge_launch(stream, a, m, bounds->n_prompt);
+        if (e == cudaSuccess) e = merge_launch(stream, a, m, bounds->n_prefill);
     }
     return e;
 }
 
 extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention *a)
 {
-    const struct cuda_counts *bounds = &a->on->bounds;
+    const struct cuda_attn_counts *bounds = &a->on->bounds;
     if (!attention_is_held(&a->kv)) return cudaErrorInvalidValue;
     if (bounds->n_rows <= 0) return cudaSuccess;
-    if (!attention_tiles_fit(a)) return run_rows(stream, a, LISTED_ALL, bounds->n_rows, bounds->n_segments);
+    if (!attention_tiles_fit(a)) return run_rows(stream, a, ATTN_ROWS_ALL, bounds->n_rows, bounds->n_segments);
     cudaError_t e = cudaSuccess;
-    if (bounds->n_generated > 0) e = run_rows(stream, a, LISTED_GENERATED, bounds->n_generated, bounds->n_segments_generated);
-    return e == cudaSuccess && bounds->n_prompt > 0 ? run_tiles(stream, a) : e;
+    if (bounds->n_decode > 0) e = run_rows(stream, a, ATTN_ROWS_DECODE, bounds->n_decode, bounds->n_segments_decode);
+    return e == cudaSuccess && bounds->n_prefill > 0 ? run_tiles(stream, a) : e;
 }
 
 /* ---- recording ---- */
 
-extern "C" void attention_recorded_bounds(const struct attention *shape, int32_t n_rows, int32_t n_generated, int32_t n_prompt, int32_t n_keys,
-                                          struct cuda_counts *bounds)
+extern "C" void attention_recorded_bounds(const struct attention *shape, int32_t n_rows, int32_t n_decode, int32_t n_prefill, int32_t n_keys,
+                                          struct cuda_attn_counts *bounds)
 {
-    const size_t room = room_of(shape), n_segments = segments_of((size_t)n_keys), fit = n_prompt > 0 ? room / (size_t)n_prompt : 0;
+    const size_t room = room_of(shape), n_segments = segments_of((size_t)n_keys), fit = n_prefill > 0 ? room / (size_t)n_prefill : 0;
     bounds->n_rows = n_rows;
-    bounds->n_generated = n_generated;
-    bounds->n_prompt = n_prompt;
+    bounds->n_decode = n_decode;
+    bounds->n_prefill = n_prefill;
     bounds->n_segments = (int32_t)min_size(room, (size_t)n_rows * n_segments);
-    bounds->n_segments_generated = (int32_t)min_size(room, (size_t)n_generated * n_segments);
+    bounds->n_segments_decode = (int32_t)min_size(room, (size_t)n_decode * n_segments);
     bounds->n_keys_max = n_keys;
     /* Where segments are spread over blocks, `fit` of them at a time. */
-    bounds->n_keys_prompt = n_prompt > 0 ? (int32_t)(fit >= 2 ? min_size((size_t)n_keys, fit * ATTENTION_SEGMENT) : (size_t)n_keys) : 0;
+    bounds->n_keys_prefill = n_prefill > 0 ? (int32_t)(fit >= 2 ? min_size((size_t)n_keys, fit * ATTENTION_SEGMENT) : (size_t)n_keys) : 0;
     if (attention_tiles_fit(shape)) bounds->n_segments = n_rows * (int32_t)n_segments; /* those of prompts are never in a row */
 }
 
-extern "C" bool attention_recordable(const struct cuda_counts *bounds, const struct cuda_counts *counts)
+extern "C" bool attention_recordable(const struct cuda_attn_counts *bounds, const struct cuda_attn_counts *counts)
 {
-    return counts->n_rows <= bounds->n_rows && counts->n_generated <= bounds->n_generated && counts->n_prompt <= bounds->n_prompt &&
-           counts->n_segments <= bounds->n_segments && counts->n_segments_generated <= bounds->n_segments_generated &&
-           counts->n_keys_max <= bounds->n_keys_max && counts->n_keys_prompt <= bounds->n_keys_prompt;
+    return counts->n_rows <= bounds->n_rows && counts->n_decode <= bounds->n_decode && counts->n_prefill <= bounds->n_prefill &&
+           counts->n_segments <= bounds->n_segments && counts->n_segments_decode <= bounds->n_segments_decode &&
+           counts->n_keys_max <= bounds->n_keys_max && counts->n_keys_prefill <= bounds->n_keys_prefill;
 }

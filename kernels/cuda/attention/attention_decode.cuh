@@ -1,6 +1,6 @@
 /* attention_decode.cuh - one segment of one query row, for all query heads of a kv head (HEADS at a time): few rows, long contexts, any shape.
  *
- * Work: (row, segment) of the list, in the order of struct cuda_row.segment, times runs of heads. A block of 256 threads takes a segment
+ * Work: (row, segment) of the list, in the order of struct cuda_attn_row.segment, times runs of heads. A block of 256 threads takes a segment
  * through three phases: scores (LANES lanes share a key, four keys at a time, sums turned over the lanes by shuffles), softmax (one warp per
  * head), weighing (a thread owns eight elements and every n-th four keys; groups are added up in ascending order). Since the whole segment is
  * one tile its softmax is not online. Results of rows with one segment are final; others go to `parts` for attention_merge.cuh.
@@ -18,7 +18,7 @@ enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / WARP, KEYS = 4, ROWS_BLOC
 
 struct rows_call {
     struct kv_layer        kv;
-    struct listed          list;
+    struct attn_row_set          list;
     const float           *q;
     float                 *out, *parts;
     int32_t                n_heads, v_dim;
@@ -30,7 +30,7 @@ struct rows_call {
 
 /* What a block works on, the same in all threads. */
 struct rows_block {
-    struct cuda_row row;
+    struct cuda_attn_row row;
     int             list_row, item;
     int             kv_head, head, n_heads;       /* query heads head .. head + n_heads */
     int             segment, n_keys;              /* of the segment */
@@ -68,7 +68,7 @@ static __device__ __forceinline__ struct rows_shared rows_shared_of(int heads, i
 }
 
 /* The row with rows[i].segment <= item < rows[i + 1].segment, by a whole warp: 32 places are looked at in one step. */
-static __device__ __forceinline__ int row_of_item(const struct cuda_row *rows, int n_rows, int item)
+static __device__ __forceinline__ int row_of_item(const struct cuda_attn_row *rows, int n_rows, int item)
 {
     int low = 0, high = n_rows;
     while (high - low > 1) {
@@ -83,7 +83,7 @@ static __device__ __forceinline__ int row_of_item(const struct cuda_row *rows, i
 /* Blocks' worth of work that the wave has. */
 static __device__ __forceinline__ int rows_n_units(const struct rows_call &c)
 {
-    return (min(c.item_end, listed_segments(c.list)) - c.item_begin) * c.kv.n_heads * c.n_runs;
+    return (min(c.item_end, attn_row_set_segments(c.list)) - c.item_begin) * c.kv.n_heads * c.n_runs;
 }
 
 static __device__ __forceinline__ struct rows_block rows_block_of(const struct rows_call &c, int heads, int unit)
@@ -91,7 +91,7 @@ static __device__ __forceinline__ struct rows_block rows_block_of(const struct r
     struct rows_block b;
     const int per_item = c.kv.n_heads * c.n_runs, at = unit % per_item, group = c.n_heads / c.kv.n_heads;
     b.item = c.item_begin + unit / per_item;
-    b.list_row = row_of_item(c.list.rows, listed_n(c.list), b.item);
+    b.list_row = row_of_item(c.list.rows, attn_row_set_n(c.list), b.item);
     b.row = c.list.rows[b.list_row];
     b.kv_head = at / c.n_runs;
     b.head = b.kv_head * group + at % c.n_runs * heads;

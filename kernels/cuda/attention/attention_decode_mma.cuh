@@ -86,7 +86,7 @@ template <enum dtype T, int DIM> static __device__ __forceinline__ void answer_l
 /* Rows of the list, from b's on, that share its segment and are computed with it; 0: it is computed with one before it. By a whole warp. */
 static __device__ __forceinline__ int answer_together(const struct rows_call &c, const struct rows_block &b)
 {
-    const struct cuda_row *rows = c.list.rows;
+    const struct cuda_attn_row *rows = c.list.rows;
     const int room = ANSWER_HEADS / b.n_heads, lane = (int)(threadIdx.x % WARP), next = b.list_row + 1 + lane;
     int       before = 0, n = WARP;
     if (room < 2 || c.n_runs > 1 || !c.is_all) return 1;
@@ -96,7 +96,7 @@ static __device__ __forceinline__ int answer_together(const struct rows_call &c,
         if (n < 0) n = WARP;
     }
     if (before % room != 0) return 0;
-    const unsigned follow = __ballot_sync(0xffffffffu, lane < room - 1 && next < listed_n(c.list) && rows[next].shared > b.segment);
+    const unsigned follow = __ballot_sync(0xffffffffu, lane < room - 1 && next < attn_row_set_n(c.list) && rows[next].shared > b.segment);
     return __ffs(~(int)follow);
 }
 
@@ -358,7 +358,7 @@ template <enum dtype T, int DIM> static __device__ __forceinline__ void answer_f
 {
     for (int i = (int)threadIdx.x; i < n_rows * b.n_heads * (DIM / 4); i += ANSWER_THREADS) {
         const int             pair = i / (DIM / 4), d = i % (DIM / 4) * 4;
-        const struct cuda_row row = c.list.rows[b.list_row + pair / b.n_heads];
+        const struct cuda_attn_row row = c.list.rows[b.list_row + pair / b.n_heads];
         const bool            whole = row.pos < ATTENTION_SEGMENT;
         const size_t          n_heads = (size_t)c.n_heads, head = (size_t)(b.head + pair % b.n_heads);
         float                 top = -INFINITY, l = 0;

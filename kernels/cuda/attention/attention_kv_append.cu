@@ -10,7 +10,7 @@ enum { APPEND_THREADS = 128, APPEND_WARPS = APPEND_THREADS / WARP, APPEND_BLOCKS
 
 struct append_call {
     struct kv_layer  kv;
-    struct listed    list;
+    struct attn_row_set    list;
     const float     *k, *v;
     struct rope_args rope;
     int32_t          n_queries; /* heads of a row that are only rotated; 0 without a rotation */
@@ -102,7 +102,7 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_sca
 /* ---- all ---- */
 
 /* The i-th key or value of a row: keys and values in turn, one part of latents. */
-template <enum dtype T, int N> static __device__ __forceinline__ void append_head(const struct append_call &c, const struct cuda_row &row, int i)
+template <enum dtype T, int N> static __device__ __forceinline__ void append_head(const struct append_call &c, const struct cuda_attn_row &row, int i)
 {
     const int       parts = c.kv.latent ? 1 : 2, head = i / parts, part = i % parts, dim = c.kv.head_dim;
     const size_t    at = (size_t)row.row * (size_t)c.kv.n_heads + (size_t)head;
@@ -121,9 +121,9 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_hea
 template <enum dtype T, int N> static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
 {
     kernel_begins();
-    const int of_row = c.n_queries + c.kv.n_heads * (c.kv.latent ? 1 : 2), n = listed_n(c.list) * of_row;
+    const int of_row = c.n_queries + c.kv.n_heads * (c.kv.latent ? 1 : 2), n = attn_row_set_n(c.list) * of_row;
     for (int at = (int)blockIdx.x * APPEND_WARPS + (int)threadIdx.x / WARP; at < n; at += (int)gridDim.x * APPEND_WARPS) {
-        const struct cuda_row row = c.list.rows[at / of_row];
+        const struct cuda_attn_row row = c.list.rows[at / of_row];
         const int             i = at % of_row;
         if (i >= c.n_queries) append_head<T, N>(c, row, i - c.n_queries);
         else rotate_head(c.rope, c.rope.heads[0], c.rope.heads[0].x + (size_t)row.row * c.rope.heads[0].x_stride + (size_t)i * c.rope.heads[0].head_dim, row.pos);
@@ -146,10 +146,10 @@ static bool is_of_keys(const struct rope_args *r, const struct kv_layer *kv, con
            r->heads[1].x_stride == (size_t)kv->n_heads * (size_t)kv->head_dim;
 }
 
-extern "C" cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_list *on, const float *k, const float *v,
+extern "C" cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_attn_list *on, const float *k, const float *v,
                                         const struct rope_args *rope)
 {
-    struct append_call c = { *kv, listed_of(on, LISTED_ALL), k, v, {}, 0, false };
+    struct append_call c = { *kv, attn_row_set_of(on, ATTN_ROWS_ALL), k, v, {}, 0, false };
     if (!attention_is_held(kv) || (rope && !is_of_keys(rope, kv, k))) return cudaErrorInvalidValue;
     if (on->bounds.n_rows <= 0) return cudaSuccess;
     if (rope) c.rope = *rope, c.n_queries = (int32_t)rope->heads[0].n_heads, c.rotates = true;

@@ -11,14 +11,14 @@
 enum { MERGE_THREADS = 128, MERGE_AHEAD = 8 /* segments that are read at a time: a power of two up to 32 */ };
 
 struct merge_call {
-    struct listed          list;
+    struct attn_row_set          list;
     float                 *out;
     const float           *parts;
     const float           *before; /* (M, L) per head, state_stride floats further for each row */
     float                 *after;
     size_t                 state_stride;
     int32_t                n_heads, v_dim;
-    /* The wave: each prompt row's segments [begin, end); of other rows parts [begin, end) of the numbering by struct cuda_row.segment. */
+    /* The wave: each prompt row's segments [begin, end); of other rows parts [begin, end) of the numbering by struct cuda_attn_row.segment. */
     int32_t                begin, end;
 };
 
@@ -28,9 +28,9 @@ struct merge_span {
     size_t part;
 };
 
-static __device__ __forceinline__ struct merge_span span_of(const struct merge_call &c, const struct cuda_row &row, int i)
+static __device__ __forceinline__ struct merge_span span_of(const struct merge_call &c, const struct cuda_attn_row &row, int i)
 {
-    const bool        by_item = c.list.which != LISTED_PROMPT;
+    const bool        by_item = c.list.which != ATTN_ROWS_PREFILL;
     const int         before = by_item ? row.segment : 0;
     struct merge_span s;
     s.n = row.pos / ATTENTION_SEGMENT + 1;
@@ -88,7 +88,7 @@ static __device__ __forceinline__ void merge_add(const struct merge_lane &x, con
 /* One head of the i-th row, by a block: warps take 32 elements at a time. */
 static __device__ __forceinline__ void merge_head(const struct merge_call &c, int i, int head)
 {
-    const struct cuda_row   row = listed_rows(c.list)[i];
+    const struct cuda_attn_row   row = attn_row_set_rows(c.list)[i];
     const struct merge_span s = span_of(c, row, i);
     if (s.n == 1 || s.first >= s.end) return; /* one segment: its kernel has finished the row */
     const size_t at = (size_t)i * c.state_stride + 2 * (size_t)head, stride = (size_t)c.n_heads * part_floats(c.v_dim);
@@ -117,7 +117,7 @@ static __device__ __forceinline__ void merge_head(const struct merge_call &c, in
 static __global__ void __launch_bounds__(MERGE_THREADS, 4) merge_segments(const struct merge_call c)
 {
     kernel_begins();
-    const int n_units = listed_n(c.list) * c.n_heads;
+    const int n_units = attn_row_set_n(c.list) * c.n_heads;
     for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) merge_head(c, unit / c.n_heads, unit % c.n_heads);
 }
 

@@ -6,34 +6,34 @@
 #include "kernels/cuda/attention/attention_kv_types.cuh"
 
 /* Rows of a list that a launch is for. How many there are is known on the card alone: blocks stride over the work, and the grid says nothing. */
-enum listed_rows { LISTED_ALL, LISTED_GENERATED, LISTED_PROMPT };
+enum attn_row_kind { ATTN_ROWS_ALL, ATTN_ROWS_DECODE, ATTN_ROWS_PREFILL };
 
-struct listed {
-    const struct cuda_counts *counts;
-    const struct cuda_seq    *seqs;
-    const struct cuda_row    *rows;
+struct attn_row_set {
+    const struct cuda_attn_counts *counts;
+    const struct cuda_attn_seq    *seqs;
+    const struct cuda_attn_row    *rows;
     const int32_t            *tables;
-    enum listed_rows          which;
+    enum attn_row_kind          which;
 };
 
-static inline struct listed listed_of(const struct cuda_list *on, enum listed_rows which)
+static inline struct attn_row_set attn_row_set_of(const struct cuda_attn_list *on, enum attn_row_kind which)
 {
-    const struct listed l = { on->counts, on->seqs, on->rows, on->tables, which };
+    const struct attn_row_set l = { on->counts, on->seqs, on->rows, on->tables, which };
     return l;
 }
 
-static __device__ __forceinline__ const struct cuda_row *listed_rows(const struct listed &l)
+static __device__ __forceinline__ const struct cuda_attn_row *attn_row_set_rows(const struct attn_row_set &l)
 {
-    return l.rows + (l.which == LISTED_PROMPT ? l.counts->n_generated : 0);
+    return l.rows + (l.which == ATTN_ROWS_PREFILL ? l.counts->n_decode : 0);
 }
-static __device__ __forceinline__ int listed_n(const struct listed &l)
+static __device__ __forceinline__ int attn_row_set_n(const struct attn_row_set &l)
 {
-    return l.which == LISTED_ALL ? l.counts->n_rows : l.which == LISTED_GENERATED ? l.counts->n_generated : l.counts->n_prompt;
+    return l.which == ATTN_ROWS_ALL ? l.counts->n_rows : l.which == ATTN_ROWS_DECODE ? l.counts->n_decode : l.counts->n_prefill;
 }
-/* Of LISTED_ALL and LISTED_GENERATED, which are numbered from 0. */
-static __device__ __forceinline__ int listed_segments(const struct listed &l)
+/* Of ATTN_ROWS_ALL and ATTN_ROWS_DECODE, which are numbered from 0. */
+static __device__ __forceinline__ int attn_row_set_segments(const struct attn_row_set &l)
 {
-    return l.which == LISTED_ALL ? l.counts->n_segments : l.counts->n_segments_generated;
+    return l.which == ATTN_ROWS_ALL ? l.counts->n_segments : l.counts->n_segments_decode;
 }
 
 /* Of types without scales. Looked up at run time: with a constant nvcc 13 gives attend_rows of bf16 so many registers that a processor of compute

@@ -26,7 +26,7 @@ enum { TILES_PER_SEGMENT = ATTENTION_SEGMENT / TILE_KEYS, SCORE_BLOCKS = TILE_KE
 
 struct tiles_call {
     struct kv_layer        kv;
-    struct listed          list;                /* LISTED_PROMPT */
+    struct attn_row_set          list;                /* ATTN_ROWS_PREFILL */
     const float           *q;
     float                 *out, *parts;
     int32_t                n_heads;
@@ -460,8 +460,8 @@ static __device__ __forceinline__ void tile_walk(const struct tiles_call &c, con
 /* The tile that begins at the i-th of the prompts' rows, if one does. */
 static __device__ __forceinline__ bool tile_at(const struct tiles_call &c, int i, int kv_head, struct tile *t)
 {
-    const struct cuda_row first = listed_rows(c.list)[i];
-    const struct cuda_seq seq = c.list.seqs[first.seq];
+    const struct cuda_attn_row first = attn_row_set_rows(c.list)[i];
+    const struct cuda_attn_seq seq = c.list.seqs[first.seq];
     const int             at = first.pos - seq.pos_begin;
     if (at % c.rows_per_tile != 0) return false;
     t->list_row = i;
@@ -483,8 +483,8 @@ struct tile_unit {
 
 static __device__ __forceinline__ struct tile_unit tile_unit_of(const struct tiles_call &c, int unit)
 {
-    const int n_rows = listed_n(c.list), n_windows = (n_rows + c.rows_per_tile - 1) / c.rows_per_tile, per_segment = n_windows * c.kv.n_heads;
-    const int n_left = (c.list.counts->n_keys_prompt + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT - c.segment_begin;
+    const int n_rows = attn_row_set_n(c.list), n_windows = (n_rows + c.rows_per_tile - 1) / c.rows_per_tile, per_segment = n_windows * c.kv.n_heads;
+    const int n_left = (c.list.counts->n_keys_prefill + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT - c.segment_begin;
     const int n_units = per_segment * (c.n_at_once > 0 ? min(c.n_at_once, n_left) : 1);
     struct tile_unit u = { 0, 0, 0, 0 };
     if (unit >= n_units) return u;
