@@ -15,7 +15,7 @@
 const struct kernel_ops *const KERNEL_BACKENDS[] = { &cpu_backend_amx.ops,    &cpu_backend_avx512_bf16.ops, &cpu_backend_avx512_vnni.ops, &cpu_backend_avx512.ops,
                                                  &cpu_backend_avx2.ops, &cpu_backend_ref.ops,
 #ifdef BATON_HAVE_CUDA_KERNELS
-                                                 &cuda_row, /* behind ref, which is always available: never what "auto" takes */
+                                                 &cuda_backend, /* behind ref, which is always available: never what "auto" takes */
 #endif
                                                  NULL };
 

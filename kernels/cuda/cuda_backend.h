@@ -100,7 +100,7 @@ struct cuda_ctx {
     struct dev_mem         attention; /* attention_scratch_floats */
 };
 
-extern const struct kernel_ops cuda_row;
+extern const struct kernel_ops cuda_backend;
 
 static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struct cuda_ctx *)c; }
 
@@ -108,7 +108,7 @@ static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struc
 static inline const int32_t *cuda_live_rows(const struct cuda_ctx *c) { return c->step.records ? &c->staging.live->n_rows : NULL; }
 
 /* cuda_ctx.c */
-enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
+enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
 void        cuda_ctx_free(struct kernel_ctx *c);
 enum status cuda_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
 

@@ -7,12 +7,12 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-enum status cuda_ctx_create(const struct kernel_ops *row, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
+enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err)
 {
     struct kernel_ctx *host;
     TRY(kernel_ctx_create("auto", activations, n_threads, &host, err));
     struct cuda_ctx *c = MEM_NEW(struct cuda_ctx);
-    c->base.ops = row;
+    c->base.ops = backend;
     c->base.activations = activations;
     c->base.kv = kernel_kv_default(activations);
     c->base.host = host;

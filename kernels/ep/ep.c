@@ -10,10 +10,10 @@
 #include "shared/base/hash/hash.h"
 #include "shared/base/mem.h"
 
-static const struct ep_ops *const ROWS[] = {
+static const struct ep_ops *const BACKENDS[] = {
     &ep_self_ops,
 #ifdef BATON_HAVE_CUDA_KERNELS
-    &ep_card_self_ops,
+    &ep_cuda_self_ops,
     &ep_peer_ops,
 #endif
 #ifdef BATON_HAVE_NCCL
@@ -100,8 +100,8 @@ static enum status check(const struct ep_config *c, struct err *err)
 
 static const struct ep_ops *find(const char *name, const struct device *d)
 {
-    for (size_t i = 0; i < COUNT_OF(ROWS); i++)
-        if (strcmp(ROWS[i]->name, name) == 0 && ROWS[i]->on_host == d->is_host) return ROWS[i];
+    for (size_t i = 0; i < COUNT_OF(BACKENDS); i++)
+        if (strcmp(BACKENDS[i]->name, name) == 0 && BACKENDS[i]->on_host == d->is_host) return BACKENDS[i];
     return NULL;
 }
 
@@ -142,7 +142,7 @@ static uint64_t terms_of(const struct ep_config *c)
     const struct ep_placement *p = &c->placement;
     const uint64_t numbers[] = { (uint64_t)c->size, c->mode, (uint64_t)c->max_rows, (uint64_t)c->hidden, (uint64_t)c->n_used, (uint64_t)p->n_logical,
                                  (uint64_t)p->n_physical, c->send, c->back, c->max_slots, c->collective_bytes, (uint64_t)c->timeout_ms };
-    uint64_t h = hash_64(numbers, sizeof numbers, hash_64(c->row, strlen(c->row), 0));
+    uint64_t h = hash_64(numbers, sizeof numbers, hash_64(c->backend, strlen(c->backend), 0));
     if (p->n_logical == 0) return h;
     h = hash_64(p->first, sizeof *p->first * ((size_t)c->size + 1), h);
     h = hash_64(p->copies, sizeof *p->copies * ((size_t)p->n_logical + 1), h);
@@ -171,8 +171,8 @@ enum status ep_meet(struct ep *e, enum status mine, const void *payload, size_t 
 
 enum status ep_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
-    const struct ep_ops *ops = find(c->row, c->device);
-    if (!ops) return err_set(err, ERR_UNSUPPORTED, "ep: this build has no row \"%s\" for the %s", c->row, c->device->is_host ? "processor" : "GPU");
+    const struct ep_ops *ops = find(c->backend, c->device);
+    if (!ops) return err_set(err, ERR_UNSUPPORTED, "ep: this build has no row \"%s\" for the %s", c->backend, c->device->is_host ? "processor" : "GPU");
     TRY(check(c, err));
     return ops->create(c, out, err);
 }

@@ -59,7 +59,7 @@ struct ep_placement {
 
 /* The same on all ranks but for rank, device and exchange_arg: ep_create compares. Arrays are copied. */
 struct ep_config {
-    const char         *row;              /* "self", "peer", "nccl" */
+    const char         *backend;              /* "self", "peer", "nccl" */
     struct device      *device;           /* kept; all pointers of calls are to its memory */
     int32_t             rank, size;
     enum ep_mode        mode;

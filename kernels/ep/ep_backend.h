@@ -37,7 +37,7 @@ enum status ep_meet(struct ep *e, enum status mine, const void *payload, size_t 
 extern const struct ep_ops ep_self_ops;
 
 /* Where the build has kernels for cards. */
-extern const struct ep_ops ep_card_self_ops, ep_peer_ops;
+extern const struct ep_ops ep_cuda_self_ops, ep_peer_ops;
 /* And where it has NCCL's header. */
 extern const struct ep_ops ep_nccl_ops;
 int ep_nccl_find(void);

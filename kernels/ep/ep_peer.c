@@ -83,7 +83,7 @@ static enum status self_create(const struct ep_config *c, struct ep **out, struc
 {
     if (c->size != 1) return err_set(err, ERR_UNSUPPORTED, "ep: the row self has one rank, not %d", c->size);
     struct ep_card   *card = MEM_NEW(struct ep_card);
-    const enum status st = begin(card, &ep_card_self_ops, c, err);
+    const enum status st = begin(card, &ep_cuda_self_ops, c, err);
     if (st == OK) *out = &card->base;
     else ep_card_release(card);
     return st;
@@ -171,7 +171,7 @@ const struct ep_ops ep_peer_ops = {
     .all_reduce = peer_all_reduce, .all_gather = peer_all_gather, .wait = peer_wait,
 };
 
-const struct ep_ops ep_card_self_ops = {
+const struct ep_ops ep_cuda_self_ops = {
     .name = "self", .create = self_create, .free = peer_free, .plan = peer_plan, .dispatch = peer_dispatch, .combine = peer_combine,
     .all_reduce = peer_all_reduce, .all_gather = peer_all_gather, .wait = peer_wait,
 };

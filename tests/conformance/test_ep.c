@@ -24,7 +24,7 @@ static struct ep *open_ep(const struct shape *s, struct world *w, struct device 
     struct ep *e = NULL;
     struct err err = { 0 };
 #ifndef BATON_EMULATED_CARD
-    if (strcmp(c.row, "nccl") == 0 && n_cards() < w->size) _exit(NO_CARD); /* "Duplicate GPU detected" */
+    if (strcmp(c.backend, "nccl") == 0 && n_cards() < w->size) _exit(NO_CARD); /* "Duplicate GPU detected" */
 #endif
     const enum status st = ep_create(&c, &e, &err);
     if (st == ERR_UNSUPPORTED || st == ERR_NODEV) {
@@ -266,7 +266,7 @@ static struct ep_placement placement(int size, bool redundant)
 
 static struct shape shape_of(const char *row, enum ep_mode mode, int size)
 {
-    return (struct shape){ .c = { .row = row, .mode = mode, .max_rows = 6, .hidden = 200, .n_used = 3, .placement = placement(size, false),
+    return (struct shape){ .c = { .backend = row, .mode = mode, .max_rows = 6, .hidden = 200, .n_used = 3, .placement = placement(size, false),
                                   .send = DTYPE_F32, .back = DTYPE_F32, .collective_bytes = 2048, .timeout_ms = LINK_MS } };
 }
 
@@ -324,7 +324,7 @@ TEST(peer_4) { calls("peer", "cuda", EP_LOW_LATENCY, 4); }
 static void rank_of_sums(struct world *w)
 {
     struct device *d = rank_device("cuda", w);
-    struct shape   s = { .c = { .row = "peer", .mode = EP_LOW_LATENCY, .collective_bytes = 1500, .timeout_ms = LINK_MS } };
+    struct shape   s = { .c = { .backend = "peer", .mode = EP_LOW_LATENCY, .collective_bytes = 1500, .timeout_ms = LINK_MS } };
     struct ep     *e = open_ep(&s, w, d);
     for (; s.call < 3; s.call++) sums(&s, w, d, e);
     gathers(w, d, e);
@@ -362,8 +362,8 @@ TEST(impossible_sizes_are_refused_with_a_sentence)
     CHECK_OK(device_open("cpu", &good.device, NULL));
     good.size = 1;
 #define REFUSED(change, want, says) do { c = good; change; refused(c, want, says); } while (0)
-    REFUSED(c.row = "abacus", ERR_UNSUPPORTED, "abacus");
-    REFUSED(c.row = "peer", ERR_UNSUPPORTED, "processor");
+    REFUSED(c.backend = "abacus", ERR_UNSUPPORTED, "abacus");
+    REFUSED(c.backend = "peer", ERR_UNSUPPORTED, "processor");
     REFUSED(c.rank = 1, ERR_INVALID, "rank 1 of 1");
     REFUSED(c.rank = -1, ERR_INVALID, "rank -1");
     REFUSED(c.size = EP_RANKS_MAX + 1, ERR_INVALID, "at most 256");

@@ -52,7 +52,7 @@ struct job {
 /* Microseconds of one run, the least of REPEATS times the mean of LAYERS. */
 static double measure(const struct job *j)
 {
-    const bool      recorded = strcmp(the_config.row, "nccl") != 0 && the_config.mode == EP_LOW_LATENCY;
+    const bool      recorded = strcmp(the_config.backend, "nccl") != 0 && the_config.mode == EP_LOW_LATENCY;
     cudaGraph_t     graph;
     cudaGraphExec_t exec = NULL;
     double          best = INFINITY;
@@ -153,7 +153,7 @@ static void rank_of_bench(struct world *w)
                                           .weights = to_device(d, NULL, n * used * sizeof(float), &weights), .y = to_device(d, NULL, n * hidden * sizeof(float), &y) };
     const struct ep_row_form f = ep_row_form_of(&c);
     if (w->rank == 0)
-        printf("%s, %d ranks on %d cards, %zu rows of %zu, %zu of %d experts, rows as %s, results as %s\n", c.row, w->size, n_cards() < w->size ? 1 : w->size, n,
+        printf("%s, %d ranks on %d cards, %zu rows of %zu, %zu of %d experts, rows as %s, results as %s\n", c.backend, w->size, n_cards() < w->size ? 1 : w->size, n,
                hidden, used, c.placement.n_logical, dtype_name(c.send), dtype_name(c.back));
     tell(&l, "dispatch and combine", measure(&(struct job){ run_layer, &l, &l }), n * used * (f.row_bytes + f.back_bytes));
     if (w->size > 1) sums(&l);
@@ -176,7 +176,7 @@ int main(int argc, char **argv)
     const char   *send = argc > 7 ? argv[7] : "bf16";
     CHECK(size <= RANKS);
     for (int r = 0; r <= size; r++) the_first[r] = r * n_experts / size;
-    the_config = (struct ep_config){ .row = argc > 1 ? argv[1] : "peer", .mode = EP_LOW_LATENCY, .max_rows = number(argc, argv, 3, 128),
+    the_config = (struct ep_config){ .backend = argc > 1 ? argv[1] : "peer", .mode = EP_LOW_LATENCY, .max_rows = number(argc, argv, 3, 128),
                                      .hidden = number(argc, argv, 4, 7168), .n_used = number(argc, argv, 6, 8), .send = DTYPE_BF16, .back = DTYPE_BF16,
                                      .placement = { .n_logical = n_experts, .n_physical = n_experts, .first = the_first },
                                      .collective_bytes = 1 << 20, .timeout_ms = LINK_MS };
