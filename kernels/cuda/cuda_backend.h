@@ -45,7 +45,7 @@ struct cuda_staging {
     char                   *host[2];   /* pinned, in turn */
     cudaEvent_t             copied[2]; /* its last copy is over: it may be written again */
     int                     turn;
-    struct dev_mem          card;
+    struct dev_mem          device_mem;
     size_t                  bytes, used;
     struct cuda_attn_list       *lists;     /* [max_lists] */
     struct cuda_list_host *places;    /* [max_lists] */

@@ -78,10 +78,10 @@ static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
     (void)cuda_check(c->device, rows_route(c->device->stream, a, cuda_live_rows(c)), "routing");
 }
 
-static bool has_card(void) { return cuda_device_count() > 0; }
+static bool has_device(void) { return cuda_device_count() > 0; }
 
 const struct kernel_ops cuda_backend = {
-    .name = "cuda", .weight_layouts = "cuda rows", .absorbed_only = true, .available = has_card, .create = cuda_ctx_create, .free = cuda_ctx_free,
+    .name = "cuda", .weight_layouts = "cuda rows", .absorbed_only = true, .available = has_device, .create = cuda_ctx_create, .free = cuda_ctx_free,
     .reserve = cuda_ctx_reserve, .weight_plan = cuda_weight_plan, .weight_pack = cuda_weight_pack, .weights_finish = cuda_weights_end,
     .weight_release = cuda_weight_release, .upload_step = cuda_stage, .prepare = cuda_prepare, .capture = cuda_record, .submit = cuda_submit,
     .sample = cuda_sample, .fetch = cuda_fetch, .embed = cuda_embed, .matmul = cuda_matmul, .rms_norm = cuda_rms_norm, .add = cuda_add,

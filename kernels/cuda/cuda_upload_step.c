@@ -50,7 +50,7 @@ void cuda_staging_release(struct cuda_ctx *c)
         if (st->copied[i]) (void)cuda_check(c->device, cudaEventDestroy(st->copied[i]), "ending an event");
         if (st->host[i]) (void)cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory");
     }
-    device_mem_free(c->base.device, &st->card);
+    device_mem_free(c->base.device, &st->device_mem);
     mem_free(st->lists);
     mem_free(st->places);
     *st = (struct cuda_staging){ 0 };
@@ -62,7 +62,7 @@ static bool replace_room(struct cuda_ctx *c, size_t bytes)
     struct cuda_staging *st = &c->staging;
     struct err           err;
     st->bytes = 0;
-    device_mem_free(c->base.device, &st->card);
+    device_mem_free(c->base.device, &st->device_mem);
     for (int i = 0; i < 2; i++) {
         void *host = NULL;
         if (st->host[i] && !cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory")) return false;
@@ -70,7 +70,7 @@ static bool replace_room(struct cuda_ctx *c, size_t bytes)
         if (!cuda_check(c->device, cudaMallocHost(&host, bytes), "getting pinned memory")) return false;
         st->host[i] = host;
     }
-    if (device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &st->card, &err) != OK)
+    if (device_mem_alloc(c->base.device, bytes, DEVICE_MEM_PRIVATE, &st->device_mem, &err) != OK)
         return cuda_check(c->device, cudaErrorMemoryAllocation, "getting memory for a step's rows");
     st->bytes = bytes;
     return true;
@@ -87,11 +87,11 @@ bool cuda_staging_grow(struct cuda_ctx *c, size_t bytes)
 
 /* ---- places ------------------------------------------------------------------------------------------------------ */
 
-/* The next n elements on both sides; *card gets the card's address. */
-static void *put(struct cuda_staging *st, size_t n, size_t size, const void **card)
+/* The next n elements on both sides; *device gets the card's address. */
+static void *put(struct cuda_staging *st, size_t n, size_t size, const void **device)
 {
     void *host = st->host[st->turn] + st->used;
-    *card = (const char *)st->card.ptr + st->used;
+    *device = (const char *)st->device_mem.ptr + st->used;
     st->used += padded(n, size);
     ASSERT(st->used <= st->bytes);
     return host;
@@ -187,7 +187,7 @@ static void put_list(const struct attn_list *l, int32_t block_tokens, const stru
 static bool send(struct cuda_ctx *c)
 {
     struct cuda_staging *st = &c->staging;
-    return cuda_check(c->device, cudaMemcpyAsync(st->card.ptr, st->host[st->turn], st->used, cudaMemcpyHostToDevice, c->device->stream), "sending a step's rows") &&
+    return cuda_check(c->device, cudaMemcpyAsync(st->device_mem.ptr, st->host[st->turn], st->used, cudaMemcpyHostToDevice, c->device->stream), "sending a step's rows") &&
            cuda_check(c->device, cudaEventRecord(st->copied[st->turn], c->device->stream), "sending a step's rows");
 }
 

@@ -36,7 +36,7 @@ static enum status cuda_fault(struct device *device, struct err *err)
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-static enum status no_card(cudaError_t e, struct err *err)
+static enum status no_device(cudaError_t e, struct err *err)
 {
     return err_set(err, ERR_NODEV, "there is no CUDA device to use: %s; nvidia-smi says what the driver sees, CUDA_VISIBLE_DEVICES may hide a card, and a container needs --gpus",
                    e == cudaErrorInsufficientDriver ? "NVIDIA's driver is not there, or too old for the CUDA of this build" : cudaGetErrorString(e));
@@ -64,17 +64,17 @@ static void cuda_describe(struct device *device, char *out, size_t cap)
              driver / 1000, driver % 1000 / 10);
 }
 
-enum { LEAST_MAJOR = 8 }; /* compute capability: bf16 on tensor cores, cp.async */
+enum { MIN_MAJOR = 8 }; /* compute capability: bf16 on tensor cores, cp.async */
 
 /* A card that is older than all that was compiled for, or newer and not compatible. */
 static enum status check_kernels(struct err *err)
 {
     struct cudaDeviceProp p;
-    cudaError_t           e = card_has_kernels();
+    cudaError_t           e = device_query_has_kernels();
     if (e == cudaSuccess) return OK;
-    if (e != cudaErrorNoKernelImageForDevice || cudaGetDeviceProperties(&p, 0) != cudaSuccess) return no_card(e, err);
-    if (p.major < LEAST_MAJOR)
-        return err_set(err, ERR_UNSUPPORTED, "%s has compute capability %d.%d, and the kernels need %d.0", p.name, p.major, p.minor, LEAST_MAJOR);
+    if (e != cudaErrorNoKernelImageForDevice || cudaGetDeviceProperties(&p, 0) != cudaSuccess) return no_device(e, err);
+    if (p.major < MIN_MAJOR)
+        return err_set(err, ERR_UNSUPPORTED, "%s has compute capability %d.%d, and the kernels need %d.0", p.name, p.major, p.minor, MIN_MAJOR);
     return err_set(err, ERR_UNSUPPORTED, "%s has compute capability %d.%d, and this build has kernels for %s alone; build with -DCMAKE_CUDA_ARCHITECTURES=%d%d",
                    p.name, p.major, p.minor, BATON_CUDA_ARCHITECTURES, p.major, p.minor);
 }
@@ -83,7 +83,7 @@ static enum status cuda_open(struct device **out, struct err *err)
 {
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
-    if (e != cudaSuccess || n == 0) return no_card(e != cudaSuccess ? e : cudaErrorNoDevice, err);
+    if (e != cudaSuccess || n == 0) return no_device(e != cudaSuccess ? e : cudaErrorNoDevice, err);
     TRY(check_kernels(err));
     struct cuda_device *d = mem_try_calloc(1, sizeof *d);
     if (!d) return err_set(err, ERR_NOMEM, "no memory for the cuda device");
@@ -94,7 +94,7 @@ static enum status cuda_open(struct device **out, struct err *err)
     for (size_t i = 0; i < DEVICE_EVENTS_MAX && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&d->marks[i], cudaEventDisableTiming);
     if (e != cudaSuccess) {
         free_device(d);
-        return no_card(e, err);
+        return no_device(e, err);
     }
     *out = &d->base;
     return OK;

@@ -6,34 +6,34 @@
 
 #include "kernels/cuda/launch.cuh"
 
-static __global__ void __launch_bounds__(WARP) nothing_kernel() { kernel_begins(); }
+static __global__ void __launch_bounds__(WARP) empty_kernel() { kernel_begins(); }
 
-cudaError_t card_has_kernels(void)
+cudaError_t device_query_has_kernels(void)
 {
     cudaFuncAttributes a;
-    const cudaError_t  e = cudaFuncGetAttributes(&a, nothing_kernel);
+    const cudaError_t  e = cudaFuncGetAttributes(&a, empty_kernel);
     if (e != cudaSuccess) (void)cudaGetLastError(); /* the answer, no fault */
     return e == cudaErrorInvalidDeviceFunction ? cudaErrorNoKernelImageForDevice : e; /* drivers say one or the other */
 }
 
-enum { OVERLAP_MAJOR = 9, OVERLAP_PTX = 90, OVERLAP_DRIVER = 12030 };
+enum { PDL_MAJOR = 9, PDL_PTX = 90, PDL_DRIVER = 12030 };
 
 /* Code for older cards, which the driver has translated for this one, does not wait (kernel_begins). */
-static bool ask_overlap()
+static bool query_pdl()
 {
-    const char *wish = getenv("BATON_CUDA_OVERLAP");
+    const char *setting = getenv("BATON_CUDA_OVERLAP");
     int         device = 0, major = 0, driver = 0;
     cudaFuncAttributes a;
-    if (wish && strcmp(wish, "off") == 0) return false;
+    if (setting && strcmp(setting, "off") == 0) return false;
     if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-        cudaDriverGetVersion(&driver) == cudaSuccess && cudaFuncGetAttributes(&a, nothing_kernel) == cudaSuccess)
-        return major >= OVERLAP_MAJOR && driver >= OVERLAP_DRIVER && a.ptxVersion >= OVERLAP_PTX;
+        cudaDriverGetVersion(&driver) == cudaSuccess && cudaFuncGetAttributes(&a, empty_kernel) == cudaSuccess)
+        return major >= PDL_MAJOR && driver >= PDL_DRIVER && a.ptxVersion >= PDL_PTX;
     (void)cudaGetLastError(); /* what is wrong shows at the launch */
     return false;
 }
 
-bool card_overlaps_launches(void)
+bool device_query_supports_pdl(void)
 {
-    static const bool overlaps = ask_overlap();
-    return overlaps;
+    static const bool supported = query_pdl();
+    return supported;
 }

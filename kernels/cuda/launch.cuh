@@ -26,7 +26,7 @@ enum { SHARED_USUAL = 40 * 1024 }; /* more dynamic shared memory has to be asked
 template <class... P> static cudaError_t launch_as(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, P... args)
 {
     void *all[] = { (void *)&args... };
-    if (!card_overlaps_launches()) return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
+    if (!device_query_supports_pdl()) return cudaLaunchKernel((const void *)kernel, grid, block, all, shared, stream);
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

@@ -12,13 +12,13 @@ enum { TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
 enum { MERGE_BLOCKS = 8 /* per processor */ };
 enum { PARTS_FLOATS_MAX = 1 << 26 }; /* 256 MiB: one pass has room for some thousand segments of all heads, for 1,000 of 128 heads of latents */
 
-cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, dim3 *grid)
+cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, dim3 *grid)
 {
-    int         device = 0, n_processors = 0;
+    int         device = 0, n_sms = 0;
     cudaError_t e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
-    const size_t enough = max_blocks > 0 ? (size_t)max_blocks : (size_t)(per_processor * n_processors);
+    const size_t enough = max_blocks > 0 ? (size_t)max_blocks : (size_t)(blocks_per_sm * n_sms);
     *grid = dim3((unsigned)(n_units < enough ? n_units : enough));
     return cudaSuccess;
 }
@@ -143,13 +143,13 @@ static int32_t windows_of(const struct attention *a, int32_t n_rows, int32_t n_s
 static cudaError_t choose_spread(const struct attention *a, const struct cuda_attn_counts *bounds, int32_t *n_at_once)
 {
     const size_t fit = room_of(a) / (size_t)bounds->n_prefill, n_segments = segments_of((size_t)bounds->n_keys_prefill);
-    int device = 0, n_processors = 0;
+    int device = 0, n_sms = 0;
     *n_at_once = 0;
     if (n_segments < 2 || fit < 2) return cudaSuccess;
     cudaError_t e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
-    if (a->n_at_once > 0 || windows_of(a, bounds->n_prefill, 1) * a->kv.n_heads < TILES_ENOUGH * n_processors)
+    if (a->n_at_once > 0 || windows_of(a, bounds->n_prefill, 1) * a->kv.n_heads < TILES_ENOUGH * n_sms)
         *n_at_once = (int32_t)min_size(min_size(fit, n_segments), a->n_at_once > 0 ? (size_t)a->n_at_once : SIZE_MAX);
     return cudaSuccess;
 }

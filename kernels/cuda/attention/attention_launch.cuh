@@ -7,7 +7,7 @@
 
 /* Blocks for n_units of work that they stride over, at most so many per processor: about as many as run on it at a time, since those that find
  * nothing to do in a recorded launch take their turn too. max_blocks: 0, or the most. */
-cudaError_t attention_grid(size_t n_units, int per_processor, int max_blocks, dim3 *grid);
+cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, dim3 *grid);
 
 /* Is the pool of a type that these kernels have? (attention_kv_append.cu) */
 bool        attention_is_held(const struct kv_layer *kv);

@@ -18,11 +18,11 @@ bool attention_tiles_fit(const struct attention *a)
 template <int DIM> static cudaError_t room_for_sets(int device, bool *is_room)
 {
     const int want = (int)tile_shared_bytes<DTYPE_I8, DIM, TILE_SETS_MAX>(); /* a little more than without scales */
-    int       of_block = 0, of_processor = 0, reserved = 0;
-    cudaError_t e = cudaDeviceGetAttribute(&of_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&of_processor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    int       smem_per_block = 0, smem_per_sm = 0, reserved = 0;
+    cudaError_t e = cudaDeviceGetAttribute(&smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&smem_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device);
-    *is_room = of_block >= want && of_processor >= 2 * (want + reserved);
+    *is_room = smem_per_block >= want && smem_per_sm >= 2 * (want + reserved);
     return e;
 }
 
@@ -31,13 +31,13 @@ cudaError_t attention_tiles_sets(const struct attention *a, int32_t n_rows, int3
 {
     const size_t per_tile = (size_t)(TILE_SETS_MAX * TILE_PAIRS / (a->n_heads / a->kv.n_heads));
     const size_t n_units = blocks_for((size_t)n_rows, per_tile) * (size_t)a->kv.n_heads * (size_t)(n_at_once > 0 ? n_at_once : 1);
-    int  device = 0, n_processors = 0;
+    int  device = 0, n_sms = 0;
     bool is_room = false;
     *n_sets = 1;
     cudaError_t e = cudaGetDevice(&device);
-    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
     if (e == cudaSuccess) e = a->kv.head_dim == 64 ? room_for_sets<64>(device, &is_room) : room_for_sets<128>(device, &is_room);
-    if (e == cudaSuccess && is_room && n_units >= (size_t)(2 * n_processors)) *n_sets = TILE_SETS_MAX;
+    if (e == cudaSuccess && is_room && n_units >= (size_t)(2 * n_sms)) *n_sets = TILE_SETS_MAX;
     return e;
 }
 
