@@ -11,91 +11,91 @@
 #include "shared/base/log.h"
 #include "shared/base/mem.h"
 
-struct cuda_lane {
+struct cuda_copy_stream {
     struct copy_stream               base;
     const struct cuda_device *device;
     cudaStream_t              stream;
     bool                      failed; /* it was logged */
 };
 
-static struct cuda_lane *cuda_lane_of(struct copy_stream *l) { return (struct cuda_lane *)l; }
+static struct cuda_copy_stream *cuda_copy_stream_of(struct copy_stream *s) { return (struct cuda_copy_stream *)s; }
 
-static enum status checked(struct cuda_lane *l, cudaError_t e, const char *what)
+static enum status checked(struct cuda_copy_stream *s, cudaError_t e, const char *what)
 {
     if (e == cudaSuccess) return OK;
-    if (!l->failed) log_error("the GPU failed", "what=\"%s\" error=%s", what, cudaGetErrorName(e));
-    l->failed = true;
+    if (!s->failed) log_error("the GPU failed", "what=\"%s\" error=%s", what, cudaGetErrorName(e));
+    s->failed = true;
     return ERR_NODEV;
 }
 
-static void close_lane(struct copy_stream *base)
+static void close_stream(struct copy_stream *base)
 {
-    struct cuda_lane *l = cuda_lane_of(base);
-    (void)cudaStreamSynchronize(l->stream);
-    (void)cudaStreamDestroy(l->stream);
-    mem_free(l);
+    struct cuda_copy_stream *s = cuda_copy_stream_of(base);
+    (void)cudaStreamSynchronize(s->stream);
+    (void)cudaStreamDestroy(s->stream);
+    mem_free(s);
 }
 
-static enum status after(struct copy_stream *base, uint64_t mark)
+static enum status wait_event(struct copy_stream *base, uint64_t mark)
 {
-    struct cuda_lane *l = cuda_lane_of(base);
-    return checked(l, cudaStreamWaitEvent(l->stream, l->device->marks[mark % DEVICE_EVENTS_MAX], 0), "waiting for a layer");
+    struct cuda_copy_stream *s = cuda_copy_stream_of(base);
+    return checked(s, cudaStreamWaitEvent(s->stream, s->device->marks[mark % DEVICE_EVENTS_MAX], 0), "waiting for a layer");
 }
 
 static enum status copy(struct copy_stream *base, const struct copy_stream_strided *c)
 {
-    struct cuda_lane *l = cuda_lane_of(base);
-    cudaError_t e = c->n == 1 ? cudaMemcpyAsync(c->to, c->from, c->bytes, cudaMemcpyDefault, l->stream)
-                              : cudaMemcpy2DAsync(c->to, c->to_stride, c->from, c->from_stride, c->bytes, c->n, cudaMemcpyDefault, l->stream);
-    return checked(l, e, "a copy of KV");
+    struct cuda_copy_stream *s = cuda_copy_stream_of(base);
+    cudaError_t e = c->n == 1 ? cudaMemcpyAsync(c->to, c->from, c->bytes, cudaMemcpyDefault, s->stream)
+                              : cudaMemcpy2DAsync(c->to, c->to_stride, c->from, c->from_stride, c->bytes, c->n, cudaMemcpyDefault, s->stream);
+    return checked(s, e, "a copy of KV");
 }
 
 static enum status gather(struct copy_stream *base, const struct copy_stream_pair *pairs, uint32_t n)
 {
-    struct cuda_lane *l = cuda_lane_of(base);
-    return checked(l, kv_copy_run(l->stream, pairs, n), "copies of KV");
+    struct cuda_copy_stream *s = cuda_copy_stream_of(base);
+    return checked(s, kv_copy_run(s->stream, pairs, n), "copies of KV");
 }
 
 static enum status convert(struct copy_stream *base, const struct copy_stream_conversion *c)
 {
-    struct cuda_lane *l = cuda_lane_of(base);
-    return checked(l, kv_convert_run(l->stream, c), "KV in another layout");
+    struct cuda_copy_stream *s = cuda_copy_stream_of(base);
+    return checked(s, kv_convert_run(s->stream, c), "KV in another layout");
 }
 
-static enum status sums(struct copy_stream *base, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *out)
+static enum status checksum(struct copy_stream *base, const struct copy_stream_checksum_range *pieces, uint32_t n, uint64_t *out)
 {
-    struct cuda_lane *l = cuda_lane_of(base);
-    return checked(l, kv_checksum_run(l->stream, pieces, n, out), "checksums of KV");
+    struct cuda_copy_stream *s = cuda_copy_stream_of(base);
+    return checked(s, kv_checksum_run(s->stream, pieces, n, out), "checksums of KV");
 }
 
-static enum status tell(struct copy_stream *base, void (*fn)(void *arg), void *arg)
+static enum status launch_host_fn(struct copy_stream *base, void (*fn)(void *arg), void *arg)
 {
-    struct cuda_lane *l = cuda_lane_of(base);
-    return checked(l, cudaLaunchHostFunc(l->stream, fn, arg), "a word from its stream");
+    struct cuda_copy_stream *s = cuda_copy_stream_of(base);
+    return checked(s, cudaLaunchHostFunc(s->stream, fn, arg), "a word from its stream");
 }
 
-static enum status wait(struct copy_stream *base)
+static enum status synchronize(struct copy_stream *base)
 {
-    struct cuda_lane *l = cuda_lane_of(base);
-    return checked(l, cudaStreamSynchronize(l->stream), "copies of KV");
+    struct cuda_copy_stream *s = cuda_copy_stream_of(base);
+    return checked(s, cudaStreamSynchronize(s->stream), "copies of KV");
 }
 
-static const struct copy_stream_ops LANE_CUDA = { .close = close_lane, .wait_event = after, .copy = copy, .gather = gather,
-                                          .convert = convert, .checksum = sums, .launch_host_fn = tell, .synchronize = wait };
+static const struct copy_stream_ops COPY_STREAM_CUDA_OPS = { .close = close_stream, .wait_event = wait_event, .copy = copy, .gather = gather,
+                                          .convert = convert, .checksum = checksum, .launch_host_fn = launch_host_fn, .synchronize = synchronize };
 
-enum status lane_cuda_open(struct device *d, struct copy_stream **out, struct err *err)
+enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out, struct err *err)
 {
-    struct cuda_lane *l = mem_try_calloc(1, sizeof *l);
-    if (!l) return err_set(err, ERR_NOMEM, "no memory for a lane");
-    l->base.ops = &LANE_CUDA;
-    l->device = cuda_device_of(d);
+    struct cuda_copy_stream *s = mem_try_calloc(1, sizeof *s);
+    if (!s) return err_set(err, ERR_NOMEM, "no memory for a lane");
+    s->base.ops = &COPY_STREAM_CUDA_OPS;
+    s->device = cuda_device_of(d);
     int least = 0, greatest = 0;
     cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, greatest);
+    if (e == cudaSuccess) e = cudaStreamCreateWithPriority(&s->stream, cudaStreamNonBlocking, greatest);
     if (e != cudaSuccess) {
-        mem_free(l);
+        mem_free(s);
         return err_set(err, ERR_NODEV, "the GPU has no stream for copies: %s", cudaGetErrorString(e));
     }
-    *out = &l->base;
+    *out = &s->base;
     return OK;
 }

@@ -260,5 +260,5 @@ const struct device_ops device_cuda_ops = {
     .dmabuf = cuda_dmabuf,
     .flush_rdma_writes = cuda_arrivals,
     .record_event = cuda_mark,
-    .copy_stream = lane_cuda_open,
+    .copy_stream = copy_stream_cuda_open,
 };

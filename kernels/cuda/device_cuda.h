@@ -36,7 +36,7 @@ enum status cuda_dmabuf(struct device *d, const struct dev_mem *m, int *fd, stru
 enum status cuda_arrivals(struct device *d) MUST_CHECK;
 
 /* copy_stream_cuda.c */
-enum status lane_cuda_open(struct device *d, struct copy_stream **out, struct err *err) MUST_CHECK;
+enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out, struct err *err) MUST_CHECK;
 
 static inline struct cuda_device *cuda_device_of(struct device *d) { return (struct cuda_device *)d; }
 
