@@ -39,7 +39,7 @@ static void close_stream(struct copy_stream *base)
 static enum status wait_event(struct copy_stream *base, uint64_t mark)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    return checked(s, cudaStreamWaitEvent(s->stream, s->device->marks[mark % DEVICE_EVENTS_MAX], 0), "waiting for a layer");
+    return checked(s, cudaStreamWaitEvent(s->stream, s->device->events[mark % DEVICE_EVENTS_MAX], 0), "waiting for a layer");
 }
 
 static enum status copy(struct copy_stream *base, const struct copy_stream_strided *c)

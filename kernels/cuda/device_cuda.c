@@ -45,7 +45,7 @@ static enum status no_device(cudaError_t e, struct err *err)
 static void free_device(struct cuda_device *d)
 {
     for (size_t i = 0; i < DEVICE_EVENTS_MAX; i++)
-        if (d->marks[i]) (void)cudaEventDestroy(d->marks[i]);
+        if (d->events[i]) (void)cudaEventDestroy(d->events[i]);
     if (d->stream) (void)cudaStreamDestroy(d->stream);
     mem_free(d);
 }
@@ -91,7 +91,7 @@ static enum status cuda_open(struct device **out, struct err *err)
     e = cudaSetDevice(0);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&d->n_multiprocessors, cudaDevAttrMultiProcessorCount, 0);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking);
-    for (size_t i = 0; i < DEVICE_EVENTS_MAX && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&d->marks[i], cudaEventDisableTiming);
+    for (size_t i = 0; i < DEVICE_EVENTS_MAX && e == cudaSuccess; i++) e = cudaEventCreateWithFlags(&d->events[i], cudaEventDisableTiming);
     if (e != cudaSuccess) {
         free_device(d);
         return no_device(e, err);
@@ -232,12 +232,12 @@ static void cuda_unimport(struct device *device, void *p)
     if (cudaIpcCloseMemHandle(p) != cudaSuccess) (void)cudaGetLastError(); /* a device that failed: the engine tells */
 }
 
-static uint64_t cuda_mark(struct device *device)
+static uint64_t cuda_record_event(struct device *device)
 {
     struct cuda_device *d = cuda_device_of(device);
-    d->n_marks++;
-    (void)cuda_check(d, cudaEventRecord(d->marks[d->n_marks % DEVICE_EVENTS_MAX], d->stream), "marking its work");
-    return d->n_marks;
+    d->n_events++;
+    (void)cuda_check(d, cudaEventRecord(d->events[d->n_events % DEVICE_EVENTS_MAX], d->stream), "marking its work");
+    return d->n_events;
 }
 
 const struct device_ops device_cuda_ops = {
@@ -258,7 +258,7 @@ const struct device_ops device_cuda_ops = {
     .import_mem = cuda_import,
     .unimport_mem = cuda_unimport,
     .dmabuf = cuda_dmabuf,
-    .flush_rdma_writes = cuda_arrivals,
-    .record_event = cuda_mark,
+    .flush_rdma_writes = cuda_flush_rdma,
+    .record_event = cuda_record_event,
     .copy_stream = copy_stream_cuda_open,
 };

@@ -19,9 +19,9 @@ struct cuda_device {
     struct err    fault;   /* the first; code OK: none */
     int           n_multiprocessors;
     atomic_size_t allocated;   /* bytes of the card that are handed out */
-    int         (*flush_arrivals)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_gpudirect.c) */
-    cudaEvent_t   marks[DEVICE_EVENTS_MAX]; /* made at open */
-    uint64_t      n_marks;             /* the engine's: mark m is marks[m % DEVICE_EVENTS_MAX], m from 1 on */
+    int         (*flush_rdma_writes)(int target, int scope); /* the driver's; NULL: not needed. Set at start (device_gpudirect.c) */
+    cudaEvent_t   events[DEVICE_EVENTS_MAX]; /* made at open */
+    uint64_t      n_events;             /* the engine's: mark m is events[m % DEVICE_EVENTS_MAX], m from 1 on */
 };
 
 extern const struct device_ops device_cuda_ops;
@@ -33,7 +33,7 @@ bool cuda_check(struct cuda_device *d, cudaError_t e, const char *what);
 
 /* device_gpudirect.c */
 enum status cuda_dmabuf(struct device *d, const struct dev_mem *m, int *fd, struct err *err) MUST_CHECK;
-enum status cuda_arrivals(struct device *d) MUST_CHECK;
+enum status cuda_flush_rdma(struct device *d) MUST_CHECK;
 
 /* copy_stream_cuda.c */
 enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out, struct err *err) MUST_CHECK;

@@ -41,7 +41,7 @@ static enum status choose_flush(struct cuda_device *d, void *driver, struct err 
     if (attribute(&dma_buf, ATTRIBUTE_DMA_BUF, 0) != 0 || !dma_buf) return cannot(err, "the driver gives no dma-buf (Linux 5.12 or later and the open kernel modules do)");
     if (attribute(&ordering, ATTRIBUTE_WRITES_ORDERING, 0) == 0 && ordering >= ORDERING_OWNER) return OK;
     if (attribute(&options, ATTRIBUTE_FLUSH_OPTIONS, 0) != 0 || !(options & FLUSH_BY_HOST) ||
-        !find(driver, "cuFlushGPUDirectRDMAWrites", &d->flush_arrivals, sizeof d->flush_arrivals))
+        !find(driver, "cuFlushGPUDirectRDMAWrites", &d->flush_rdma_writes, sizeof d->flush_rdma_writes))
         return cannot(err, "what they wrote cannot be made visible to it");
     return OK;
 }
@@ -63,8 +63,8 @@ enum status cuda_dmabuf(struct device *device, const struct dev_mem *m, int *fd,
     return OK;
 }
 
-enum status cuda_arrivals(struct device *device)
+enum status cuda_flush_rdma(struct device *device)
 {
     const struct cuda_device *d = cuda_device_of(device);
-    return !d->flush_arrivals || d->flush_arrivals(FLUSH_CURRENT_DEVICE, FLUSH_TO_OWNER) == 0 ? OK : ERR_NODEV;
+    return !d->flush_rdma_writes || d->flush_rdma_writes(FLUSH_CURRENT_DEVICE, FLUSH_TO_OWNER) == 0 ? OK : ERR_NODEV;
 }
