@@ -88,7 +88,7 @@ struct cuda_ctx {
     struct cuda_device    *device;
     struct kernel_limits   limits;    /* of cuda_prepare; all 0 without it */
     struct cuda_staging    staging;
-    struct cuda_send       send;      /* while weights are packed */
+    struct weight_upload       upload;      /* while weights are packed */
     struct cuda_step       step;
     struct cuda_sampling   sampling;
     struct cuda_recording *recordings;

@@ -36,7 +36,7 @@ void cuda_ctx_free(struct kernel_ctx *base)
         cuda_recordings_release(c);
         cuda_sampling_release(c);
         cuda_staging_release(c);
-        cuda_send_release(c);
+        weight_upload_release(c);
         device_mem_free(base->device, &c->inputs);
         device_mem_free(base->device, &c->products);
         device_mem_free(base->device, &c->workspace);

@@ -43,23 +43,23 @@ enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pac
 
 /* ---- pack -------------------------------------------------------------------------------------------------------- */
 
-struct pack {
+struct cuda_pack_job {
     const struct weight_pack_args *a;
     const struct weight           *w;
     uint8_t                       *rows;   /* of the piece: the matrix' rows from row0 on */
     size_t                         row0, unit0;
     float                         *scales; /* of the whole matrix */
-    float                         *wide;   /* [threads][scratch_of] */
+    float                         *f32;   /* [threads][scratch_of] */
     uint8_t                       *q;
     size_t                         row_bytes, f8_blocks;
 };
 
 /* Rows row0 .. row0 + n of a part. */
-struct block {
+struct cuda_pack_block {
     const struct weight_src *src;
     size_t                   part, first; /* rows of the parts before it */
     size_t                   row0, n;
-    float                   *wide;
+    float                   *f32;
     uint8_t                 *q;
 };
 
@@ -67,53 +67,53 @@ struct block {
 static size_t scratch_of(const struct weight *w) { return round_up(WEIGHT_BLOCK_ROWS * w->n_in, WEIGHT_BLOCK_ROWS * F8_BLOCK); }
 
 /* Which row of the matrix is row i of the block. */
-static size_t row_of(const struct pack *p, const struct block *b, size_t i)
+static size_t row_of(const struct cuda_pack_job *p, const struct cuda_pack_block *b, size_t i)
 {
     return p->w->paired ? 2 * (b->row0 + i) + b->part : b->first + b->row0 + i;
 }
 
-static uint8_t *at(const struct pack *p, const struct block *b, size_t i) { return p->rows + (row_of(p, b, i) - p->row0) * p->row_bytes; }
+static uint8_t *at(const struct cuda_pack_job *p, const struct cuda_pack_block *b, size_t i) { return p->rows + (row_of(p, b, i) - p->row0) * p->row_bytes; }
 
 /* Of the block's 128 rows: a paired matrix has gate's blocks, then up's. */
-static float *f8_scales(const struct pack *p, const struct block *b)
+static float *f8_scales(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const size_t blocks_of_part = (b->src->n_out + F8_BLOCK - 1) / F8_BLOCK;
     const size_t i = p->w->paired ? b->part * blocks_of_part + b->row0 / F8_BLOCK : (b->first + b->row0) / F8_BLOCK;
     return p->scales + i * p->f8_blocks;
 }
 
-static void write_f32(const struct pack *p, const struct block *b)
+static void write_f32(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
-    for (size_t i = 0; i < b->n; i++) memcpy(at(p, b, i), b->wide + i * p->w->n_in, p->w->n_in * sizeof(float));
+    for (size_t i = 0; i < b->n; i++) memcpy(at(p, b, i), b->f32 + i * p->w->n_in, p->w->n_in * sizeof(float));
 }
 
-static void write_bf16(const struct pack *p, const struct block *b)
-{
-    for (size_t i = 0; i < b->n; i++) {
-        uint16_t *to = (uint16_t *)(void *)at(p, b, i);
-        for (size_t k = 0; k < p->w->n_in; k++) to[k] = dtype_f32_to_bf16(b->wide[i * p->w->n_in + k]);
-    }
-}
-
-static void write_f16(const struct pack *p, const struct block *b)
+static void write_bf16(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     for (size_t i = 0; i < b->n; i++) {
         uint16_t *to = (uint16_t *)(void *)at(p, b, i);
-        for (size_t k = 0; k < p->w->n_in; k++) to[k] = dtype_f32_to_f16(b->wide[i * p->w->n_in + k]);
+        for (size_t k = 0; k < p->w->n_in; k++) to[k] = dtype_f32_to_bf16(b->f32[i * p->w->n_in + k]);
     }
 }
 
-static void write_w8(const struct pack *p, const struct block *b)
+static void write_f16(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        uint16_t *to = (uint16_t *)(void *)at(p, b, i);
+        for (size_t k = 0; k < p->w->n_in; k++) to[k] = dtype_f32_to_f16(b->f32[i * p->w->n_in + k]);
+    }
+}
+
+static void write_w8(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     for (size_t i = 0; i < b->n; i++)
-        p->scales[row_of(p, b, i)] = quantize_channel(b->wide + i * p->w->n_in, p->w->n_in, 127, (int8_t *)at(p, b, i));
+        p->scales[row_of(p, b, i)] = quantize_channel(b->f32 + i * p->w->n_in, p->w->n_in, 127, (int8_t *)at(p, b, i));
 }
 
-static void write_w4(const struct pack *p, const struct block *b)
+static void write_w4(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     for (size_t i = 0; i < b->n; i++) {
         uint8_t *to = at(p, b, i);
-        p->scales[row_of(p, b, i)] = quantize_channel(b->wide + i * p->w->n_in, p->w->n_in, 7, (int8_t *)b->q);
+        p->scales[row_of(p, b, i)] = quantize_channel(b->f32 + i * p->w->n_in, p->w->n_in, 7, (int8_t *)b->q);
         memset(to, 0x88, p->row_bytes); /* zeros */
         for (size_t k = 0; k < p->w->n_in; k++) {
             const unsigned nibble = (unsigned)((int8_t)b->q[k] + 8);
@@ -123,26 +123,26 @@ static void write_w4(const struct pack *p, const struct block *b)
 }
 
 /* 128 columns at a time. */
-static void write_f8(const struct pack *p, const struct block *b)
+static void write_f8(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const size_t n_in = p->w->n_in;
     float       *scales = f8_scales(p, b);
     for (size_t k = 0; k < n_in; k += F8_BLOCK) {
         const size_t n_k = min_size(F8_BLOCK, n_in - k);
-        scales[k / F8_BLOCK] = quantize_f8_block(b->wide + k, n_in, b->n, n_k, b->q, F8_BLOCK);
+        scales[k / F8_BLOCK] = quantize_f8_block(b->f32 + k, n_in, b->n, n_k, b->q, F8_BLOCK);
         for (size_t i = 0; i < b->n; i++) memcpy(at(p, b, i) + k, b->q + i * F8_BLOCK, n_k);
     }
 }
 
 /* 16 bits as they are, where rows lie as the card wants them. */
-static void copy_16(const struct pack *p, const struct block *b)
+static void copy_16(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const size_t n_in = p->w->n_in, stride = b->src->row_bytes ? b->src->row_bytes : n_in * sizeof(uint16_t);
     for (size_t i = 0; i < b->n; i++) memcpy(at(p, b, i), (const char *)b->src->data + (b->row0 + i) * stride, n_in * sizeof(uint16_t));
 }
 
 /* An f8 source as it is. */
-static void copy_f8(const struct pack *p, const struct block *b)
+static void copy_f8(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const struct weight_src *s = b->src;
     const size_t n_in = p->w->n_in, stride = s->row_bytes ? s->row_bytes : s->transposed ? s->n_out : n_in;
@@ -158,41 +158,41 @@ static void copy_f8(const struct pack *p, const struct block *b)
 }
 
 /* F32 arithmetic of a matrix that is to be quantised: what it then means. */
-static void round_to_quantised(const struct pack *p, const struct block *b)
+static void round_to_quantised(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const size_t n_in = p->w->n_in;
     const int    limit = p->a->quantize == QUANTIZE_WINT8 ? 127 : 7;
     if (p->a->quantize == QUANTIZE_BLOCK_FP8) {
         for (size_t k = 0; k < n_in; k += F8_BLOCK) {
             const size_t n_k = min_size(F8_BLOCK, n_in - k);
-            const float  scale = quantize_f8_block(b->wide + k, n_in, b->n, n_k, b->q, F8_BLOCK);
+            const float  scale = quantize_f8_block(b->f32 + k, n_in, b->n, n_k, b->q, F8_BLOCK);
             for (size_t i = 0; i < b->n; i++)
-                for (size_t j = 0; j < n_k; j++) b->wide[i * n_in + k + j] = dtype_f8_e4m3_to_f32(b->q[i * F8_BLOCK + j]) * scale;
+                for (size_t j = 0; j < n_k; j++) b->f32[i * n_in + k + j] = dtype_f8_e4m3_to_f32(b->q[i * F8_BLOCK + j]) * scale;
         }
         return;
     }
     for (size_t i = 0; i < b->n; i++) {
-        float      *row = b->wide + i * n_in;
+        float      *row = b->f32 + i * n_in;
         const float scale = quantize_channel(row, n_in, limit, (int8_t *)b->q);
         for (size_t k = 0; k < n_in; k++) row[k] = (float)(int8_t)b->q[k] * scale;
     }
 }
 
-static void (*const WRITE[GEMM_FORMS])(const struct pack *, const struct block *) = {
+static void (*const WRITE[GEMM_FORMS])(const struct cuda_pack_job *, const struct cuda_pack_block *) = {
     [GEMM_F32] = write_f32, [GEMM_BF16] = write_bf16, [GEMM_F16] = write_f16, [GEMM_W8] = write_w8, [GEMM_W4] = write_w4, [GEMM_F8] = write_f8,
 };
 
 static size_t blocks_of(const struct weight_src *s) { return (s->n_out + WEIGHT_BLOCK_ROWS - 1) / WEIGHT_BLOCK_ROWS; }
 
 /* What rows are filled up with, where elements have whole bytes. */
-static void fill_up(const struct pack *p, const struct block *b)
+static void zero_padding(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     static const unsigned char bytes[GEMM_FORMS] = { [GEMM_F32] = 4, [GEMM_BF16] = 2, [GEMM_F16] = 2, [GEMM_W8] = 1, [GEMM_F8] = 1 };
     const size_t used = p->w->n_in * bytes[p->w->layout];
     for (size_t i = 0; used > 0 && used < p->row_bytes && i < b->n; i++) memset(at(p, b, i) + used, 0, p->row_bytes - used);
 }
 
-static void write_block(const struct pack *p, const struct block *b)
+static void write_block(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
     const enum dtype t = b->src->dtype;
     const bool       plain = t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16;
@@ -205,7 +205,7 @@ static void write_block(const struct pack *p, const struct block *b)
         copy_16(p, b);
         return;
     }
-    weight_src_rows_f32(b->src, b->row0, b->n, b->wide);
+    weight_src_rows_f32(b->src, b->row0, b->n, b->f32);
     if (p->w->layout == GEMM_F32 && p->a->quantize != QUANTIZE_NONE && plain) round_to_quantised(p, b);
     WRITE[p->w->layout](p, b);
 }
@@ -221,7 +221,7 @@ static size_t units_of(const struct weight_pack_args *a)
 }
 
 /* The matrix' row with which unit u begins; behind the last one the number of rows. */
-static size_t unit_begin(const struct pack *p, size_t u)
+static size_t unit_begin(const struct cuda_pack_job *p, size_t u)
 {
     const struct weight_src *s = p->a->parts;
     size_t first = 0;
@@ -234,15 +234,15 @@ static size_t unit_begin(const struct pack *p, size_t u)
 }
 
 /* Work items of a block: an expert's matrix has a dozen blocks, too few to keep sixteen threads busy. Rows that share a scale stay together. */
-static size_t items_of_block(const struct pack *p) { return p->w->layout == GEMM_F8 || p->a->quantize == QUANTIZE_BLOCK_FP8 ? 1 : 4; }
+static size_t items_of_block(const struct cuda_pack_job *p) { return p->w->layout == GEMM_F8 || p->a->quantize == QUANTIZE_BLOCK_FP8 ? 1 : 4; }
 
-static size_t items_of_unit(const struct pack *p) { return (p->w->paired ? 2 : 1) * items_of_block(p); }
+static size_t items_of_unit(const struct cuda_pack_job *p) { return (p->w->paired ? 2 : 1) * items_of_block(p); }
 
 static void pack_item(void *arg, int index, int thread)
 {
-    const struct pack *p = arg;
+    const struct cuda_pack_job *p = arg;
     const size_t       room = scratch_of(p->w), n_items = items_of_block(p), item = (size_t)index % n_items, rows = WEIGHT_BLOCK_ROWS / n_items;
-    struct block b = { .src = p->a->parts, .wide = p->wide + (size_t)thread * room, .q = p->q + (size_t)thread * room };
+    struct cuda_pack_block b = { .src = p->a->parts, .f32 = p->f32 + (size_t)thread * room, .q = p->q + (size_t)thread * room };
     size_t i = p->unit0 + (size_t)index / items_of_unit(p);
     if (p->w->paired) {
         b.part = (size_t)index / n_items % 2;
@@ -256,57 +256,57 @@ static void pack_item(void *arg, int index, int thread)
     if (b.row0 >= b.src->n_out) return;
     b.n = min_size(rows, b.src->n_out - b.row0);
     write_block(p, &b);
-    fill_up(p, &b);
+    zero_padding(p, &b);
 }
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 /* As many units from unit0 on as a buffer holds, one at least: packed, then sent. Returns the unit behind them. */
-static size_t send_piece(struct cuda_ctx *c, struct pack *p, char *to)
+static size_t upload_piece(struct cuda_ctx *c, struct cuda_pack_job *p, char *to)
 {
     const size_t n = units_of(p->a);
     size_t       end = p->unit0 + 1;
     p->row0 = unit_begin(p, p->unit0);
-    while (end < n && (unit_begin(p, end + 1) - p->row0) * p->row_bytes <= SEND_BUFFER_BYTES) end++;
+    while (end < n && (unit_begin(p, end + 1) - p->row0) * p->row_bytes <= WEIGHT_UPLOAD_BUFFER_BYTES) end++;
     const size_t bytes = (unit_begin(p, end) - p->row0) * p->row_bytes, n_units = end - p->unit0;
-    p->rows = cuda_send_room(c, bytes);
+    p->rows = weight_upload_reserve(c, bytes);
     if (!p->rows) return n;
     compute_pool_run(c->base.pool, (int)(n_units * items_of_unit(p)), pack_item, p);
-    cuda_send(c, to + p->row0 * p->row_bytes, p->rows, bytes);
+    weight_upload_copy(c, to + p->row0 * p->row_bytes, p->rows, bytes);
     return end;
 }
 
-static void send_scales(struct cuda_ctx *c, const struct pack *p, char *to, size_t bytes)
+static void upload_scales(struct cuda_ctx *c, const struct cuda_pack_job *p, char *to, size_t bytes)
 {
-    void *room = cuda_send_room(c, bytes);
+    void *room = weight_upload_reserve(c, bytes);
     if (!room) return;
     memcpy(room, p->scales, bytes);
-    cuda_send(c, to, room, bytes);
+    weight_upload_copy(c, to, room, bytes);
 }
 
-static enum status pack_and_send(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
+static enum status pack_and_upload(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     const size_t scales_at = gemm_scales_at((enum gemm_form)w->layout, w->n_out, w->n_in), scale_bytes = w->bytes - scales_at;
-    struct pack  p = { .a = a, .w = w, .row_bytes = gemm_row_bytes((enum gemm_form)w->layout, w->n_in), .f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK };
+    struct cuda_pack_job  p = { .a = a, .w = w, .row_bytes = gemm_row_bytes((enum gemm_form)w->layout, w->n_in), .f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK };
     p.scales = mem_try_calloc(1, scale_bytes ? scale_bytes : 1);
-    if (!p.scales || !cuda_send_scratch(c, (size_t)compute_pool_threads(base->pool) * scratch_of(w))) {
+    if (!p.scales || !weight_upload_scratch(c, (size_t)compute_pool_threads(base->pool) * scratch_of(w))) {
         mem_free(p.scales);
         return err_set(err, ERR_NOMEM, "no host memory to pack a matrix of %zu MiB", w->bytes >> 20);
     }
-    p.wide = c->send.wide;
-    p.q = c->send.q;
-    for (const size_t n = units_of(a); p.unit0 < n;) p.unit0 = send_piece(c, &p, to);
-    if (scale_bytes > 0) send_scales(c, &p, to + scales_at, scale_bytes);
+    p.f32 = c->upload.f32;
+    p.q = c->upload.q;
+    for (const size_t n = units_of(a); p.unit0 < n;) p.unit0 = upload_piece(c, &p, to);
+    if (scale_bytes > 0) upload_scales(c, &p, to + scales_at, scale_bytes);
     mem_free(p.scales);
-    cuda_send_before_use(c);
+    weight_upload_stream_wait(c);
     return device_fault(base->device, err);
 }
 
 /* ---- made-up weights --------------------------------------------------------------------------------------------- */
 
 /* Made on the card; but for what is quantised in F32 arithmetic, which tests alone ask for. */
-static bool can_fill(const struct weight_pack_args *a, const struct weight *w)
+static bool can_fill_dummy(const struct weight_pack_args *a, const struct weight *w)
 {
     for (size_t i = 0; i < a->n_parts; i++)
         if (!weight_src_is_dummy(&a->parts[i])) return false;
@@ -314,7 +314,7 @@ static bool can_fill(const struct weight_pack_args *a, const struct weight *w)
 }
 
 /* What rows and scales are filled up with is zero. */
-static enum status fill(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
+static enum status fill_dummy_weight(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
 {
     struct cuda_device *d = cuda_ctx_of(base)->device;
     const enum gemm_form form = (enum gemm_form)w->layout;
@@ -341,7 +341,7 @@ enum status cuda_weight_pack(struct kernel_ctx *c, const struct weight_pack_args
     struct dev_mem mem = { .ptr = a->to };
     TRY(cuda_weight_plan(c, a, &w, err));
     enum status st = a->to ? OK : device_mem_alloc(c->device, w.bytes, DEVICE_MEM_PRIVATE, &mem, err);
-    if (st == OK) st = can_fill(a, &w) ? fill(c, a, &w, mem.ptr, err) : pack_and_send(c, a, &w, mem.ptr, err);
+    if (st == OK) st = can_fill_dummy(a, &w) ? fill_dummy_weight(c, a, &w, mem.ptr, err) : pack_and_upload(c, a, &w, mem.ptr, err);
     if (st != OK) {
         if (!a->to) device_mem_free(c->device, &mem);
         return st;

@@ -10,15 +10,15 @@ enum { ROOM_STEP = 256 };
 
 static bool begin(struct cuda_ctx *c)
 {
-    struct cuda_send *s = &c->send;
+    struct weight_upload *s = &c->upload;
     if (s->stream) return true;
     return cuda_check(c->device, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "making a stream") &&
-           cuda_check(c->device, cudaEventCreateWithFlags(&s->whole, cudaEventDisableTiming), "making an event");
+           cuda_check(c->device, cudaEventCreateWithFlags(&s->matrix_copied, cudaEventDisableTiming), "making an event");
 }
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
-static bool make_buffer(struct cuda_ctx *c, struct send_buffer *b, size_t bytes)
+static bool alloc_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, size_t bytes)
 {
     void *host = NULL;
     if (b->host && !cuda_check(c->device, cudaFreeHost(b->host), "freeing pinned memory")) return false;
@@ -32,83 +32,83 @@ static bool make_buffer(struct cuda_ctx *c, struct send_buffer *b, size_t bytes)
 }
 
 /* What the buffer holds has arrived, and it has room for `bytes`. */
-static bool empty_buffer(struct cuda_ctx *c, struct send_buffer *b, size_t bytes)
+static bool drain_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, size_t bytes)
 {
     const uint64_t t0 = clock_ns();
     if (b->used > 0 && !cuda_check(c->device, cudaEventSynchronize(b->arrived), "sending weights")) return false;
-    c->send.wait_ns += clock_ns() - t0;
+    c->upload.wait_ns += clock_ns() - t0;
     b->used = 0;
-    return bytes <= b->bytes || make_buffer(c, b, bytes < SEND_BUFFER_BYTES ? SEND_BUFFER_BYTES : bytes);
+    return bytes <= b->bytes || alloc_buffer(c, b, bytes < WEIGHT_UPLOAD_BUFFER_BYTES ? WEIGHT_UPLOAD_BUFFER_BYTES : bytes);
 }
 
-void *cuda_send_room(struct cuda_ctx *c, size_t bytes)
+void *weight_upload_reserve(struct cuda_ctx *c, size_t bytes)
 {
-    struct cuda_send *s = &c->send;
+    struct weight_upload *s = &c->upload;
     if (!begin(c)) return NULL;
     bytes = round_up(bytes, ROOM_STEP);
     if (s->buffers[s->at].used + bytes > s->buffers[s->at].bytes) {
-        if (s->buffers[s->at].used > 0) s->at = (s->at + 1) % SEND_BUFFERS;
-        if (!empty_buffer(c, &s->buffers[s->at], bytes)) return NULL;
+        if (s->buffers[s->at].used > 0) s->at = (s->at + 1) % WEIGHT_UPLOAD_BUFFERS;
+        if (!drain_buffer(c, &s->buffers[s->at], bytes)) return NULL;
     }
-    struct send_buffer *b = &s->buffers[s->at];
+    struct weight_upload_buffer *b = &s->buffers[s->at];
     void *room = b->host + b->used;
     b->used += bytes;
     return room;
 }
 
-void cuda_send(struct cuda_ctx *c, void *to, const void *room, size_t bytes)
+void weight_upload_copy(struct cuda_ctx *c, void *to, const void *room, size_t bytes)
 {
-    struct cuda_send *s = &c->send;
+    struct weight_upload *s = &c->upload;
     if (cuda_check(c->device, cudaMemcpyAsync(to, room, bytes, cudaMemcpyHostToDevice, s->stream), "sending weights"))
         (void)cuda_check(c->device, cudaEventRecord(s->buffers[s->at].arrived, s->stream), "sending weights");
 }
 
-void cuda_send_before_use(struct cuda_ctx *c)
+void weight_upload_stream_wait(struct cuda_ctx *c)
 {
-    struct cuda_send *s = &c->send;
-    if (cuda_check(c->device, cudaEventRecord(s->whole, s->stream), "sending weights"))
-        (void)cuda_check(c->device, cudaStreamWaitEvent(c->device->stream, s->whole, 0), "sending weights");
+    struct weight_upload *s = &c->upload;
+    if (cuda_check(c->device, cudaEventRecord(s->matrix_copied, s->stream), "sending weights"))
+        (void)cuda_check(c->device, cudaStreamWaitEvent(c->device->stream, s->matrix_copied, 0), "sending weights");
 }
 
-bool cuda_send_scratch(struct cuda_ctx *c, size_t n)
+bool weight_upload_scratch(struct cuda_ctx *c, size_t n)
 {
-    struct cuda_send *s = &c->send;
+    struct weight_upload *s = &c->upload;
     if (n <= s->elements) return true;
-    mem_free(s->wide);
+    mem_free(s->f32);
     mem_free(s->q);
     s->elements = 0;
-    s->wide = mem_try_calloc(n, sizeof *s->wide);
+    s->f32 = mem_try_calloc(n, sizeof *s->f32);
     s->q = mem_try_calloc(n, sizeof *s->q);
-    if (!s->wide || !s->q) return false;
+    if (!s->f32 || !s->q) return false;
     s->elements = n;
     return true;
 }
 
 /* ---- end --------------------------------------------------------------------------------------------------------- */
 
-void cuda_send_release(struct cuda_ctx *c)
+void weight_upload_release(struct cuda_ctx *c)
 {
-    struct cuda_send *s = &c->send;
+    struct weight_upload *s = &c->upload;
     if (s->stream) (void)cuda_check(c->device, cudaStreamSynchronize(s->stream), "sending weights");
-    for (size_t i = 0; i < SEND_BUFFERS; i++) {
-        struct send_buffer *b = &s->buffers[i];
+    for (size_t i = 0; i < WEIGHT_UPLOAD_BUFFERS; i++) {
+        struct weight_upload_buffer *b = &s->buffers[i];
         if (b->host) (void)cuda_check(c->device, cudaFreeHost(b->host), "freeing pinned memory");
         if (b->arrived) (void)cuda_check(c->device, cudaEventDestroy(b->arrived), "ending an event");
     }
-    if (s->whole) (void)cuda_check(c->device, cudaEventDestroy(s->whole), "ending an event");
+    if (s->matrix_copied) (void)cuda_check(c->device, cudaEventDestroy(s->matrix_copied), "ending an event");
     if (s->stream) (void)cuda_check(c->device, cudaStreamDestroy(s->stream), "ending a stream");
-    mem_free(s->wide);
+    mem_free(s->f32);
     mem_free(s->q);
-    *s = (struct cuda_send){ 0 };
+    *s = (struct weight_upload){ 0 };
 }
 
-enum status cuda_weights_end(struct kernel_ctx *base, struct weight_times *out, struct err *err)
+enum status weight_upload_finish(struct kernel_ctx *base, struct weight_times *out, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     const uint64_t   t0 = clock_ns();
     device_wait(base->device); /* what was made up there, too */
-    const uint64_t wait_ns = c->send.wait_ns + clock_ns() - t0;
-    cuda_send_release(c);
+    const uint64_t wait_ns = c->upload.wait_ns + clock_ns() - t0;
+    weight_upload_release(c);
     TRY(device_fault(base->device, err));
     *out = (struct weight_times){ .copy_wait_ns = wait_ns };
     return OK;
