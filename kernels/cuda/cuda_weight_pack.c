@@ -324,11 +324,11 @@ static enum status fill_dummy_weight(struct kernel_ctx *base, const struct weigh
     for (size_t i = 0; i < a->n_parts && good; i++) {
         const struct weight_src *s = &a->parts[i];
         float      *scales = (float *)(void *)(to + gemm_scales_at(form, w->n_out, w->n_in));
-        struct fill f = { .form = form, .rows = to, .row_bytes = gemm_row_bytes(form, w->n_in), .scales = scales, .first = w->paired ? i : first,
-                          .every = w->paired ? 2 : 1, .n_rows = s->n_out, .n_in = s->n_in, .from = s->dummy };
+        struct fill_dummy f = { .form = form, .rows = to, .row_bytes = gemm_row_bytes(form, w->n_in), .scales = scales, .first = w->paired ? i : first,
+                          .row_interval = w->paired ? 2 : 1, .n_rows = s->n_out, .n_in = s->n_in, .from = s->dummy };
         if (form == GEMM_F8) f.scales += block * f8_blocks;
         weight_src_strides(s, &f.row_step, &f.k_step);
-        good = cuda_check(d, fill_run(d->stream, &f), "making up a weight");
+        good = cuda_check(d, fill_dummy_run(d->stream, &f), "making up a weight");
         first += s->n_out;
         block += blocks_of(s);
     }

@@ -12,18 +12,18 @@
 extern "C" {
 #endif
 
-/* One part of a matrix: its row i is row first + i * every of the matrix. */
-struct fill {
+/* One part of a matrix: its row i is row first + i * row_interval of the matrix. */
+struct fill_dummy {
     enum gemm_form form;
     void          *rows;      /* of the matrix, in device memory: row 0 */
     size_t         row_bytes;
     float         *scales;    /* W8, W4: of row 0; F8: of the part's first 128 rows */
-    size_t         first, every;
+    size_t         first, row_interval;
     size_t         n_rows, n_in;
     struct dummy_weights from;
     size_t         row_step, k_step; /* between the places of its elements */
 };
-cudaError_t fill_run(cudaStream_t stream, const struct fill *f);
+cudaError_t fill_dummy_run(cudaStream_t stream, const struct fill_dummy *f);
 
 #ifdef __cplusplus
 }
