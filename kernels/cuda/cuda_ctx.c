@@ -92,7 +92,7 @@ enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l,
     cuda_recordings_release(c); /* they hold addresses of what is made anew here */
     c->limits = *l;
     TRY(prepare_attention(c, err));
-    (void)gemm_wants_f8_x(&(struct gemm){ .form = GEMM_F8 }); /* asks the card what it can, which a recording should not */
+    (void)gemm_wants_f8_x(&(struct gemm){ .layout = GEMM_F8 }); /* asks the card what it can, which a recording should not */
     TRY(cuda_sampling_prepare(c, err));
     TRY(prepare_library(c, err));
     if (!cuda_staging_grow(c, cuda_staging_bytes(c))) return device_fault(base->device, err);

@@ -10,8 +10,8 @@
 #include "kernels/cuda/gemm/prepare_inputs_f8.h"
 #include "kernels/cuda/elementwise.h"
 
-static enum gemm_form form_of(const struct weight *w) { return (enum gemm_form)w->layout; }
-static enum dtype x_type_of(const struct weight *w) { return gemm_x_type(form_of(w)); }
+static enum gemm_weight_layout layout_of(const struct weight *w) { return (enum gemm_weight_layout)w->layout; }
+static enum dtype x_type_of(const struct weight *w) { return gemm_x_type(layout_of(w)); }
 
 /* Elements between rows that are ready for a matrix; of 32 and of 16 bits they fit in the room that kernels.h promises. */
 static size_t ready_stride(const struct weight *reader)
@@ -28,7 +28,7 @@ static enum gemm_then silu_for(const struct weight *reader)
 /* The library may have to load kernels for a shape, which is no good while launches are recorded. */
 static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 {
-    return (struct gemm){ .form = form_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1,
+    return (struct gemm){ .layout = layout_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1,
                           .scratch = c->products.ptr, .library = c->step.records ? NULL : c->library, .workspace = c->workspace.ptr,
                           .fixed = c->base.deterministic };
 }
@@ -62,8 +62,8 @@ static size_t f8_bytes(size_t n_rows, size_t n)
 static enum inputs_as inputs_for(const struct cuda_ctx *c, const struct gemm *g, const struct inputs_want *in, bool ready)
 {
     if (gemm_wants_f8_x(g) && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return AS_F8;
-    if (ready || (g->form == GEMM_F32 && !in->norm)) return AS_THEY_ARE;
-    return g->form == GEMM_F32 ? AS_F32 : g->form == GEMM_F16 ? AS_F16 : AS_BF16;
+    if (ready || (g->layout == GEMM_F32 && !in->norm)) return AS_THEY_ARE;
+    return g->layout == GEMM_F32 ? AS_F32 : g->layout == GEMM_F16 ? AS_F16 : AS_BF16;
 }
 
 static float *f8_scales(const struct cuda_ctx *c, const struct inputs_want *in)
@@ -121,7 +121,7 @@ static bool is_next_group(const struct matmul_args *a, const struct matmul_args 
 static size_t n_groups_of(const struct matmul_args *jobs, size_t n_jobs)
 {
     size_t n = 1;
-    const bool f32 = form_of(jobs[0].w) == GEMM_F32;
+    const bool f32 = layout_of(jobs[0].w) == GEMM_F32;
     if (n_jobs < 2 || !is_next_group(&jobs[0], &jobs[1]) || (!f32 && jobs[0].w->n_in % GEMM_STEP != 0)) return 1;
     const ptrdiff_t w = between(jobs[0].w->data, jobs[1].w->data), x = between(jobs[0].x, jobs[1].x), y = between(jobs[0].y, jobs[1].y);
     if (!f32 && x % (8 * (ptrdiff_t)sizeof(float)) != 0) return 1;
@@ -157,7 +157,7 @@ static void run_beside(struct cuda_ctx *c, struct beside *b)
 static void put_beside(struct cuda_ctx *c, struct beside *b, const struct gemm *g)
 {
     const struct gemm *first = &b->g[0];
-    const bool         same = b->n > 0 && g->form == first->form && g->x == first->x && g->x_stride == first->x_stride && g->x_rows == first->x_rows &&
+    const bool         same = b->n > 0 && g->layout == first->layout && g->x == first->x && g->x_stride == first->x_stride && g->x_rows == first->x_rows &&
                       g->x_scales == first->x_scales && g->n_rows == first->n_rows && g->n_in == first->n_in && g->n_groups == 1 && first->n_groups == 1;
     if (!same || b->n == GEMM_BESIDE_MAX) run_beside(c, b);
     b->g[b->n++] = *g;

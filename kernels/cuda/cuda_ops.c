@@ -48,7 +48,7 @@ static void cuda_attention(struct kernel_ctx *base, const struct attn_args *a)
 static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const struct embed_rows e = { .x = x, .form = (enum gemm_form)w->layout, .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids,
+    const struct embed_rows e = { .x = x, .layout = (enum gemm_weight_layout)w->layout, .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids,
                                   .chosen = c->sampling.chosen.ptr };
     (void)cuda_check(c->device, rows_embed(c->device->stream, &e), "embedding");
 }

@@ -16,7 +16,7 @@
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
 
-static enum gemm_form form_of(enum dtype t, enum quantize q, enum activations activations)
+static enum gemm_weight_layout layout_of(enum dtype t, enum quantize q, enum activations activations)
 {
     const bool plain = t == DTYPE_F32 || t == DTYPE_F16 || t == DTYPE_BF16;
     if (activations == ACTIVATIONS_F32) return GEMM_F32;
@@ -32,7 +32,7 @@ enum status cuda_weight_plan(const struct kernel_ctx *c, const struct weight_pac
 {
     struct weight w;
     TRY(weight_src_check(a, &w, err));
-    w.layout = form_of(a->parts[0].dtype, a->quantize, c->activations);
+    w.layout = layout_of(a->parts[0].dtype, a->quantize, c->activations);
     for (size_t i = 0; w.layout == GEMM_F8 && !w.paired && i + 1 < a->n_parts; i++)
         if (a->parts[i].n_out % F8_BLOCK != 0)
             return err_set(err, ERR_UNSUPPORTED, "a part of %zu rows with scales per %d cannot have another behind it", a->parts[i].n_out, F8_BLOCK);
@@ -178,7 +178,7 @@ static void round_to_quantised(const struct cuda_pack_job *p, const struct cuda_
     }
 }
 
-static void (*const WRITE[GEMM_FORMS])(const struct cuda_pack_job *, const struct cuda_pack_block *) = {
+static void (*const WRITE[GEMM_WEIGHT_LAYOUTS])(const struct cuda_pack_job *, const struct cuda_pack_block *) = {
     [GEMM_F32] = write_f32, [GEMM_BF16] = write_bf16, [GEMM_F16] = write_f16, [GEMM_W8] = write_w8, [GEMM_W4] = write_w4, [GEMM_F8] = write_f8,
 };
 
@@ -187,7 +187,7 @@ static size_t blocks_of(const struct weight_src *s) { return (s->n_out + WEIGHT_
 /* What rows are filled up with, where elements have whole bytes. */
 static void zero_padding(const struct cuda_pack_job *p, const struct cuda_pack_block *b)
 {
-    static const unsigned char bytes[GEMM_FORMS] = { [GEMM_F32] = 4, [GEMM_BF16] = 2, [GEMM_F16] = 2, [GEMM_W8] = 1, [GEMM_F8] = 1 };
+    static const unsigned char bytes[GEMM_WEIGHT_LAYOUTS] = { [GEMM_F32] = 4, [GEMM_BF16] = 2, [GEMM_F16] = 2, [GEMM_W8] = 1, [GEMM_F8] = 1 };
     const size_t used = p->w->n_in * bytes[p->w->layout];
     for (size_t i = 0; used > 0 && used < p->row_bytes && i < b->n; i++) memset(at(p, b, i) + used, 0, p->row_bytes - used);
 }
@@ -287,8 +287,8 @@ static void upload_scales(struct cuda_ctx *c, const struct cuda_pack_job *p, cha
 static enum status pack_and_upload(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    const size_t scales_at = gemm_scales_at((enum gemm_form)w->layout, w->n_out, w->n_in), scale_bytes = w->bytes - scales_at;
-    struct cuda_pack_job  p = { .a = a, .w = w, .row_bytes = gemm_row_bytes((enum gemm_form)w->layout, w->n_in), .f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK };
+    const size_t scales_at = gemm_scales_at((enum gemm_weight_layout)w->layout, w->n_out, w->n_in), scale_bytes = w->bytes - scales_at;
+    struct cuda_pack_job  p = { .a = a, .w = w, .row_bytes = gemm_row_bytes((enum gemm_weight_layout)w->layout, w->n_in), .f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK };
     p.scales = mem_try_calloc(1, scale_bytes ? scale_bytes : 1);
     if (!p.scales || !weight_upload_scratch(c, (size_t)compute_pool_threads(base->pool) * scratch_of(w))) {
         mem_free(p.scales);
@@ -317,16 +317,16 @@ static bool can_fill_dummy(const struct weight_pack_args *a, const struct weight
 static enum status fill_dummy_weight(struct kernel_ctx *base, const struct weight_pack_args *a, const struct weight *w, char *to, struct err *err)
 {
     struct cuda_device *d = cuda_ctx_of(base)->device;
-    const enum gemm_form form = (enum gemm_form)w->layout;
+    const enum gemm_weight_layout layout = (enum gemm_weight_layout)w->layout;
     const size_t f8_blocks = (w->n_in + F8_BLOCK - 1) / F8_BLOCK;
     size_t       first = 0, block = 0;
     bool         good = cuda_check(d, cudaMemsetAsync(to, 0, w->bytes, d->stream), "clearing a weight");
     for (size_t i = 0; i < a->n_parts && good; i++) {
         const struct weight_src *s = &a->parts[i];
-        float      *scales = (float *)(void *)(to + gemm_scales_at(form, w->n_out, w->n_in));
-        struct fill_dummy f = { .form = form, .rows = to, .row_bytes = gemm_row_bytes(form, w->n_in), .scales = scales, .first = w->paired ? i : first,
+        float      *scales = (float *)(void *)(to + gemm_scales_at(layout, w->n_out, w->n_in));
+        struct fill_dummy f = { .layout = layout, .rows = to, .row_bytes = gemm_row_bytes(layout, w->n_in), .scales = scales, .first = w->paired ? i : first,
                           .row_interval = w->paired ? 2 : 1, .n_rows = s->n_out, .n_in = s->n_in, .from = s->dummy };
-        if (form == GEMM_F8) f.scales += block * f8_blocks;
+        if (layout == GEMM_F8) f.scales += block * f8_blocks;
         weight_src_strides(s, &f.row_step, &f.k_step);
         good = cuda_check(d, fill_dummy_run(d->stream, &f), "making up a weight");
         first += s->n_out;

@@ -111,7 +111,7 @@ cudaError_t rows_rope(cudaStream_t s, const struct rope_args *a)
 static __device__ float element(const embed_rows &e, const unsigned char *row, const float *scales, size_t i_row, size_t k)
 {
     const size_t f8_blocks = (e.n_in + 127) / 128;
-    switch (e.form) {
+    switch (e.layout) {
     case GEMM_F32: return ((const float *)(const void *)row)[k];
     case GEMM_BF16: return bf16_to_float(((const uint16_t *)(const void *)row)[k]);
     case GEMM_F16: return f16_to_float(((const uint16_t *)(const void *)row)[k]);
@@ -135,6 +135,6 @@ static __global__ void embed_kernel(embed_rows e, size_t row_bytes, size_t scale
 cudaError_t rows_embed(cudaStream_t s, const struct embed_rows *e)
 {
     if (e->n_rows == 0) return cudaSuccess;
-    return launch(s, embed_kernel, dim3((unsigned)e->n_rows), dim3(THREADS), 0, *e, gemm_row_bytes(e->form, e->n_in),
-                  gemm_scales_at(e->form, e->n_out, e->n_in));
+    return launch(s, embed_kernel, dim3((unsigned)e->n_rows), dim3(THREADS), 0, *e, gemm_row_bytes(e->layout, e->n_in),
+                  gemm_scales_at(e->layout, e->n_out, e->n_in));
 }

@@ -20,10 +20,10 @@ cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a);
 
 cudaError_t rows_rope(cudaStream_t s, const struct rope_args *a);
 
-/* Rows of a matrix of any form as f32. */
+/* Rows of a matrix of any layout as f32. */
 struct embed_rows {
     float         *x;       /* [n_rows, n_in] */
-    enum gemm_form form;
+    enum gemm_weight_layout layout;
     const void    *w;
     size_t         n_out, n_in, n_rows;
     const int32_t *ids;     /* -1 - i: chosen[i] */

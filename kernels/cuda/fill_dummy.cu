@@ -1,4 +1,4 @@
-/* fill_dummy.cu - made-up weights on the card. An element costs some twenty integer operations, so the plain forms are written at about the speed of
+/* fill_dummy.cu - made-up weights on the card. An element costs some twenty integer operations, so the plain layouts are written at about the speed of
  * memory, and what is quantised is made twice: once for the largest magnitude, once to be stored. Thread: device; fill_dummy_run: loading. */
 #include "kernels/cuda/fill_dummy.h"
 #include "kernels/cuda/dtype_convert.cuh"
@@ -124,7 +124,7 @@ cudaError_t fill_dummy_run(cudaStream_t stream, const struct fill_dummy *f)
     const size_t n_blocks = (size_t)blocks_for(f->n_rows, FILL_DUMMY_BLOCK) * blocks_for(f->n_in, FILL_DUMMY_BLOCK);
     if (f->n_rows == 0 || f->n_in == 0) return cudaSuccess;
     if (f->n_rows > INT32_MAX || n_blocks > INT32_MAX) return cudaErrorInvalidValue;
-    switch (f->form) {
+    switch (f->layout) {
     case GEMM_F32: return launch(stream, fill_dummy_f32_kernel, rows, threads, 0, *f);
     case GEMM_BF16: return launch(stream, fill_dummy_bf16_kernel, rows, threads, 0, *f);
     case GEMM_W8: return launch(stream, fill_dummy_w8_kernel, rows, threads, 0, *f);

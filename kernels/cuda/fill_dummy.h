@@ -1,4 +1,4 @@
-/* fill_dummy.h - made-up weights (kernels/dummy_weights.h) written where they are used, in the forms of gemm.h: nothing travels from the host.
+/* fill_dummy.h - made-up weights (kernels/dummy_weights.h) written where they are used, in the layouts of gemm.h: nothing travels from the host.
  *
  * The bits are those that cuda_weight_pack.c makes of the same source: elements, their quantisation by the rules of quantize.h, scales. A call puts
  * work on the stream and returns. Thread: loading. */
@@ -14,7 +14,7 @@ extern "C" {
 
 /* One part of a matrix: its row i is row first + i * row_interval of the matrix. */
 struct fill_dummy {
-    enum gemm_form form;
+    enum gemm_weight_layout layout;
     void          *rows;      /* of the matrix, in device memory: row 0 */
     size_t         row_bytes;
     float         *scales;    /* W8, W4: of row 0; F8: of the part's first 128 rows */

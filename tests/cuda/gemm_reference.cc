@@ -55,50 +55,50 @@ uint16_t bits_of(enum dtype type, float x) { return type == DTYPE_F16 ? f16_of(x
 float    float_of(enum dtype type, uint16_t bits) { return type == DTYPE_F16 ? float_of_f16(bits) : float_of_bf16(bits); }
 
 /* Writes element k of a row and says what it is without its scale. */
-static double put(enum gemm_form form, unsigned char *row, size_t k, double number)
+static double put(enum gemm_weight_layout layout, unsigned char *row, size_t k, double number)
 {
-    if (form == GEMM_F32) {
+    if (layout == GEMM_F32) {
         const float v = (float)number;
         memcpy(row + 4 * k, &v, sizeof v);
         return v;
     }
-    if (gemm_is_16(form)) {
-        const uint16_t bits = bits_of(gemm_x_type(form), (float)number);
+    if (gemm_is_16(layout)) {
+        const uint16_t bits = bits_of(gemm_x_type(layout), (float)number);
         memcpy(row + 2 * k, &bits, sizeof bits);
-        return float_of(gemm_x_type(form), bits);
+        return float_of(gemm_x_type(layout), bits);
     }
-    if (form == GEMM_W4) {
+    if (layout == GEMM_W4) {
         const int nibble = (int)floor((number + 1) * 7.9999);
         row[k / 2] = (unsigned char)(k % 2 ? (row[k / 2] & 0x0f) | nibble << 4 : (row[k / 2] & 0xf0) | nibble);
         return nibble - 8;
     }
     const int byte = (int)floor((number + 1) * 127.9999);
-    row[k] = (unsigned char)(form == GEMM_F8 && (byte & 127) == 127 ? byte - 1 : byte);
-    return form == GEMM_F8 ? (double)float_of_e4m3(row[k]) : (double)(int8_t)row[k];
+    row[k] = (unsigned char)(layout == GEMM_F8 && (byte & 127) == 127 ? byte - 1 : byte);
+    return layout == GEMM_F8 ? (double)float_of_e4m3(row[k]) : (double)(int8_t)row[k];
 }
 
 /* Which scale an element has; the number of scales with row and k past the end. */
-static size_t scale_of(enum gemm_form form, bool paired, size_t n_out, size_t n_in, size_t row, size_t k)
+static size_t scale_of(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in, size_t row, size_t k)
 {
-    if (form != GEMM_F8) return row;
+    if (layout != GEMM_F8) return row;
     const size_t across = (n_in + 127) / 128;
     if (!paired) return row / 128 * across + k / 128;
     return (row / 2 / 128 + row % 2 * ((n_out / 2 + 127) / 128)) * across + k / 128;
 }
 
-reference_matrix reference_pack(enum gemm_form form, bool paired, size_t n_out, size_t n_in, numbers *from)
+reference_matrix reference_pack(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in, numbers *from)
 {
     reference_matrix m;
-    const bool   scaled = form == GEMM_W8 || form == GEMM_W4 || form == GEMM_F8;
-    const size_t row_bytes = gemm_row_bytes(form, n_in), all = gemm_matrix_bytes(form, paired, n_out, n_in), at = gemm_scales_at(form, n_out, n_in);
+    const bool   scaled = layout == GEMM_W8 || layout == GEMM_W4 || layout == GEMM_F8;
+    const size_t row_bytes = gemm_row_bytes(layout, n_in), all = gemm_matrix_bytes(layout, paired, n_out, n_in), at = gemm_scales_at(layout, n_out, n_in);
     m.bytes.assign(all, 0);
     m.numbers.resize(n_out * n_in);
     std::vector<float> scales((all - at) / sizeof(float));
     for (float &s : scales) s = (float)((1.5 + from->next()) / 64); /* no two alike: a wrong one shows */
     for (size_t row = 0; row < n_out; row++)
         for (size_t k = 0; k < n_in; k++) {
-            const double element = put(form, m.bytes.data() + row * row_bytes, k, from->next());
-            m.numbers[row * n_in + k] = scaled ? element * (double)scales[scale_of(form, paired, n_out, n_in, row, k)] : element;
+            const double element = put(layout, m.bytes.data() + row * row_bytes, k, from->next());
+            m.numbers[row * n_in + k] = scaled ? element * (double)scales[scale_of(layout, paired, n_out, n_in, row, k)] : element;
         }
     if (scaled) memcpy(m.bytes.data() + at, scales.data(), scales.size() * sizeof(float));
     return m;

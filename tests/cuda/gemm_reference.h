@@ -31,8 +31,8 @@ float    float_of_f16(uint16_t bits);
 uint16_t bits_of(enum dtype type, float x);
 float    float_of(enum dtype type, uint16_t bits);
 
-/* One group's matrix, of random elements over the form's whole range. */
-reference_matrix reference_pack(enum gemm_form form, bool paired, size_t n_out, size_t n_in, numbers *from);
+/* One group's matrix, of random elements over the layout's whole range. */
+reference_matrix reference_pack(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in, numbers *from);
 
 /* Column `column` of W x, and the sum of its terms' magnitudes, by which a kernel may err. */
 struct reference_sum {

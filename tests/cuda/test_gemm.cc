@@ -9,15 +9,15 @@
 
 static const enum gemm_then THENS[] = { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 };
 
-/* Of two matrices of a form in turn. */
-static enum gemm_then ready_for(enum gemm_form form) { return form == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
+/* Of two matrices of a layout in turn. */
+static enum gemm_then ready_for(enum gemm_weight_layout layout) { return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
 
 static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
 
 /* ---- one product ---- */
 
 struct product {
-    enum gemm_form       form = GEMM_BF16;
+    enum gemm_weight_layout       layout = GEMM_BF16;
     enum gemm_then       then = GEMM_STORE;
     bool                 paired = false, bias = false, gathered = false, fixed = false, scratch = false;
     size_t               n_rows = 1, n_out = 1, n_in = 1;
@@ -25,7 +25,7 @@ struct product {
     std::vector<int32_t> groups;   /* rows of each; empty: without `begin` */
     bool       is_silu() const { return gemm_is_silu(then); }
     bool       is_ready() const { return gemm_is_ready(then); }
-    enum dtype x_type() const { return gemm_x_type(form); }
+    enum dtype x_type() const { return gemm_x_type(layout); }
     enum dtype y_type() const { return then == GEMM_SILU_F16 ? DTYPE_F16 : is_ready() ? DTYPE_BF16 : DTYPE_F32; }
 };
 
@@ -45,7 +45,7 @@ enum { FIRST_ROW = 3, GUARD_ROWS = 2 };
 static void make_x(trial *t, numbers *from)
 {
     const product &p = t->p;
-    const bool     f32 = p.form == GEMM_F32;
+    const bool     f32 = p.layout == GEMM_F32;
     t->n_x_rows = p.n_rows + (p.groups.empty() ? 0 : FIRST_ROW) + (p.gathered ? 5 : 0); /* none to spare: reading behind them shows */
     t->x_group = f32 ? p.n_in + 1 : filled(p.n_in) + 8;
     t->x_stride = f32 ? p.each * t->x_group + 2 : filled(p.each * t->x_group) + GEMM_STEP;
@@ -83,7 +83,7 @@ static trial make_trial(const product &p, uint64_t seed)
     numbers from = { seed };
     t.p = p;
     const size_t n_groups = p.groups.empty() ? p.each : p.groups.size();
-    for (size_t g = 0; g < n_groups; g++) t.w.push_back(reference_pack(p.form, p.paired, p.n_out, p.n_in, &from));
+    for (size_t g = 0; g < n_groups; g++) t.w.push_back(reference_pack(p.layout, p.paired, p.n_out, p.n_in, &from));
     make_x(&t, &from);
     make_y(&t, &from);
     for (size_t i = 0; p.gathered && i < p.n_rows + FIRST_ROW; i++) t.x_rows.push_back((int32_t)((i * 7 + 2) % t.n_x_rows));
@@ -117,7 +117,7 @@ static void run_trial(trial *t)
     for (const reference_matrix &w : t->w) all.insert(all.end(), w.bytes.begin(), w.bytes.end());
     device_bytes w(all), x(t->x_bytes), x_rows(t->x_rows), begin(t->begin), bias(t->bias), y(t->y_before);
     struct gemm  g = {};
-    g.form = p.form, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then, g.fixed = p.fixed;
+    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then, g.fixed = p.fixed;
     g.w = w.p, g.w_stride = t->w[0].bytes.size(), g.n_groups = (int32_t)t->w.size();
     g.begin = t->begin.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows;
@@ -176,9 +176,9 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, const expe
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "form %d then %d paired %d bias %d gathered %d fixed %d scratch %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, "
+              "layout %d then %d paired %d bias %d gathered %d fixed %d scratch %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, "
               "not %.9g +- %.3g",
-              p.form, p.then, p.paired, p.bias, p.gathered, p.fixed, p.scratch, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got,
+              p.layout, p.then, p.paired, p.bias, p.gathered, p.fixed, p.scratch, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got,
               want.value, want.may_err);
 }
 
@@ -232,7 +232,7 @@ static trial try_product(const product &p, uint64_t seed = 1)
 
 /* ---- cases ---- */
 
-/* Every epilogue of a form at these rows. */
+/* Every epilogue of a layout at these rows. */
 static void try_thens(product p)
 {
     for (enum gemm_then then : THENS)
@@ -247,13 +247,13 @@ static void try_thens(product p)
 
 static const size_t SIZES[][2] = { { 1, 1 }, { 2, 63 }, { 37, 65 }, { 70, 200 } }; /* n_out, n_in */
 
-static void try_form(enum gemm_form form)
+static void try_form(enum gemm_weight_layout layout)
 {
     for (const auto &size : SIZES)
         for (size_t n_rows : { 0, 1, 2, 3, 8, 9, 17, 70, 130 }) {
             if (TEST_IS_SANITIZED && n_rows > 17 && size[0] < 70) continue;
             product p;
-            p.form = form, p.n_out = size[0], p.n_in = size[1], p.n_rows = n_rows, p.scratch = n_rows % 2;
+            p.layout = layout, p.n_out = size[0], p.n_in = size[1], p.n_rows = n_rows, p.scratch = n_rows % 2;
             try_thens(p);
             p.fixed = true, p.gathered = true;
             if (n_rows < 10) try_thens(p);
@@ -271,9 +271,9 @@ TEST(gemm_f8_equals_a_plain_loop) { need_card(), try_form(GEMM_F8); }
 TEST(gemm_many_rows)
 {
     need_card();
-    for (enum gemm_form form : { GEMM_F32, GEMM_BF16, GEMM_F16, GEMM_W4 }) {
+    for (enum gemm_weight_layout layout : { GEMM_F32, GEMM_BF16, GEMM_F16, GEMM_W4 }) {
         product p;
-        p.form = form, p.n_rows = 600, p.n_out = 75, p.n_in = 70, p.then = GEMM_ADD;
+        p.layout = layout, p.n_rows = 600, p.n_out = 75, p.n_in = 70, p.then = GEMM_ADD;
         try_product(p);
     }
 }
@@ -282,33 +282,33 @@ TEST(gemm_many_rows)
 TEST(gemm_long_rows_and_many_columns)
 {
     need_card();
-    for (int form = 0; form < GEMM_FORMS; form++)
+    for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (size_t n_rows : { 1, 13, 20 }) {
             product p;
-            p.form = (enum gemm_form)form, p.n_rows = n_rows, p.bias = true;
+            p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.bias = true;
             p.n_out = 18, p.n_in = 4300;
             try_product(p);
             p.n_out = 530, p.n_in = 330;
             try_product(p);
-            p.paired = true, p.then = ready_for(p.form);
+            p.paired = true, p.then = ready_for(p.layout);
             try_product(p);
         }
 }
 
 /* More than a ring of stages where forms have a loop of their own. */
-static size_t wide_n_in(enum gemm_form form) { return TEST_IS_SANITIZED && (form == GEMM_F32 || form == GEMM_W8 || form == GEMM_W4) ? 70 : 150; }
+static size_t wide_n_in(enum gemm_weight_layout layout) { return TEST_IS_SANITIZED && (layout == GEMM_F32 || layout == GEMM_W8 || layout == GEMM_W4) ? 70 : 150; }
 
 /* Every shape of tile: the larger ones are taken where there is work for all SMs. */
 TEST(gemm_wide_matrices)
 {
     need_card();
     static const size_t shapes[][2] = { { 130, 8200 }, { 70, 16390 }, { 40, 8200 } }; /* rows, n_out */
-    for (int form = 0; form < GEMM_FORMS; form++)
+    for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (const auto &shape : shapes) {
             if (TEST_IS_SANITIZED && shape[1] > 8200) continue;
             product p;
-            p.form = (enum gemm_form)form, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = wide_n_in(p.form), p.paired = true, p.bias = true;
-            p.then = form == GEMM_F16 || form % 2 ? ready_for(p.form) : GEMM_ADD;
+            p.layout = (enum gemm_weight_layout)layout, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = wide_n_in(p.layout), p.paired = true, p.bias = true;
+            p.then = layout == GEMM_F16 || layout % 2 ? ready_for(p.layout) : GEMM_ADD;
             try_product(p);
         }
 }
@@ -320,13 +320,13 @@ TEST(gemm_groups)
     std::vector<std::vector<int32_t>> lists = { { 0, 5, 0, 0, 33, 1, 17, 0 }, { 0, 0 }, { 16 }, { 40, 3 }, {} };
     for (int i = 0; i < 140; i++) lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 35 : i % 7 == 0);
     for (const auto &list : lists)
-        for (int form = 0; form < GEMM_FORMS; form++)
+        for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
             for (int fixed = 0; fixed < 2; fixed++) {
                 product p;
-                p.form = (enum gemm_form)form, p.groups = list, p.fixed = fixed, p.gathered = form % 2 == fixed, p.n_out = 42, p.n_in = 140;
+                p.layout = (enum gemm_weight_layout)layout, p.groups = list, p.fixed = fixed, p.gathered = layout % 2 == fixed, p.n_out = 42, p.n_in = 140;
                 p.n_rows = 4;
                 for (int32_t n : list) p.n_rows += (size_t)n;
-                p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : ready_for(p.form);
+                p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : ready_for(p.layout);
                 try_product(p);
             }
 }
@@ -343,14 +343,14 @@ static void check_again(const trial &t)
 TEST(gemm_groups_of_all_rows)
 {
     need_card();
-    for (int form = 0; form < GEMM_FORMS; form++)
+    for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (size_t n_rows : { 1, 9, 16, 17, 70 })
             for (int fixed = 0; fixed < 2; fixed++) {
                 product p;
-                p.form = (enum gemm_form)form, p.n_rows = n_rows, p.each = 3, p.n_out = 70, p.n_in = 136, p.fixed = fixed;
+                p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.each = 3, p.n_out = 70, p.n_in = 136, p.fixed = fixed;
                 p.gathered = n_rows % 2, p.then = fixed ? GEMM_ADD : GEMM_STORE;
                 try_product(p);
-                p.paired = true, p.bias = true, p.then = fixed ? ready_for(p.form) : GEMM_SILU;
+                p.paired = true, p.bias = true, p.then = fixed ? ready_for(p.layout) : GEMM_SILU;
                 try_product(p);
             }
 }
@@ -366,18 +366,18 @@ static void check_alone(const trial &t, size_t row)
     memcpy(one.y_before.data(), &t.y_before[row * t.y_stride * t.y_bytes], one.y_before.size());
     run_trial(&one);
     if (memcmp(one.y.data(), &t.y[row * t.y_stride * t.y_bytes], one.y.size()) != 0)
-        test_fail(__FILE__, __LINE__, "form %d, then %d: row %zu of %zu has other bits alone", t.p.form, t.p.then, row, t.p.n_rows);
+        test_fail(__FILE__, __LINE__, "layout %d, then %d: row %zu of %zu has other bits alone", t.p.layout, t.p.then, row, t.p.n_rows);
 }
 
 TEST(gemm_rows_have_the_same_bits_alone)
 {
     need_card();
-    for (int form = 0; form < GEMM_FORMS; form++)
+    for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (size_t n_rows : { 2, 9, 16, 21, 130 }) {
             product p;
-            p.form = (enum gemm_form)form, p.n_rows = n_rows, p.n_in = 1200, p.n_out = 40, p.fixed = n_rows > 16, p.bias = true;
-            p.scratch = form % 2, p.n_in = 1200 + (p.scratch ? 1200 : 0);
-            if (n_rows == 130) p.n_in = wide_n_in(p.form), p.n_out = 8300;
+            p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.n_in = 1200, p.n_out = 40, p.fixed = n_rows > 16, p.bias = true;
+            p.scratch = layout % 2, p.n_in = 1200 + (p.scratch ? 1200 : 0);
+            if (n_rows == 130) p.n_in = wide_n_in(p.layout), p.n_out = 8300;
             const trial t = try_product(p);
             for (size_t row : { (size_t)0, n_rows / 2, n_rows - 1 }) check_alone(t, row);
         }
@@ -388,13 +388,13 @@ TEST(gemm_slices)
 {
     need_card();
     static const size_t shapes[][2] = { { 18, 2100 }, { 130, 4224 } }; /* n_out, n_in */
-    for (int form = GEMM_BF16; form < GEMM_FORMS; form++)
+    for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (const auto &shape : shapes)
             for (size_t n_rows : { 1, 11, 16, 17, 33, 65 }) {
-                if (n_rows > 33 && (shape[0] > 18 || !gemm_is_16((enum gemm_form)form))) continue;
+                if (n_rows > 33 && (shape[0] > 18 || !gemm_is_16((enum gemm_weight_layout)layout))) continue;
                 product p;
-                p.form = (enum gemm_form)form, p.n_rows = n_rows, p.n_out = shape[0], p.n_in = shape[1], p.scratch = true, p.bias = true;
-                p.paired = n_rows % 2, p.then = n_rows % 2 ? ready_for(p.form) : GEMM_ADD, p.gathered = n_rows == 11;
+                p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.n_out = shape[0], p.n_in = shape[1], p.scratch = true, p.bias = true;
+                p.paired = n_rows % 2, p.then = n_rows % 2 ? ready_for(p.layout) : GEMM_ADD, p.gathered = n_rows == 11;
                 const trial t = try_product(p);
                 if (n_rows == 16 || n_rows == 33) check_again(t);
             }
@@ -404,9 +404,9 @@ TEST(gemm_slices)
 TEST(gemm_batches_have_the_same_bits)
 {
     need_card();
-    for (int form = GEMM_BF16; form < GEMM_FORMS; form++) {
+    for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++) {
         product p;
-        p.form = (enum gemm_form)form, p.n_rows = 60, p.n_out = 140, p.n_in = 1700, p.scratch = true;
+        p.layout = (enum gemm_weight_layout)layout, p.n_rows = 60, p.n_out = 140, p.n_in = 1700, p.scratch = true;
         const trial t = try_product(p);
         trial fewer = t;
         fewer.p.n_rows = 20;
@@ -426,7 +426,7 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
         for (int aligned = 0; aligned < 2; aligned++) {
             if (shape[0] > 100 && aligned == (shape[1] > 512)) continue; /* the long ones in one of them each */
             product p;
-            p.form = GEMM_F32, p.n_rows = shape[0], p.n_out = shape[1], p.bias = true;
+            p.layout = GEMM_F32, p.n_rows = shape[0], p.n_out = shape[1], p.bias = true;
             p.n_in = shape[2] / 4 * 4 + (aligned ? 1 : 2); /* rows of x are n_in + 3 apart */
             const trial t = try_product(p);
             for (size_t row : { (size_t)0, p.n_rows / 2, p.n_rows - 1 }) check_alone(t, row);
@@ -437,9 +437,9 @@ TEST(gemm_f32_rows_have_the_same_bits_alone)
 TEST(gemm_fixed_groups_have_the_bits_of_single_products)
 {
     need_card();
-    for (int form = 0; form < GEMM_FORMS; form++) {
+    for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++) {
         product p;
-        p.form = (enum gemm_form)form, p.groups = { 0, 30, 1, 4 }, p.n_rows = 35, p.n_out = 50, p.n_in = 300, p.fixed = true;
+        p.layout = (enum gemm_weight_layout)layout, p.groups = { 0, 30, 1, 4 }, p.n_rows = 35, p.n_out = 50, p.n_in = 300, p.fixed = true;
         const trial t = try_product(p);
         for (size_t g = 1; g < p.groups.size(); g++) {
             trial one = t;
@@ -454,7 +454,7 @@ TEST(gemm_fixed_groups_have_the_bits_of_single_products)
 static void set_x(trial *t, size_t row, size_t k, float v)
 {
     const uint16_t bits = isnan(v) ? 0xffff : bits_of(t->p.x_type(), v);
-    if (t->p.form == GEMM_F32) memcpy(&t->x_bytes[(row * t->x_stride + k) * 4], &v, 4);
+    if (t->p.layout == GEMM_F32) memcpy(&t->x_bytes[(row * t->x_stride + k) * 4], &v, 4);
     else memcpy(&t->x_bytes[(row * t->x_stride + k) * 2], &bits, 2);
 }
 
@@ -462,10 +462,10 @@ static void set_x(trial *t, size_t row, size_t k, float v)
 TEST(gemm_nan_stays_in_its_row)
 {
     need_card();
-    for (int form = 0; form < GEMM_FORMS; form++)
+    for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (int how = 0; how < 4; how++) {
             product p;
-            p.form = (enum gemm_form)form, p.n_rows = 5, p.n_out = 21, p.n_in = 100, p.fixed = how & 1;
+            p.layout = (enum gemm_weight_layout)layout, p.n_rows = 5, p.n_out = 21, p.n_in = 100, p.fixed = how & 1;
             trial t = make_trial(p, 9);
             set_x(&t, 2, 1, how & 2 ? -INFINITY : NAN);
             run_trial(&t);
@@ -483,7 +483,7 @@ TEST(gemm_f8_keeps_nan)
     for (int fixed = 0; fixed < 2; fixed++)
         for (size_t k = 0; k < 16; k++) {
             product p;
-            p.form = GEMM_F8, p.n_rows = 2, p.n_out = 20, p.n_in = 100, p.fixed = fixed;
+            p.layout = GEMM_F8, p.n_rows = 2, p.n_out = 20, p.n_in = 100, p.fixed = fixed;
             trial t = make_trial(p, 11);
             t.w[0].bytes[7 * gemm_row_bytes(GEMM_F8, p.n_in) + k] = k % 2 ? 0xff : 0x7f;
             run_trial(&t);
@@ -495,24 +495,24 @@ TEST(gemm_f8_keeps_nan)
 TEST(gemm_every_stored_number)
 {
     need_card();
-    for (enum gemm_form form : { GEMM_W8, GEMM_W4, GEMM_F8 })
+    for (enum gemm_weight_layout layout : { GEMM_W8, GEMM_W4, GEMM_F8 })
         for (int fixed = 0; fixed < 2; fixed++) {
             product p;
-            p.form = form, p.n_rows = 1, p.n_out = 256, p.n_in = 8, p.fixed = fixed;
+            p.layout = layout, p.n_rows = 1, p.n_out = 256, p.n_in = 8, p.fixed = fixed;
             trial t = make_trial(p, 12);
             for (size_t k = 0; k < 8; k++) {
                 const uint16_t bits = bf16_of(k == 5 ? 1.0f : 0.0f);
                 memcpy(&t.x_bytes[2 * k], &bits, 2);
             }
-            std::vector<float> scales((t.w[0].bytes.size() - gemm_scales_at(form, p.n_out, p.n_in)) / 4, 1.0f);
-            memcpy(t.w[0].bytes.data() + gemm_scales_at(form, p.n_out, p.n_in), scales.data(), scales.size() * 4);
-            const size_t row_bytes = gemm_row_bytes(form, p.n_in);
+            std::vector<float> scales((t.w[0].bytes.size() - gemm_scales_at(layout, p.n_out, p.n_in)) / 4, 1.0f);
+            memcpy(t.w[0].bytes.data() + gemm_scales_at(layout, p.n_out, p.n_in), scales.data(), scales.size() * 4);
+            const size_t row_bytes = gemm_row_bytes(layout, p.n_in);
             for (size_t i = 0; i < 256; i++)
-                if (form != GEMM_F8 || (i & 127) != 127) t.w[0].bytes[i * row_bytes + (form == GEMM_W4 ? 2 : 5)] = (unsigned char)i;
+                if (layout != GEMM_F8 || (i & 127) != 127) t.w[0].bytes[i * row_bytes + (layout == GEMM_W4 ? 2 : 5)] = (unsigned char)i;
             run_trial(&t);
             for (size_t i = 0; i < 256; i++) {
-                const double want = form == GEMM_W8 ? (double)(int8_t)i : form == GEMM_W4 ? (double)((int)i / 16 - 8) : float_of_e4m3((uint8_t)i);
-                if (form != GEMM_F8 || (i & 127) != 127) CHECK(read_y(t, t.y, 0, i) == want);
+                const double want = layout == GEMM_W8 ? (double)(int8_t)i : layout == GEMM_W4 ? (double)((int)i / 16 - 8) : float_of_e4m3((uint8_t)i);
+                if (layout != GEMM_F8 || (i & 127) != 127) CHECK(read_y(t, t.y, 0, i) == want);
             }
         }
 }
@@ -524,7 +524,7 @@ TEST(gemm_every_f16)
     enum { ALL = 1 << 16, K = 5 };
     for (int fixed = 0; fixed < 2; fixed++) {
         product p;
-        p.form = GEMM_F16, p.n_rows = 1, p.n_out = ALL, p.n_in = 8, p.fixed = fixed;
+        p.layout = GEMM_F16, p.n_rows = 1, p.n_out = ALL, p.n_in = 8, p.fixed = fixed;
         trial        t = make_trial(p, 12);
         const size_t row_bytes = gemm_row_bytes(GEMM_F16, p.n_in);
         for (size_t k = 0; k < p.n_in; k++) set_x(&t, 0, k, k == K ? 1.0f : 0.0f);
@@ -549,7 +549,7 @@ TEST(gemm_silu_stays_finite_in_f16)
     static const float WANT[] = { 65504, -65504, 65504, 65504, INFINITY, -INFINITY, NAN };
     for (int fixed = 0; fixed < 2; fixed++) {
         product p;
-        p.form = GEMM_F16, p.then = GEMM_SILU_F16, p.paired = true, p.n_rows = 3, p.n_out = 14, p.n_in = 8, p.fixed = fixed;
+        p.layout = GEMM_F16, p.then = GEMM_SILU_F16, p.paired = true, p.n_rows = 3, p.n_out = 14, p.n_in = 8, p.fixed = fixed;
         trial t = make_trial(p, 13);
         for (size_t row = 0; row < p.n_rows; row++)
             for (size_t k = 0; k < p.n_in; k++) set_x(&t, row, k, k == 0 ? 1.0f : 0.0f);
@@ -570,7 +570,7 @@ TEST(gemm_refuses_what_it_cannot_do)
 {
     need_card();
     struct gemm g = {};
-    g.form = GEMM_BF16, g.n_out = 2, g.n_in = 2, g.n_rows = 1, g.then = GEMM_SILU, g.n_groups = 1;
+    g.layout = GEMM_BF16, g.n_out = 2, g.n_in = 2, g.n_rows = 1, g.then = GEMM_SILU, g.n_groups = 1;
     CHECK(gemm_run(nullptr, &g) != cudaSuccess);
     g.then = GEMM_STORE, g.n_groups = 0;
     CHECK(gemm_run(nullptr, &g) != cudaSuccess);

@@ -61,7 +61,7 @@ TEST(gemm_library_says_what_is_missing)
 static struct gemm a_product(void)
 {
     struct gemm g = {};
-    g.form = GEMM_BF16, g.n_out = 70, g.n_in = 100, g.n_groups = 1, g.n_rows = GEMM_LIBRARY_ROWS;
+    g.layout = GEMM_BF16, g.n_out = 70, g.n_in = 100, g.n_groups = 1, g.n_rows = GEMM_LIBRARY_ROWS;
     g.x_stride = 128, g.y_stride = 72;
     g.w = g.x = g.y = (void *)0x1000;
     g.library = (struct gemm_library *)0x1000, g.workspace = (void *)0x1000;
@@ -74,14 +74,14 @@ TEST(gemm_library_takes_large_dense_products)
     const struct gemm plain = a_product();
     CHECK(gemm_library_fits(&plain));
     struct gemm f16 = plain;
-    f16.form = GEMM_F16;
+    f16.layout = GEMM_F16;
     CHECK(gemm_library_fits(&f16));
     for (int i = 0; i < 15; i++) {
         struct gemm g = plain;
         switch (i) {
         case 0: g.fixed = true; break;
-        case 1: g.form = GEMM_F8; break;
-        case 2: g.form = GEMM_F32; break;
+        case 1: g.layout = GEMM_F8; break;
+        case 2: g.layout = GEMM_F32; break;
         case 3: g.then = GEMM_SILU; break;
         case 4: g.then = GEMM_SILU_BF16; break;
         case 5: g.bias = (const float *)0x1000; break;
@@ -123,23 +123,23 @@ static struct gemm_library *open_fake(void)
 }
 
 /* One product in host memory: W of n_out by n_in, rows of x and y with room between them. */
-static void check_product(struct gemm_library *l, enum gemm_form form, size_t n_rows, size_t n_out, size_t n_in, bool add)
+static void check_product(struct gemm_library *l, enum gemm_weight_layout layout, size_t n_rows, size_t n_out, size_t n_in, bool add)
 {
     numbers               from = { n_rows + n_out };
     const size_t          filled = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
-    reference_matrix      w = reference_pack(form, false, n_out, n_in, &from);
+    reference_matrix      w = reference_pack(layout, false, n_out, n_in, &from);
     std::vector<uint16_t> x(n_rows * (filled + GEMM_STEP), 0x7fc0); /* NaN of either type behind the rows */
     std::vector<float>    y(n_rows * (n_out + 6), 3);
     std::vector<double>   wide(n_rows * n_in);
     char                  workspace[16];
     for (size_t row = 0; row < n_rows; row++)
         for (size_t k = 0; k < filled; k++) {
-            const uint16_t bits = k < n_in ? bits_of(gemm_x_type(form), (float)from.next()) : 0;
+            const uint16_t bits = k < n_in ? bits_of(gemm_x_type(layout), (float)from.next()) : 0;
             x[row * (filled + GEMM_STEP) + k] = bits;
-            if (k < n_in) wide[row * n_in + k] = float_of(gemm_x_type(form), bits);
+            if (k < n_in) wide[row * n_in + k] = float_of(gemm_x_type(layout), bits);
         }
     struct gemm g = {};
-    g.form = form, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows, g.then = add ? GEMM_ADD : GEMM_STORE;
+    g.layout = layout, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows, g.then = add ? GEMM_ADD : GEMM_STORE;
     g.w = w.bytes.data(), g.x = x.data(), g.x_stride = filled + GEMM_STEP, g.y = y.data(), g.y_stride = n_out + 6;
     g.library = l, g.workspace = workspace;
     CHECK(gemm_library_run(nullptr, &g));

@@ -32,11 +32,11 @@ struct side_by_side {
     }
 };
 
-static std::vector<unsigned char> some_x(enum gemm_form form, size_t n, numbers *from)
+static std::vector<unsigned char> some_x(enum gemm_weight_layout layout, size_t n, numbers *from)
 {
     std::vector<unsigned char> x(n * 2);
     for (size_t i = 0; i < n; i++) {
-        const uint16_t bits = bits_of(gemm_x_type(form), (float)from->next());
+        const uint16_t bits = bits_of(gemm_x_type(layout), (float)from->next());
         memcpy(&x[2 * i], &bits, 2);
     }
     return x;
@@ -52,15 +52,15 @@ static std::vector<unsigned char> some_floats(size_t n, numbers *from)
     return f;
 }
 
-static void make(side_by_side *s, enum gemm_form form, size_t n_rows, size_t n_in, const std::vector<one_product> &list, void *scratch)
+static void make(side_by_side *s, enum gemm_weight_layout layout, size_t n_rows, size_t n_in, const std::vector<one_product> &list, void *scratch)
 {
-    numbers      from = { 5 + (uint64_t)form };
+    numbers      from = { 5 + (uint64_t)layout };
     const size_t x_stride = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
-    void        *x = s->keep(some_x(form, n_rows * x_stride, &from));
+    void        *x = s->keep(some_x(layout, n_rows * x_stride, &from));
     for (const one_product &o : list) {
-        const reference_matrix w = reference_pack(form, false, o.n_out, n_in, &from);
+        const reference_matrix w = reference_pack(layout, false, o.n_out, n_in, &from);
         struct gemm            g = {};
-        g.form = form, g.n_out = o.n_out, g.n_in = n_in, g.then = o.then, g.n_groups = 1, g.n_rows = n_rows, g.x = x, g.x_stride = x_stride;
+        g.layout = layout, g.n_out = o.n_out, g.n_in = n_in, g.then = o.then, g.n_groups = 1, g.n_rows = n_rows, g.x = x, g.x_stride = x_stride;
         g.w = s->keep(w.bytes), g.w_stride = w.bytes.size(), g.scratch = scratch;
         if (o.bias) g.bias = (const float *)s->keep(some_floats(o.n_out, &from));
         s->y_bytes.push_back(n_rows * o.y_stride * 4);
@@ -82,11 +82,11 @@ static std::vector<std::vector<unsigned char>> run(const side_by_side &s, const 
     return y;
 }
 
-static void check(enum gemm_form form, size_t n_rows, size_t n_in, const std::vector<one_product> &list, bool sliced)
+static void check(enum gemm_weight_layout layout, size_t n_rows, size_t n_in, const std::vector<one_product> &list, bool sliced)
 {
     const device_bytes scratch{ std::vector<unsigned char>(gemm_scratch_bytes()) };
     side_by_side       s;
-    make(&s, form, n_rows, n_in, list, sliced ? scratch.p : nullptr);
+    make(&s, layout, n_rows, n_in, list, sliced ? scratch.p : nullptr);
     std::vector<std::vector<unsigned char>> before;
     for (size_t i = 0; i < list.size(); i++) {
         before.emplace_back(s.y_bytes[i]);
@@ -97,7 +97,7 @@ static void check(enum gemm_form form, size_t n_rows, size_t n_in, const std::ve
         const auto together = run(s, before, true);
         for (size_t i = 0; i < list.size(); i++)
             if (memcmp(alone[i].data(), together[i].data(), alone[i].size()) != 0)
-                test_fail(__FILE__, __LINE__, "form %d, %zu rows of %zu, product %zu of %zu%s: other bits than alone", form, n_rows, n_in, i, list.size(),
+                test_fail(__FILE__, __LINE__, "layout %d, %zu rows of %zu, product %zu of %zu%s: other bits than alone", layout, n_rows, n_in, i, list.size(),
                           sliced ? ", in slices" : "");
     }
     std::vector<unsigned char> counters(COUNTER_BYTES);
@@ -114,12 +114,12 @@ TEST(products_beside_each_other_have_their_own_bits)
         { { 128, 128, GEMM_STORE, true }, { 2, 5, GEMM_ADD, true }, { 61, 64, GEMM_STORE, false } },
         { { 1, 1, GEMM_STORE, true }, { 300, 300, GEMM_ADD, false } },
     };
-    for (int form = GEMM_BF16; form < GEMM_FORMS; form++)
+    for (int layout = GEMM_BF16; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (const auto &list : lists) {
             for (size_t n_rows : { 1, 8, 9, 16, 17 }) /* of 17 each is a call of its own */
                 for (size_t n_in : { 128, 192 })      /* 192: not whole */
-                    check((enum gemm_form)form, n_rows, n_in, list, n_rows % 2 == 0);
-            check((enum gemm_form)form, 9, 4096, list, true); /* of 4,096 there are slices */
+                    check((enum gemm_weight_layout)layout, n_rows, n_in, list, n_rows % 2 == 0);
+            check((enum gemm_weight_layout)layout, 9, 4096, list, true); /* of 4,096 there are slices */
         }
 }
 

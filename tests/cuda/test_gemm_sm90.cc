@@ -14,22 +14,22 @@ enum { EMULATED = 0 };
 
 enum { FIRST_ROW = 3, BY_RUN = 0 /* instead of columns: gemm_run chooses */ };
 static const size_t F8_STEP = 128, STEP_16 = GEMM_STEP;
-static const enum gemm_form FORMS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
+static const enum gemm_weight_layout FORMS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
 
-/* Of two matrices of a form in turn. */
-static enum gemm_then ready_for(enum gemm_form form) { return form == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
+/* Of two matrices of a layout in turn. */
+static enum gemm_then ready_for(enum gemm_weight_layout layout) { return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
 
 static size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
 struct product {
-    enum gemm_form       form = GEMM_BF16;
+    enum gemm_weight_layout       layout = GEMM_BF16;
     bool                 paired = false, bias = false, gathered = false;
     enum gemm_then       then = GEMM_STORE;
     size_t               n_rows = 1, n_out = 1, n_in = 1, y_more = 2; /* elements behind a row of y */
     std::vector<int32_t> groups;                                     /* rows of each; empty: one, without `begin` */
     int                  columns = 128;
-    bool       f8() const { return form == GEMM_F8; } /* with x in e4m3 */
-    enum dtype x_type() const { return gemm_x_type(form); }
+    bool       f8() const { return layout == GEMM_F8; } /* with x in e4m3 */
+    enum dtype x_type() const { return gemm_x_type(layout); }
     enum dtype y_type() const { return then == GEMM_SILU_F16 ? DTYPE_F16 : gemm_is_ready(then) ? DTYPE_BF16 : DTYPE_F32; }
     bool       is_silu() const { return gemm_is_silu(then); }
     size_t     n_y() const { return gemm_is_ready(then) ? round_up(n_out / 2, GEMM_STEP) : is_silu() ? n_out / 2 : n_out; }
@@ -81,7 +81,7 @@ static trial make_trial(const product &p, uint64_t seed)
     numbers from = { seed };
     t.p = p;
     for (size_t g = 0; g < (p.groups.empty() ? 1 : p.groups.size()); g++)
-        t.w.push_back(reference_pack(p.form, p.paired, p.n_out, p.n_in, &from));
+        t.w.push_back(reference_pack(p.layout, p.paired, p.n_out, p.n_in, &from));
     make_x(&t, &from);
     for (size_t i = 0; p.bias && i < p.n_out; i++) t.bias.push_back((float)from.next());
     int32_t at = FIRST_ROW;
@@ -103,7 +103,7 @@ static void run_trial(trial *t)
     for (const reference_matrix &w : t->w) all.insert(all.end(), w.bytes.begin(), w.bytes.end());
     device_bytes w(all), x(t->x_bytes), x_scales(t->x_scales), x_rows(t->x_rows), begin(t->begin), bias(t->bias), y(t->y_before);
     struct gemm  g = {};
-    g.form = p.form, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then;
+    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then;
     g.w = w.p, g.w_stride = t->w[0].bytes.size(), g.n_groups = (int32_t)t->w.size();
     g.begin = p.groups.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows, g.x = x.p, g.x_stride = t->x_stride;
@@ -168,8 +168,8 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, double wan
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "form %d then %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
-              p.form, p.then, p.paired, p.bias, p.gathered, p.groups.size(), p.columns, p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
+              "layout %d then %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
+              p.layout, p.then, p.paired, p.bias, p.gathered, p.groups.size(), p.columns, p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
 }
 
 static void check_rows(trial *t, size_t group, size_t begin, size_t n)
@@ -202,7 +202,7 @@ static void need_hopper()
 {
     need_card();
     struct gemm g = {};
-    g.form = GEMM_F8, g.n_groups = 1, g.n_rows = 4096, g.n_out = g.n_in = 4096;
+    g.layout = GEMM_F8, g.n_groups = 1, g.n_rows = 4096, g.n_out = g.n_in = 4096;
     if (gemm_wants_f8_x(&g)) return;
     int major = 0, minor = 0;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) != cudaSuccess ||
@@ -225,13 +225,13 @@ static void try_thens(product p)
 }
 
 /* Sizes on both sides of a step of k, a stage, the ring, a tile, a warpgroup; y in pairs and not. */
-static void try_sizes(enum gemm_form form)
+static void try_sizes(enum gemm_weight_layout layout)
 {
     static const size_t sizes[][3] = { { 1, 1, 1 },       { 65, 2, 63 },   { 128, 37, 65 },  { 64, 130, 127 },
                                        { 131, 300, 200 }, { 7, 129, 1100 }, { 200, 258, 129 } };
     for (const auto &size : sizes) {
         product p;
-        p.form = form, p.n_rows = size[0], p.n_out = size[1], p.n_in = size[2], p.gathered = size[0] % 2, p.y_more = size[2] % 2 ? 3 : 2 + size[1] % 2;
+        p.layout = layout, p.n_rows = size[0], p.n_out = size[1], p.n_in = size[2], p.gathered = size[0] % 2, p.y_more = size[2] % 2 ? 3 : 2 + size[1] % 2;
         try_thens(p);
     }
 }
@@ -248,9 +248,9 @@ TEST(hopper_groups)
     for (const auto &list : lists)
         for (int how = 0; how < 6; how++) {
             product p;
-            p.form = FORMS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128, p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
+            p.layout = FORMS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128, p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
-            p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : ready_for(p.form);
+            p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : ready_for(p.layout);
             try_product(p);
         }
 }
@@ -261,16 +261,16 @@ TEST(hopper_is_what_gemm_run_takes)
     need_hopper();
     static const size_t shapes[][2] = { { 1100, 2100 }, { 1200, 1030 } };
     for (const auto &shape : shapes)
-        for (enum gemm_form form : FORMS) {
+        for (enum gemm_weight_layout layout : FORMS) {
             product p;
-            p.form = form, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 130, p.then = GEMM_ADD, p.bias = true;
+            p.layout = layout, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 130, p.then = GEMM_ADD, p.bias = true;
             if (TEST_IS_SANITIZED) p.n_rows /= 4, p.n_out /= 4;
             try_product(p);
         }
-    for (enum gemm_form form : FORMS) {
+    for (enum gemm_weight_layout layout : FORMS) {
         product p;
-        p.form = form, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 }, p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
-        p.paired = p.gathered = true, p.then = ready_for(form);
+        p.layout = layout, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 }, p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
+        p.paired = p.gathered = true, p.then = ready_for(layout);
         try_product(p);
     }
 }
@@ -279,9 +279,9 @@ TEST(hopper_is_what_gemm_run_takes)
 TEST(hopper_rows_have_the_same_bits_among_others)
 {
     need_hopper();
-    for (enum gemm_form form : FORMS) {
+    for (enum gemm_weight_layout layout : FORMS) {
         product p;
-        p.form = form, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
+        p.layout = layout, p.n_rows = 200, p.n_out = 300, p.n_in = 500, p.bias = true;
         const trial all = try_product(p);
         for (size_t row : { 0, 70, 199 })
             for (int columns : { 128, 256 }) {
@@ -298,9 +298,9 @@ TEST(hopper_rows_have_the_same_bits_among_others)
 TEST(hopper_nan_stays_in_its_row)
 {
     need_hopper();
-    for (enum gemm_form form : FORMS) {
+    for (enum gemm_weight_layout layout : FORMS) {
         product p;
-        p.form = form, p.n_rows = 5, p.n_out = 21, p.n_in = 100;
+        p.layout = layout, p.n_rows = 5, p.n_out = 21, p.n_in = 100;
         trial t = make_trial(p, 9);
         memset(&t.x_bytes[2 * t.x_stride * (p.f8() ? 1 : 2)], 0xff, 8);
         run_trial(&t);
@@ -317,7 +317,7 @@ TEST(hopper_every_f16)
     enum { ALL = 1 << 16, K = 5 };
     for (int columns : { 128, 256 }) {
         product p;
-        p.form = GEMM_F16, p.columns = columns, p.n_rows = 1, p.n_out = ALL, p.n_in = 8;
+        p.layout = GEMM_F16, p.columns = columns, p.n_rows = 1, p.n_out = ALL, p.n_in = 8;
         trial        t = make_trial(p, 3);
         const size_t row_bytes = gemm_row_bytes(GEMM_F16, p.n_in);
         for (size_t k = 0; k < p.n_in; k++) put_x(&t, 0, k, k == K);
@@ -339,7 +339,7 @@ TEST(hopper_refuses_what_it_cannot_do)
     need_hopper();
     const float  scale = 1;
     struct gemm  g = {};
-    g.form = GEMM_F8, g.n_out = g.n_in = 4096, g.n_rows = 4096, g.n_groups = 1;
+    g.layout = GEMM_F8, g.n_out = g.n_in = 4096, g.n_rows = 4096, g.n_groups = 1;
     CHECK(gemm_wants_f8_x(&g));
     g.n_rows = 8;
     CHECK(!gemm_wants_f8_x(&g)); /* decode steps: bound by W */
@@ -347,13 +347,13 @@ TEST(hopper_refuses_what_it_cannot_do)
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue && gemm_run_hopper(nullptr, &g, 128) == cudaErrorInvalidValue);
     g.fixed = false, g.n_groups = 2;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
-    g.n_groups = 1, g.form = GEMM_BF16;
+    g.n_groups = 1, g.layout = GEMM_BF16;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.x_scales = nullptr, g.fixed = true;
     CHECK(!gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 256) == cudaErrorInvalidValue);
     g.fixed = false;
     CHECK(gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 64) == cudaErrorInvalidValue);
-    g.form = GEMM_F16;
+    g.layout = GEMM_F16;
     CHECK(gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 64) == cudaErrorInvalidValue);
     g.x_scales = &scale;
     CHECK(!gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 128) == cudaErrorInvalidValue);

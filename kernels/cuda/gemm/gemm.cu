@@ -1,4 +1,4 @@
-/* gemm.cu - products on the card: sizes of the forms, and which kernel a call takes. Thread: engine. */
+/* gemm.cu - products on the card: sizes of the layouts, and which kernel a call takes. Thread: engine. */
 #include "kernels/cuda/gemm/gemm_cublaslt.h"
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 
@@ -6,25 +6,25 @@ enum { MATRIX_STEP = 256 }; /* what sizes and places of parts are multiples of *
 
 static size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
-size_t gemm_row_bytes(enum gemm_form form, size_t n_in)
+size_t gemm_row_bytes(enum gemm_weight_layout layout, size_t n_in)
 {
-    static const unsigned char bits[GEMM_FORMS] = { 32, 16, 16, 8, 4, 8 };
-    return round_up(n_in, GEMM_STEP) * bits[form] / 8;
+    static const unsigned char bits[GEMM_WEIGHT_LAYOUTS] = { 32, 16, 16, 8, 4, 8 };
+    return round_up(n_in, GEMM_STEP) * bits[layout] / 8;
 }
 
-size_t gemm_scales_at(enum gemm_form form, size_t n_out, size_t n_in) { return round_up(n_out * gemm_row_bytes(form, n_in), MATRIX_STEP); }
+size_t gemm_scales_at(enum gemm_weight_layout layout, size_t n_out, size_t n_in) { return round_up(n_out * gemm_row_bytes(layout, n_in), MATRIX_STEP); }
 
-static size_t n_scales(enum gemm_form form, bool paired, size_t n_out, size_t n_in)
+static size_t n_scales(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in)
 {
-    if (form == GEMM_W8 || form == GEMM_W4) return n_out;
-    if (form != GEMM_F8) return 0;
+    if (layout == GEMM_W8 || layout == GEMM_W4) return n_out;
+    if (layout != GEMM_F8) return 0;
     const size_t n_blocks = paired ? 2 * blocks_for(n_out / 2, GEMM_F8_BLOCK) : blocks_for(n_out, GEMM_F8_BLOCK);
     return n_blocks * blocks_for(n_in, GEMM_F8_BLOCK);
 }
 
-size_t gemm_matrix_bytes(enum gemm_form form, bool paired, size_t n_out, size_t n_in)
+size_t gemm_matrix_bytes(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in)
 {
-    return gemm_scales_at(form, n_out, n_in) + round_up(n_scales(form, paired, n_out, n_in) * sizeof(float), MATRIX_STEP);
+    return gemm_scales_at(layout, n_out, n_in) + round_up(n_scales(layout, paired, n_out, n_in) * sizeof(float), MATRIX_STEP);
 }
 
 size_t gemm_scratch_bytes(void) { return SLICES_COUNTER_BYTES + sizeof(float) * (size_t)SLICES_ROOM_FLOATS; }
@@ -33,8 +33,8 @@ static gemm_call call_of(const struct gemm *g)
 {
     gemm_call c = {};
     c.w = (const unsigned char *)g->w, c.w_stride = g->w_stride;
-    c.row_bytes = gemm_row_bytes(g->form, g->n_in);
-    c.scales_at = gemm_scales_at(g->form, g->n_out, g->n_in);
+    c.row_bytes = gemm_row_bytes(g->layout, g->n_in);
+    c.scales_at = gemm_scales_at(g->layout, g->n_out, g->n_in);
     c.begin = g->begin, c.n_groups = g->n_groups;
     if (!g->begin) c.x_group = g->x_group, c.y_group = g->y_group;
     c.n_rows = (int32_t)g->n_rows, c.rows_above = 0, c.rows_at_most = INT32_MAX;
@@ -50,38 +50,38 @@ static gemm_call call_of(const struct gemm *g)
 }
 
 /* Many rows, not `fixed`. */
-static cudaError_t run_many(cudaStream_t stream, enum gemm_form form, const gemm_call *c)
+static cudaError_t run_many(cudaStream_t stream, enum gemm_weight_layout layout, const gemm_call *c)
 {
-    return gemm_hopper_fits(form, c) ? gemm_hopper(stream, form, c) : gemm_tiles(stream, form, c);
+    return gemm_hopper_fits(layout, c) ? gemm_hopper(stream, layout, c) : gemm_tiles(stream, layout, c);
 }
 
 /* How many rows a group has is known on the device alone: both kernels are launched, and each leaves the other's groups alone. */
-static cudaError_t run_both(cudaStream_t stream, enum gemm_form form, gemm_call c)
+static cudaError_t run_both(cudaStream_t stream, enum gemm_weight_layout layout, gemm_call c)
 {
     c.rows_at_most = GEMM_FEW_ROWS;
-    const cudaError_t e = gemm_few(stream, form, &c);
+    const cudaError_t e = gemm_few(stream, layout, &c);
     if (e != cudaSuccess) return e;
     c.rows_above = GEMM_FEW_ROWS, c.rows_at_most = INT32_MAX;
-    return run_many(stream, form, &c);
+    return run_many(stream, layout, &c);
 }
 
 static bool is_good(const struct gemm *g)
 {
     if (gemm_is_silu(g->then) && !g->paired) return false;
-    return (unsigned)g->form < GEMM_FORMS && g->n_rows <= INT32_MAX && g->n_out <= INT32_MAX && g->n_in <= INT32_MAX && g->n_groups >= 1;
+    return (unsigned)g->layout < GEMM_WEIGHT_LAYOUTS && g->n_rows <= INT32_MAX && g->n_out <= INT32_MAX && g->n_in <= INT32_MAX && g->n_groups >= 1;
 }
 
 /* Not where groups have all rows: their scales would be of all groups' elements. */
 static bool takes_f8_x(const struct gemm *g)
 {
-    return g->form == GEMM_F8 && !g->fixed && (g->begin || g->n_groups == 1) && gemm_has_hopper();
+    return g->layout == GEMM_F8 && !g->fixed && (g->begin || g->n_groups == 1) && gemm_has_hopper();
 }
 
 static bool is_hopper(const struct gemm *g, const float *x_scales)
 {
     gemm_call c = call_of(g);
     c.x_scales = x_scales;
-    return !g->fixed && g->n_rows > GEMM_FEW_ROWS && gemm_hopper_fits(g->form, &c);
+    return !g->fixed && g->n_rows > GEMM_FEW_ROWS && gemm_hopper_fits(g->layout, &c);
 }
 
 bool gemm_is_hopper(const struct gemm *g) { return !gemm_library_fits(g) && is_hopper(g, g->x_scales); }
@@ -95,15 +95,15 @@ bool gemm_wants_f8_x(const struct gemm *g)
 cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int columns)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    const bool is_16 = gemm_is_16(g->form) && !g->x_scales && !g->fixed && gemm_has_hopper() && (columns == 128 || columns == 256);
+    const bool is_16 = gemm_is_16(g->layout) && !g->x_scales && !g->fixed && gemm_has_hopper() && (columns == 128 || columns == 256);
     if (!is_good(g) || (!is_16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
-    return is_16 ? gemm_hopper_16(stream, g->form, &c, columns == 256) : gemm_hopper_f8(stream, &c);
+    return is_16 ? gemm_hopper_16(stream, g->layout, &c, columns == 256) : gemm_hopper_f8(stream, &c);
 }
 
 static bool can_be_beside(const struct gemm *g, const struct gemm *first)
 {
-    return is_good(g) && g->form == first->form && g->form != GEMM_F32 && !g->fixed && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
+    return is_good(g) && g->layout == first->layout && g->layout != GEMM_F32 && !g->fixed && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
            g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows && g->n_rows <= GEMM_FEW_ROWS &&
            round_up(g->n_in, GEMM_STEP) % GEMM_FEW_WHOLE == 0 && !gemm_library_fits(g);
 }
@@ -118,7 +118,7 @@ cudaError_t gemm_run_beside(cudaStream_t stream, const struct gemm *g, int n)
         if (together) calls[i] = call_of(&g[i]), calls[i].beside = i;
         else e = gemm_run(stream, &g[i]);
     }
-    return together ? gemm_few_beside(stream, g->form, calls, n) : e;
+    return together ? gemm_few_beside(stream, g->layout, calls, n) : e;
 }
 
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
@@ -128,8 +128,8 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
     if (gemm_library_fits(g) && gemm_library_run(stream, g)) return cudaSuccess;
     const gemm_call c = call_of(g);
     if (g->x_scales) return takes_f8_x(g) ? gemm_hopper_f8(stream, &c) : cudaErrorInvalidValue;
-    if (g->form == GEMM_F32) return gemm_f32(stream, &c);
-    if (g->fixed) return gemm_tiles(stream, g->form, &c);
-    if (g->n_rows <= GEMM_FEW_ROWS) return gemm_few(stream, g->form, &c);
-    return g->begin ? run_both(stream, g->form, c) : run_many(stream, g->form, &c);
+    if (g->layout == GEMM_F32) return gemm_f32(stream, &c);
+    if (g->fixed) return gemm_tiles(stream, g->layout, &c);
+    if (g->n_rows <= GEMM_FEW_ROWS) return gemm_few(stream, g->layout, &c);
+    return g->begin ? run_both(stream, g->layout, c) : run_many(stream, g->layout, &c);
 }

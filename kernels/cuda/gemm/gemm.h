@@ -1,6 +1,6 @@
-/* gemm.h - products on the card: y = W x for one matrix or a group of them (experts), in every form that weights lie in there.
+/* gemm.h - products on the card: y = W x for one matrix or a group of them (experts), in every layout that weights lie in there.
  *
- * W is [n_out][n_in] by rows, each row filled up with zeros to a multiple of GEMM_STEP elements, then the form's scales. A paired matrix has
+ * W is [n_out][n_in] by rows, each row filled up with zeros to a multiple of GEMM_STEP elements, then the layout's scales. A paired matrix has
  * gate and up in turn: row 2i is gate's row i, row 2i + 1 up's. What a stored element means:
  *   F32   itself
  *   BF16  itself
@@ -41,7 +41,7 @@ extern "C" {
 
 enum { GEMM_STEP = 64 }; /* elements that rows of W and of x in 16 bits are filled up to */
 
-enum gemm_form { GEMM_F32, GEMM_BF16, GEMM_F16, GEMM_W8, GEMM_W4, GEMM_F8, GEMM_FORMS };
+enum gemm_weight_layout { GEMM_F32, GEMM_BF16, GEMM_F16, GEMM_W8, GEMM_W4, GEMM_F8, GEMM_WEIGHT_LAYOUTS };
 
 enum gemm_then {
     GEMM_STORE,     /* y  = W x + bias */
@@ -54,15 +54,15 @@ static inline bool gemm_is_ready(enum gemm_then then) { return then == GEMM_SILU
 static inline bool gemm_is_silu(enum gemm_then then) { return then == GEMM_SILU || gemm_is_ready(then); }
 
 /* Are elements of 16 bits, which are multiplied as they are? */
-static inline bool gemm_is_16(enum gemm_form form) { return form == GEMM_BF16 || form == GEMM_F16; }
-/* What a form takes x in, but for x_scales. */
-static inline enum dtype gemm_x_type(enum gemm_form form) { return form == GEMM_F32 ? DTYPE_F32 : form == GEMM_F16 ? DTYPE_F16 : DTYPE_BF16; }
+static inline bool gemm_is_16(enum gemm_weight_layout layout) { return layout == GEMM_BF16 || layout == GEMM_F16; }
+/* What a layout takes x in, but for x_scales. */
+static inline enum dtype gemm_x_type(enum gemm_weight_layout layout) { return layout == GEMM_F32 ? DTYPE_F32 : layout == GEMM_F16 ? DTYPE_F16 : DTYPE_BF16; }
 
 struct gemm_library;
 
 /* All pointers but the library's are to device memory. */
 struct gemm {
-    enum gemm_form   form;
+    enum gemm_weight_layout   layout;
     bool             paired;
     size_t           n_out, n_in;
     const void      *w;         /* the matrix of group 0 */
@@ -89,15 +89,15 @@ struct gemm {
     bool             fixed;     /* one way of adding up whatever n_rows is: for --deterministic */
 };
 
-/* Bytes of a matrix in a form, a multiple of 256. */
-size_t      gemm_matrix_bytes(enum gemm_form form, bool paired, size_t n_out, size_t n_in);
+/* Bytes of a matrix in a layout, a multiple of 256. */
+size_t      gemm_matrix_bytes(enum gemm_weight_layout layout, bool paired, size_t n_out, size_t n_in);
 /* Where its scales begin. */
-size_t      gemm_scales_at(enum gemm_form form, size_t n_out, size_t n_in);
+size_t      gemm_scales_at(enum gemm_weight_layout layout, size_t n_out, size_t n_in);
 /* Bytes of one row of W. */
-size_t      gemm_row_bytes(enum gemm_form form, size_t n_in);
+size_t      gemm_row_bytes(enum gemm_weight_layout layout, size_t n_in);
 /* Bytes of struct gemm's scratch, whatever the products. Its owner zeroes it once; calls leave it as they need it. */
 size_t      gemm_scratch_bytes(void);
-/* Of a call with everything filled in but x, x_stride and x_scales: is it worth making x e4m3? Depends on the card, form and shapes alone. */
+/* Of a call with everything filled in but x, x_stride and x_scales: is it worth making x e4m3? Depends on the card, layout and shapes alone. */
 bool        gemm_wants_f8_x(const struct gemm *g);
 /* Does gemm_run take a kernel of compute capability 9.0 for groups with more than a few rows? What the library may do, it tries first. */
 bool        gemm_is_hopper(const struct gemm *g);
@@ -105,7 +105,7 @@ bool        gemm_is_hopper(const struct gemm *g);
  * cudaErrorInvalidValue where gemm_run never takes it. */
 cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int columns);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
-/* n products of the same rows: x, x_stride, x_rows, x_scales, n_rows, n_in and form are those of the first, and none has groups. The bits of
+/* n products of the same rows: x, x_stride, x_rows, x_scales, n_rows, n_in and layout are those of the first, and none has groups. The bits of
  * gemm_run, by one launch where the rows are few: one of a step's many small ones costs as much as reading a MiB and more. */
 enum { GEMM_BESIDE_MAX = 3 /* q, k, v */ };
 cudaError_t gemm_run_beside(cudaStream_t stream, const struct gemm *g, int n);

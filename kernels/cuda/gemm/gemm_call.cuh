@@ -27,7 +27,7 @@ struct gemm_call {
     const void          *x;
     size_t               x_stride;
     const int32_t       *x_rows;
-    const float         *x_scales;     /* x is e4m3; NULL: as the form has it */
+    const float         *x_scales;     /* x is e4m3; NULL: as the layout has it */
     const float         *bias;
     void                *y;
     size_t               y_stride;
@@ -38,19 +38,19 @@ struct gemm_call {
     int32_t              beside;       /* its number among the products of one launch, whose slices lie apart */
 };
 
-/* The kernels. `form` is not F32 but of the last. */
-cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
+/* The kernels. `layout` is not F32 but of the last. */
+cudaError_t gemm_few(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
 /* n of them, of one group and the same rows, n_in a multiple of GEMM_FEW_WHOLE. */
-cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_form form, const struct gemm_call *calls, int n);
-cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
+cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n);
+cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
 /* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `fixed` ones. BF16, F16, and
  * F8 with x in e4m3. */
-bool        gemm_hopper_fits(enum gemm_form form, const struct gemm_call *c);
-cudaError_t gemm_hopper(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c);
+bool        gemm_hopper_fits(enum gemm_weight_layout layout, const struct gemm_call *c);
+cudaError_t gemm_hopper(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
 bool        gemm_has_hopper(void);
 /* Of BF16 and F16. */
-cudaError_t gemm_hopper_16(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c, bool wide);
+cudaError_t gemm_hopper_16(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c, bool wide);
 cudaError_t gemm_hopper_f8(cudaStream_t stream, const struct gemm_call *c);
 
 /* ---- rows ---- */
@@ -165,7 +165,7 @@ static __device__ __forceinline__ const float *f8_scales(const gemm_call &c, int
 }
 
 /* The factor of a finished sum. */
-template <enum gemm_form F> static __device__ __forceinline__ float column_scale(const gemm_call &c, int32_t group, int32_t column)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ float column_scale(const gemm_call &c, int32_t group, int32_t column)
 {
     if (F != GEMM_W8 && F != GEMM_W4) return 1.0f;
     return column < c.n_out ? scales_of(c, group)[column] : 0.0f;

@@ -18,8 +18,8 @@ enum { FEW_W_ROWS = 16, FEW_PART = FEW_W_ROWS * GEMM_FEW_ROWS };
 enum { FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = GEMM_FEW_WHOLE, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
 static_assert((int)FEW_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
 
-/* Per form: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
-template <enum gemm_form F> struct few_shape {
+/* Per layout: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
+template <enum gemm_weight_layout F> struct few_shape {
     enum {
         ELEMENTS = stored<F>::PER_16_BYTES, LOADS = FEW_SPAN / (4 * ELEMENTS), SPANS = FEW_LOADS / (2 * LOADS), SPAN_BYTES = LOADS * 64
     };
@@ -46,19 +46,19 @@ template <int N_TILES> struct few_sums {
 };
 
 /* First element of the thread's load i of a span, counted from those of its first one. */
-template <enum gemm_form F> static __device__ __forceinline__ int32_t few_k(int32_t span, int i)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ int32_t few_k(int32_t span, int i)
 {
     return span * FEW_SPAN + i * 4 * few_shape<F>::ELEMENTS;
 }
 
 /* Whether there is such a load: of whole spans it is known, rows of others end in the middle of one. */
-template <enum gemm_form F, int N_TILES, bool WHOLE> static __device__ __forceinline__ bool few_has(const few_place<N_TILES> &p, int32_t span, int i)
+template <enum gemm_weight_layout F, int N_TILES, bool WHOLE> static __device__ __forceinline__ bool few_has(const few_place<N_TILES> &p, int32_t span, int i)
 {
     return span < p.n_spans && (WHOLE || few_k<F>(span, i) < p.n_in);
 }
 
 /* Spans `span`, span + FEW_WARPS, ... */
-template <enum gemm_form F, int N_TILES, bool WHOLE>
+template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void few_load(few_weights *to, const few_place<N_TILES> &p, int32_t span)
 {
     typedef few_shape<F> shape;
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void few_load(few_weights *to, const few_place
     }
 }
 
-template <enum gemm_form F> static __device__ __forceinline__ void few_widen(unsigned out[4], const unsigned *in, unsigned *seen)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void few_widen(unsigned out[4], const unsigned *in, unsigned *seen)
 {
     if (F != GEMM_F8) {
         widen_8<F>(out, in);
@@ -82,7 +82,7 @@ template <enum gemm_form F> static __device__ __forceinline__ void few_widen(uns
 }
 
 /* One load's worth of k: both rows of W by the rows of x. */
-template <enum gemm_form F, int N_TILES, bool WHOLE>
+template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], unsigned *seen, const few_place<N_TILES> &p, const uint4 w[2],
                                                     int32_t span, int load)
 {
@@ -105,7 +105,7 @@ static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], unsi
     }
 }
 
-template <enum gemm_form F, int N_TILES, bool WHOLE>
+template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void few_spans(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, const few_weights &w, int32_t span)
 {
     typedef few_shape<F> shape;
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void few_spans(few_sums<N_TILES> *sums, const 
 }
 
 /* The warp's spans, one chain. */
-template <enum gemm_form F, int N_TILES, bool WHOLE>
+template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void few_sum(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, int32_t span)
 {
     const int32_t step = FEW_WARPS * few_shape<F>::SPANS;
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void few_keep_nan(few_sums<N_TILES> *sums, con
 }
 
 /* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on. of_tile: may lie in shared memory until it is asked for. */
-template <enum gemm_form F, int N_TILES>
+template <enum gemm_weight_layout F, int N_TILES>
 static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &kept, const int32_t &of_tile, const few_sums<N_TILES> &sums)
 {
     __shared__ float part[FEW_WARPS][FEW_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
@@ -188,7 +188,7 @@ static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm
              __fmul_rn(sum.y, column_scale<F>(c, rows.group, column + 1)));
 }
 
-template <enum gemm_form F, int N_TILES, bool WHOLE>
+template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
 static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows, const int32_t &tile)
 {
     __shared__ gemm_rows kept; /* for the end: registers are short */
@@ -218,7 +218,7 @@ enum { FEW_AHEAD = 4096 /* bytes of each of a block's 16 rows: what its warps' f
 
 /* The rows of W that the block begins with set out before it waits for its x. Which expert's they are is known as soon as routing is more than one kernel
  * ago; before that it is a guess. tile: below 0, none. */
-template <enum gemm_form F> static __device__ __forceinline__ void few_ahead(const gemm_call &c, int32_t tile)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void few_ahead(const gemm_call &c, int32_t tile)
 {
     const int32_t row = tile * FEW_W_ROWS + (int32_t)threadIdx.x;
     if (!BRINGS_AHEAD || threadIdx.x >= WARP) return;
@@ -231,7 +231,7 @@ template <enum gemm_form F> static __device__ __forceinline__ void few_ahead(con
 }
 
 /* WHOLE: rows of W are of whole spans. */
-template <enum gemm_form F, bool WHOLE> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
+template <enum gemm_weight_layout F, bool WHOLE> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
 {
     few_ahead<F>(c, (int32_t)blockIdx.x);
     kernel_begins();
@@ -247,13 +247,13 @@ struct few_calls {
     int32_t   first_tile[GEMM_BESIDE_MAX]; /* of those that there are not: behind the last */
 };
 
-template <enum gemm_form F> static __device__ __forceinline__ void beside_ahead(const few_calls &all)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void beside_ahead(const few_calls &all)
 {
 #pragma unroll
     for (int i = 0; i < GEMM_BESIDE_MAX; i++) few_ahead<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]); /* where it is not the block's: no rows */
 }
 
-template <enum gemm_form F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_beside_kernel(const __grid_constant__ few_calls all)
+template <enum gemm_weight_layout F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_beside_kernel(const __grid_constant__ few_calls all)
 {
     beside_ahead<F>(all);
     kernel_begins();
@@ -270,11 +270,11 @@ template <enum gemm_form F> static __global__ void __launch_bounds__(FEW_THREADS
     else few_rows<F, 2, true>(c, rows, tile);
 }
 
-template <bool WHOLE> static void (*kernel_of(enum gemm_form form))(const gemm_call)
+template <bool WHOLE> static void (*kernel_of(enum gemm_weight_layout layout))(const gemm_call)
 {
-    static void (*const kernels[GEMM_FORMS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16, WHOLE>, few_kernel<GEMM_F16, WHOLE>,
+    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16, WHOLE>, few_kernel<GEMM_F16, WHOLE>,
                                                                   few_kernel<GEMM_W8, WHOLE>, few_kernel<GEMM_W4, WHOLE>, few_kernel<GEMM_F8, WHOLE> };
-    return kernels[form];
+    return kernels[layout];
 }
 
 /* Two blocks on every SM; a slice gives each of its warps a span at least. */
@@ -282,18 +282,18 @@ enum { FEW_BLOCKS_WANTED = 256, FEW_SLICE_LEAST = FEW_WARPS * FEW_SPAN };
 static_assert((int)FEW_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * FEW_BLOCKS_WANTED * FEW_PART <= SLICES_BESIDE_FLOATS, "see n_slices_for");
 static_assert(sizeof(gemm_call) % sizeof(unsigned) == 0, "it is copied by words");
 
-cudaError_t gemm_few(cudaStream_t stream, enum gemm_form form, const struct gemm_call *call)
+cudaError_t gemm_few(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
 {
     gemm_call c = *call;
     c.n_slices = n_slices_for(c, FEW_W_ROWS, FEW_BLOCKS_WANTED, FEW_SLICE_LEAST);
     const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups); /* that can have rows at all */
-    return launch(stream, c.n_in_filled % FEW_SPAN == 0 ? kernel_of<true>(form) : kernel_of<false>(form),
+    return launch(stream, c.n_in_filled % FEW_SPAN == 0 ? kernel_of<true>(layout) : kernel_of<false>(layout),
                   dim3(blocks_for((size_t)c.n_columns, FEW_W_ROWS), n_groups, (unsigned)c.n_slices), dim3(FEW_THREADS), 0, c);
 }
 
-cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_form form, const struct gemm_call *calls, int n)
+cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n)
 {
-    static void (*const kernels[GEMM_FORMS])(const few_calls) = { nullptr, few_beside_kernel<GEMM_BF16>, few_beside_kernel<GEMM_F16>,
+    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const few_calls) = { nullptr, few_beside_kernel<GEMM_BF16>, few_beside_kernel<GEMM_F16>,
                                                                   few_beside_kernel<GEMM_W8>, few_beside_kernel<GEMM_W4>, few_beside_kernel<GEMM_F8> };
     few_calls all = {};
     unsigned  n_tiles = 0, n_slices = 1;
@@ -305,5 +305,5 @@ cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_form form, const stru
         n_tiles += blocks_for((size_t)calls[i].n_columns, FEW_W_ROWS);
         if ((unsigned)all.of[i].n_slices > n_slices) n_slices = (unsigned)all.of[i].n_slices;
     }
-    return launch(stream, kernels[form], dim3(n_tiles, 1, n_slices), dim3(FEW_THREADS), 0, all);
+    return launch(stream, kernels[layout], dim3(n_tiles, 1, n_slices), dim3(FEW_THREADS), 0, all);
 }

@@ -9,13 +9,13 @@ typedef hopper_tile<256, 4, 1> wide_tile;   /* 224 KiB */
 typedef hopper_tile<128, 6, 2> narrow_tile; /* 224 KiB */
 
 #if HOPPER_CODE
-template <enum gemm_form F, int N> static __device__ __forceinline__ void wgmma_of(float (&sums)[N], uint64_t x, uint64_t w, bool add)
+template <enum gemm_weight_layout F, int N> static __device__ __forceinline__ void wgmma_of(float (&sums)[N], uint64_t x, uint64_t w, bool add)
 {
     if (F == GEMM_F16) wgmma_f16(sums, x, w, add);
     else wgmma_bf16(sums, x, w, add);
 }
 
-template <enum gemm_form F, class T> struct multiplier {
+template <enum gemm_weight_layout F, class T> struct multiplier {
     /* One stage: four steps of 16 k. */
     static __device__ __forceinline__ void begin_stage(float (&sums)[T::SUMS], const hopper_operands &o, bool first)
     {
@@ -50,7 +50,7 @@ template <enum gemm_form F, class T> struct multiplier {
 };
 #endif
 
-template <enum gemm_form F, class T>
+template <enum gemm_weight_layout F, class T>
 static __global__ void __launch_bounds__(HOPPER_BOUND(HOPPER_THREADS), 1) hopper_kernel(const gemm_call c, int32_t n_row_tiles)
 {
     kernel_begins();
@@ -86,11 +86,11 @@ bool gemm_has_hopper(void) { return hopper_this_card().can; }
 
 /* Rows that fill tiles to more than a half, and work for half the SMs. */
 enum { ROWS_AT_LEAST = 65, K_AT_LEAST = 128 };
-bool gemm_hopper_fits(enum gemm_form form, const struct gemm_call *c)
+bool gemm_hopper_fits(enum gemm_weight_layout layout, const struct gemm_call *c)
 {
     const hopper_card &card = hopper_this_card();
-    const bool is_form = gemm_is_16(form) ? !c->x_scales : form == GEMM_F8 && c->x_scales;
-    if (!card.can || !is_form || c->n_in_filled < K_AT_LEAST) return false;
+    const bool is_layout = gemm_is_16(layout) ? !c->x_scales : layout == GEMM_F8 && c->x_scales;
+    if (!card.can || !is_layout || c->n_in_filled < K_AT_LEAST) return false;
     const int32_t rows = c->begin ? c->n_rows / c->n_groups : c->n_rows;
     const size_t  n = hopper_tiles(*c, narrow_tile::COLUMNS);
     return rows >= ROWS_AT_LEAST && 2 * n >= (size_t)card.n_sms && n <= INT32_MAX;
@@ -104,18 +104,18 @@ static bool takes_wide(const gemm_call &c)
     return wide * 9 <= narrow * 10;
 }
 
-template <enum gemm_form F> static cudaError_t run(cudaStream_t stream, const gemm_call &c, bool wide)
+template <enum gemm_weight_layout F> static cudaError_t run(cudaStream_t stream, const gemm_call &c, bool wide)
 {
     if (wide) return launch_hopper<wide_tile>(stream, hopper_kernel<F, wide_tile>, c);
     return launch_hopper<narrow_tile>(stream, hopper_kernel<F, narrow_tile>, c);
 }
 
-cudaError_t gemm_hopper_16(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c, bool wide)
+cudaError_t gemm_hopper_16(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c, bool wide)
 {
-    return form == GEMM_F16 ? run<GEMM_F16>(stream, *c, wide) : run<GEMM_BF16>(stream, *c, wide);
+    return layout == GEMM_F16 ? run<GEMM_F16>(stream, *c, wide) : run<GEMM_BF16>(stream, *c, wide);
 }
 
-cudaError_t gemm_hopper(cudaStream_t stream, enum gemm_form form, const struct gemm_call *c)
+cudaError_t gemm_hopper(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c)
 {
-    return form == GEMM_F8 ? gemm_hopper_f8(stream, c) : gemm_hopper_16(stream, form, c, takes_wide(*c));
+    return layout == GEMM_F8 ? gemm_hopper_f8(stream, c) : gemm_hopper_16(stream, layout, c, takes_wide(*c));
 }

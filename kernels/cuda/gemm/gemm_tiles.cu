@@ -20,7 +20,7 @@ enum { TILE_K = GEMM_STEP, X_ROW_BYTES = TILE_K * 2, F8_STAGES = GEMM_F8_BLOCK /
 
 /* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their registers. IN_SLICES: of k, where a call
  * has several (gemm_split_k.cuh). */
-template <enum gemm_form F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS, bool IN_SLICES_ = false> struct tile {
+template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS, bool IN_SLICES_ = false> struct tile {
     enum {
         IN_SLICES = IN_SLICES_, PART = M * N,
         ROWS = M, COLUMNS = N, STAGES = N_STAGES, BLOCKS = N_BLOCKS, THREADS = WARPS_M * WARPS_N * WARP,
@@ -39,7 +39,7 @@ template <enum gemm_form F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES
 };
 
 /* Where piece i (16 bytes) of a row lies. Of 16 bits: a thread has pieces t and t + 4 of both operands; otherwise 2t and 2t + 1 of x. */
-template <enum gemm_form F> static __device__ __forceinline__ int piece_at(int row, int i) { return stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1); }
+template <enum gemm_weight_layout F> static __device__ __forceinline__ int piece_at(int row, int i) { return stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1); }
 
 /* What a thread copies: piece `tid % 8` of rows tid / 8, ... of x; of W's pieces those with its number. Pointers stand at the next stage. */
 template <class T> struct tile_source {
@@ -50,7 +50,7 @@ template <class T> struct tile_source {
     int                  x_to, w_to; /* where the first pieces go, from the stage's begin; the others are as odd */
 };
 
-template <enum gemm_form F, class T>
+template <enum gemm_weight_layout F, class T>
 static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm_call &c, const gemm_rows &rows, int32_t first_column)
 {
     const int tid = (int)threadIdx.x, x_row_0 = tid / 8, w_row_0 = tid / T::W_PIECES, w_piece = tid % T::W_PIECES;
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void read_16(unsigned to[4], const unsigned ch
 }
 
 /* A thread's words of its row of W: of 8 and 4 bits all of the stage, in one load; of 16 those of half `half`. */
-template <enum gemm_form F> static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char *row, int row_number, int t, int half)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char *row, int row_number, int t, int half)
 {
     if (stored<F>::PLAIN) {
         read_16(to, row + piece_at<F>(row_number, 4 * half + t) * 16);
@@ -114,12 +114,12 @@ template <enum gemm_form F> static __device__ __forceinline__ void read_w(unsign
     }
 }
 
-template <enum gemm_form F, class T> struct tile_fragments {
+template <enum gemm_weight_layout F, class T> struct tile_fragments {
     unsigned w[T::N_TILES][stored<F>::PLAIN ? 4 : (int)T::W_WORDS];
 };
 
 /* Half a stage: 32 elements of k, two steps of mma. */
-template <enum gemm_form F, class T>
+template <enum gemm_weight_layout F, class T>
 static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N_TILES][4], const tile_fragments<F, T> &f, const unsigned char *x,
                                                      int g, int t, int half)
 {
@@ -140,7 +140,7 @@ static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N
     }
 }
 
-template <enum gemm_form F, class T> static __device__ __forceinline__ void multiply_stage(float sums[T::M_TILES][T::N_TILES][4], const unsigned char *x)
+template <enum gemm_weight_layout F, class T> static __device__ __forceinline__ void multiply_stage(float sums[T::M_TILES][T::N_TILES][4], const unsigned char *x)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const unsigned char *w = x + T::X_BYTES + warp % T::WARPS_ACROSS * T::WARP_COLUMNS * T::W_ROW_BYTES;
@@ -196,7 +196,7 @@ template <class T> static __device__ __forceinline__ void store_part(float *to, 
     }
 }
 
-template <enum gemm_form F, class T>
+template <enum gemm_weight_layout F, class T>
 static __device__ __forceinline__ void put_tile(const gemm_call &c, const gemm_rows &rows, int32_t first_column, const float *sums)
 {
     const int     pair = (int)threadIdx.x % (T::COLUMNS / 2);
@@ -226,7 +226,7 @@ static __device__ __forceinline__ tile_at tile_of_block(int32_t n_columns)
     return tile_at{ first + in % together, in / together };
 }
 
-template <enum gemm_form F, class T> static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(const gemm_call c)
+template <enum gemm_weight_layout F, class T> static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(const gemm_call c)
 {
     kernel_begins();
     const tile_at   at = tile_of_block((c.n_columns + T::COLUMNS - 1) / T::COLUMNS);
@@ -284,14 +284,14 @@ struct tile_row {
     size_t  shared;
 };
 
-template <enum gemm_form F, class T> static tile_row row_of() { return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED }; }
+template <enum gemm_weight_layout F, class T> static tile_row row_of() { return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED }; }
 
 /* Largest first: for prompts; for batches of decode steps, which read W at memory's rate and x again for every 128 columns (64 KiB and more of W
  * are on their way to an SM; with narrower tiles x would take more of the second cache's rate than W); for experts with some dozens of rows;
  * and for matrices with too few columns to give every SM a larger one. A block of compute capability 8.6 has 99 KiB of shared memory: that
  * limits the stages of the first ones. */
 enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N_SHAPES };
-template <enum gemm_form F> static tile_row shape_of(int i)
+template <enum gemm_weight_layout F> static tile_row shape_of(int i)
 {
     enum { BATCH_STAGES = stored<F>::PLAIN ? 4 : F == GEMM_W4 ? 8 : 6, BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2 };
     if (i == SHAPE_PROMPT) return row_of<F, tile<F, 128, 128, 2, 4, stored<F>::PLAIN ? 3 : 4, 1>>();
@@ -301,26 +301,26 @@ template <enum gemm_form F> static tile_row shape_of(int i)
     return row_of<F, tile<F, 32, 32, 2, 2, stored<F>::PLAIN ? 6 : 8, 4>>();
 }
 
-static tile_row shape_in_form(enum gemm_form form, int i)
+static tile_row shape_of_layout(enum gemm_weight_layout layout, int i)
 {
-    static tile_row (*const of[GEMM_FORMS])(int) = { nullptr, shape_of<GEMM_BF16>, shape_of<GEMM_F16>, shape_of<GEMM_W8>, shape_of<GEMM_W4>,
+    static tile_row (*const of[GEMM_WEIGHT_LAYOUTS])(int) = { nullptr, shape_of<GEMM_BF16>, shape_of<GEMM_F16>, shape_of<GEMM_W8>, shape_of<GEMM_W4>,
                                                     shape_of<GEMM_F8> };
-    return of[form](i);
+    return of[layout](i);
 }
 
 enum { SMS_USUAL = 128 }; /* 108 of an A100 to 148 of a B200; the choice is of speed alone */
 
 /* The largest tile that a group's usual rows fill to more than a half and that gives every SM one. */
-static tile_row choose_shape(enum gemm_form form, const gemm_call &c)
+static tile_row choose_shape(enum gemm_weight_layout layout, const gemm_call &c)
 {
     const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups) : (size_t)c.n_rows;
     for (int i = 0; i + 1 < N_SHAPES; i++) {
-        const tile_row t = shape_in_form(form, i);
+        const tile_row t = shape_of_layout(layout, i);
         const size_t n_blocks = (size_t)blocks_for((size_t)c.n_rows, (size_t)t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns) *
                                 (size_t)(c.begin ? 1 : c.n_groups);
         if (2 * rows > (size_t)t.rows && n_blocks >= SMS_USUAL) return t;
     }
-    return shape_in_form(form, N_SHAPES - 1);
+    return shape_of_layout(layout, N_SHAPES - 1);
 }
 
 enum { BATCH_ROWS = 64, BATCH_COLUMNS = 128, BATCH_SLICE_LEAST = 8 * TILE_K };
@@ -329,12 +329,12 @@ static_assert(2 * SMS_USUAL * BATCH_ROWS * BATCH_COLUMNS <= SLICES_ROOM_FLOATS, 
 /* A batch of decode steps: one row of tiles, in slices of k where the matrix is narrow. */
 static bool is_batch(const gemm_call &c) { return c.scratch && !c.begin && c.n_groups == 1 && c.n_rows <= BATCH_ROWS; }
 
-cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_form form, const struct gemm_call *call)
+cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
 {
     gemm_call c = *call;
-    tile_row  t = choose_shape(form, c);
+    tile_row  t = choose_shape(layout, c);
     if (is_batch(c)) {
-        t = shape_in_form(form, c.n_rows <= 32 ? SHAPE_32_ROWS : SHAPE_64_ROWS);
+        t = shape_of_layout(layout, c.n_rows <= 32 ? SHAPE_32_ROWS : SHAPE_64_ROWS);
         c.n_slices = n_slices_for(c, BATCH_COLUMNS, SMS_USUAL, BATCH_SLICE_LEAST);
     }
     const size_t n_blocks = (size_t)n_tiles_at_most(c, t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns);

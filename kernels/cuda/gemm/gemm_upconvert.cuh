@@ -9,7 +9,7 @@
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
 /* PLAIN: of 16 bits, which are multiplied as they are. Elements in 16 bytes of a row. */
-template <enum gemm_form F> struct stored {
+template <enum gemm_weight_layout F> struct stored {
     enum {
         PLAIN = F == GEMM_BF16 || F == GEMM_F16, /* gemm_is_16 */
         PER_16_BYTES = PLAIN ? 8 : F == GEMM_W4 ? 32 : 16, WORDS_PER_8 = PLAIN ? 4 : F == GEMM_W4 ? 1 : 2
@@ -68,7 +68,7 @@ static __device__ __forceinline__ void widen_e4m3(unsigned out[4], const unsigne
 }
 
 /* Eight elements from stored<F>::WORDS_PER_8 words. */
-template <enum gemm_form F> static __device__ __forceinline__ void widen_8(unsigned out[4], const unsigned *in)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void widen_8(unsigned out[4], const unsigned *in)
 {
     if (stored<F>::PLAIN) {
         for (int i = 0; i < 4; i++) out[i] = in[i];
@@ -81,8 +81,8 @@ template <enum gemm_form F> static __device__ __forceinline__ void widen_8(unsig
     }
 }
 
-/* d += a b of what widen_8 makes and x in the form's type, m16n8k16. */
-template <enum gemm_form F> static __device__ __forceinline__ void mma_of(float d[4], const unsigned a[4], const unsigned b[2])
+/* d += a b of what widen_8 makes and x in the layout's type, m16n8k16. */
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void mma_of(float d[4], const unsigned a[4], const unsigned b[2])
 {
     if (F == GEMM_F16) mma_f16(d, a, b);
     else mma_bf16(d, a, b);

@@ -9,8 +9,8 @@
 
 static const char *form_name(const struct weight *w)
 {
-    static const char *const names[GEMM_FORMS] = { "f32", "bf16", "f16", "w8", "w4", "f8" };
-    return w->layout >= 0 && w->layout < GEMM_FORMS ? names[w->layout] : "?";
+    static const char *const names[GEMM_WEIGHT_LAYOUTS] = { "f32", "bf16", "f16", "w8", "w4", "f8" };
+    return w->layout >= 0 && w->layout < GEMM_WEIGHT_LAYOUTS ? names[w->layout] : "?";
 }
 
 static double product_flops(const struct weight *w, size_t n_rows) { return 2.0 * (double)w->n_out * (double)w->n_in * (double)n_rows; }
