@@ -14,13 +14,13 @@ static enum gemm_weight_layout layout_of(const struct weight *w) { return (enum 
 static enum dtype x_type_of(const struct weight *w) { return gemm_x_type(layout_of(w)); }
 
 /* Elements between rows that are ready for a matrix; of 32 and of 16 bits they fit in the room that kernels.h promises. */
-static size_t ready_stride(const struct weight *reader)
+static size_t prepared_stride(const struct weight *reader)
 {
     return round_up(reader->n_in, x_type_of(reader) == DTYPE_F32 ? (size_t)MATMUL_PREQUANTIZED_ALIGN : (size_t)GEMM_STEP);
 }
 
 /* SwiGLU's results, ready for a matrix. */
-static enum gemm_then silu_for(const struct weight *reader)
+static enum gemm_epilogue silu_epilogue_for(const struct weight *reader)
 {
     return x_type_of(reader) == DTYPE_F32 ? GEMM_SILU : x_type_of(reader) == DTYPE_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16;
 }
@@ -98,10 +98,10 @@ static void take_outputs(const struct matmul_args *a, struct gemm *g)
     g->bias = a->bias;
     g->y = a->y;
     g->y_stride = a->y_stride;
-    g->then = a->epilogue == MATMUL_ADD ? GEMM_ADD : a->epilogue == MATMUL_SILU_MUL ? GEMM_SILU : GEMM_STORE;
+    g->epilogue = a->epilogue == MATMUL_ADD ? GEMM_ADD : a->epilogue == MATMUL_SILU_MUL ? GEMM_SILU : GEMM_STORE;
     if (!a->quantize_for) return;
-    g->y_stride = ready_stride(a->quantize_for);
-    g->then = silu_for(a->quantize_for);
+    g->y_stride = prepared_stride(a->quantize_for);
+    g->epilogue = silu_epilogue_for(a->quantize_for);
 }
 
 static ptrdiff_t between(const void *a, const void *b) { return (const char *)b - (const char *)a; }
@@ -174,7 +174,7 @@ static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t 
         n = n_groups_of(a, n_jobs - i);
         if (a->n_rows == 0) continue;
         g.n_rows = a->n_rows;
-        if (a->x_prequantized) in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = ready_stride(a->w);
+        if (a->x_prequantized) in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = prepared_stride(a->w);
         join_groups(a, n, &g, &in);
         take_outputs(a, &g);
         in.as = inputs_for(c, &g, &in, a->x_prequantized);
@@ -257,8 +257,8 @@ static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const 
     g.n_groups = of->n;
     g.n_rows = n_slots;
     g.y = a->act;
-    g.y_stride = ready_stride(down);
-    g.then = silu_for(down);
+    g.y_stride = prepared_stride(down);
+    g.epilogue = silu_epilogue_for(down);
     in.as = inputs_for(c, &g, &in, false);
     if (in.as != AS_THEY_ARE && !same_inputs(&in, made)) {
         make_inputs(c, &in);
@@ -272,7 +272,7 @@ static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const 
 static void run_down(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots, struct inputs_want *made)
 {
     const struct weight *w = &a->down[of->first];
-    struct inputs_want   in = { .x = a->act, .bf16 = x_type_of(w) == DTYPE_BF16, .x_stride = ready_stride(w), .n_rows = n_slots, .n = w->n_in };
+    struct inputs_want   in = { .x = a->act, .bf16 = x_type_of(w) == DTYPE_BF16, .x_stride = prepared_stride(w), .n_rows = n_slots, .n = w->n_in };
     struct gemm          g = gemm_of(c, w);
     g.begin = a->begin + of->first;
     g.n_groups = of->n;

@@ -7,10 +7,10 @@
 #include "tests/cuda/device_case.h"
 #include "tests/cuda/gemm_reference.h"
 
-static const enum gemm_then THENS[] = { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 };
+static const enum gemm_epilogue THENS[] = { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 };
 
 /* Of two matrices of a layout in turn. */
-static enum gemm_then ready_for(enum gemm_weight_layout layout) { return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
+static enum gemm_epilogue silu_epilogue_for(enum gemm_weight_layout layout) { return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
 
 static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
 
@@ -18,15 +18,15 @@ static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_S
 
 struct product {
     enum gemm_weight_layout       layout = GEMM_BF16;
-    enum gemm_then       then = GEMM_STORE;
+    enum gemm_epilogue       epilogue = GEMM_STORE;
     bool                 paired = false, bias = false, gathered = false, fixed = false, scratch = false;
     size_t               n_rows = 1, n_out = 1, n_in = 1;
     size_t               each = 1; /* groups that have all rows; without `begin` */
     std::vector<int32_t> groups;   /* rows of each; empty: without `begin` */
-    bool       is_silu() const { return gemm_is_silu(then); }
-    bool       is_ready() const { return gemm_is_ready(then); }
+    bool       is_silu() const { return gemm_is_silu(epilogue); }
+    bool       is_ready() const { return gemm_outputs_16(epilogue); }
     enum dtype x_type() const { return gemm_x_type(layout); }
-    enum dtype y_type() const { return then == GEMM_SILU_F16 ? DTYPE_F16 : is_ready() ? DTYPE_BF16 : DTYPE_F32; }
+    enum dtype y_type() const { return epilogue == GEMM_SILU_F16 ? DTYPE_F16 : is_ready() ? DTYPE_BF16 : DTYPE_F32; }
 };
 
 /* A product's numbers and what came of it. */
@@ -70,7 +70,7 @@ static void make_y(trial *t, numbers *from)
     t->y_group = t->n_y + 3;
     t->y_stride = (p.each - 1) * t->y_group + t->n_y + (p.is_ready() ? 8 : 5);
     t->y_before.assign((p.n_rows + FIRST_ROW + GUARD_ROWS) * t->y_stride * t->y_bytes, GUARD);
-    if (p.then != GEMM_ADD) return;
+    if (p.epilogue != GEMM_ADD) return;
     for (size_t i = 0; i < t->y_before.size() / 4; i++) {
         const float v = (float)from->next();
         memcpy(&t->y_before[4 * i], &v, 4);
@@ -117,7 +117,7 @@ static void run_trial(trial *t)
     for (const reference_matrix &w : t->w) all.insert(all.end(), w.bytes.begin(), w.bytes.end());
     device_bytes w(all), x(t->x_bytes), x_rows(t->x_rows), begin(t->begin), bias(t->bias), y(t->y_before);
     struct gemm  g = {};
-    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then, g.fixed = p.fixed;
+    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.epilogue = p.epilogue, g.fixed = p.fixed;
     g.w = w.p, g.w_stride = t->w[0].bytes.size(), g.n_groups = (int32_t)t->w.size();
     g.begin = t->begin.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows;
@@ -176,9 +176,9 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, const expe
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "layout %d then %d paired %d bias %d gathered %d fixed %d scratch %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, "
+              "layout %d epilogue %d paired %d bias %d gathered %d fixed %d scratch %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, "
               "not %.9g +- %.3g",
-              p.layout, p.then, p.paired, p.bias, p.gathered, p.fixed, p.scratch, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got,
+              p.layout, p.epilogue, p.paired, p.bias, p.gathered, p.fixed, p.scratch, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got,
               want.value, want.may_err);
 }
 
@@ -193,7 +193,7 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i)
         return expected_silu(expected_sum(t, group, row, 2 * i), expected_sum(t, group, row, 2 * i + 1), p.y_type());
     }
     expected e = expected_sum(t, group, row, i);
-    if (p.then == GEMM_ADD) e.value += read_y(t, t.y_before, row, column_in_y(t, group, i)), e.may_err += 0x1p-22 * (fabs(e.value) + 1);
+    if (p.epilogue == GEMM_ADD) e.value += read_y(t, t.y_before, row, column_in_y(t, group, i)), e.may_err += 0x1p-22 * (fabs(e.value) + 1);
     return e;
 }
 
@@ -235,10 +235,10 @@ static trial try_product(const product &p, uint64_t seed = 1)
 /* Every epilogue of a layout at these rows. */
 static void try_thens(product p)
 {
-    for (enum gemm_then then : THENS)
+    for (enum gemm_epilogue epilogue : THENS)
         for (int paired = 0; paired < 2; paired++)
             for (int bias = 0; bias < 2; bias++) {
-                p.then = then, p.paired = paired, p.bias = bias;
+                p.epilogue = epilogue, p.paired = paired, p.bias = bias;
                 if (p.is_silu() && !paired) continue;
                 if (paired && p.n_out % 2) continue;
                 try_product(p, p.n_rows + 100 * p.n_in);
@@ -273,7 +273,7 @@ TEST(gemm_many_rows)
     need_card();
     for (enum gemm_weight_layout layout : { GEMM_F32, GEMM_BF16, GEMM_F16, GEMM_W4 }) {
         product p;
-        p.layout = layout, p.n_rows = 600, p.n_out = 75, p.n_in = 70, p.then = GEMM_ADD;
+        p.layout = layout, p.n_rows = 600, p.n_out = 75, p.n_in = 70, p.epilogue = GEMM_ADD;
         try_product(p);
     }
 }
@@ -290,7 +290,7 @@ TEST(gemm_long_rows_and_many_columns)
             try_product(p);
             p.n_out = 530, p.n_in = 330;
             try_product(p);
-            p.paired = true, p.then = ready_for(p.layout);
+            p.paired = true, p.epilogue = silu_epilogue_for(p.layout);
             try_product(p);
         }
 }
@@ -308,7 +308,7 @@ TEST(gemm_wide_matrices)
             if (TEST_IS_SANITIZED && shape[1] > 8200) continue;
             product p;
             p.layout = (enum gemm_weight_layout)layout, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = wide_n_in(p.layout), p.paired = true, p.bias = true;
-            p.then = layout == GEMM_F16 || layout % 2 ? ready_for(p.layout) : GEMM_ADD;
+            p.epilogue = layout == GEMM_F16 || layout % 2 ? silu_epilogue_for(p.layout) : GEMM_ADD;
             try_product(p);
         }
 }
@@ -326,7 +326,7 @@ TEST(gemm_groups)
                 p.layout = (enum gemm_weight_layout)layout, p.groups = list, p.fixed = fixed, p.gathered = layout % 2 == fixed, p.n_out = 42, p.n_in = 140;
                 p.n_rows = 4;
                 for (int32_t n : list) p.n_rows += (size_t)n;
-                p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : ready_for(p.layout);
+                p.paired = true, p.bias = true, p.epilogue = list.size() % 2 ? GEMM_STORE : silu_epilogue_for(p.layout);
                 try_product(p);
             }
 }
@@ -348,9 +348,9 @@ TEST(gemm_groups_of_all_rows)
             for (int fixed = 0; fixed < 2; fixed++) {
                 product p;
                 p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.each = 3, p.n_out = 70, p.n_in = 136, p.fixed = fixed;
-                p.gathered = n_rows % 2, p.then = fixed ? GEMM_ADD : GEMM_STORE;
+                p.gathered = n_rows % 2, p.epilogue = fixed ? GEMM_ADD : GEMM_STORE;
                 try_product(p);
-                p.paired = true, p.bias = true, p.then = fixed ? ready_for(p.layout) : GEMM_SILU;
+                p.paired = true, p.bias = true, p.epilogue = fixed ? silu_epilogue_for(p.layout) : GEMM_SILU;
                 try_product(p);
             }
 }
@@ -366,7 +366,7 @@ static void check_alone(const trial &t, size_t row)
     memcpy(one.y_before.data(), &t.y_before[row * t.y_stride * t.y_bytes], one.y_before.size());
     run_trial(&one);
     if (memcmp(one.y.data(), &t.y[row * t.y_stride * t.y_bytes], one.y.size()) != 0)
-        test_fail(__FILE__, __LINE__, "layout %d, then %d: row %zu of %zu has other bits alone", t.p.layout, t.p.then, row, t.p.n_rows);
+        test_fail(__FILE__, __LINE__, "layout %d, epilogue %d: row %zu of %zu has other bits alone", t.p.layout, t.p.epilogue, row, t.p.n_rows);
 }
 
 TEST(gemm_rows_have_the_same_bits_alone)
@@ -394,7 +394,7 @@ TEST(gemm_slices)
                 if (n_rows > 33 && (shape[0] > 18 || !gemm_is_16((enum gemm_weight_layout)layout))) continue;
                 product p;
                 p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.n_out = shape[0], p.n_in = shape[1], p.scratch = true, p.bias = true;
-                p.paired = n_rows % 2, p.then = n_rows % 2 ? ready_for(p.layout) : GEMM_ADD, p.gathered = n_rows == 11;
+                p.paired = n_rows % 2, p.epilogue = n_rows % 2 ? silu_epilogue_for(p.layout) : GEMM_ADD, p.gathered = n_rows == 11;
                 const trial t = try_product(p);
                 if (n_rows == 16 || n_rows == 33) check_again(t);
             }
@@ -549,7 +549,7 @@ TEST(gemm_silu_stays_finite_in_f16)
     static const float WANT[] = { 65504, -65504, 65504, 65504, INFINITY, -INFINITY, NAN };
     for (int fixed = 0; fixed < 2; fixed++) {
         product p;
-        p.layout = GEMM_F16, p.then = GEMM_SILU_F16, p.paired = true, p.n_rows = 3, p.n_out = 14, p.n_in = 8, p.fixed = fixed;
+        p.layout = GEMM_F16, p.epilogue = GEMM_SILU_F16, p.paired = true, p.n_rows = 3, p.n_out = 14, p.n_in = 8, p.fixed = fixed;
         trial t = make_trial(p, 13);
         for (size_t row = 0; row < p.n_rows; row++)
             for (size_t k = 0; k < p.n_in; k++) set_x(&t, row, k, k == 0 ? 1.0f : 0.0f);
@@ -570,9 +570,9 @@ TEST(gemm_refuses_what_it_cannot_do)
 {
     need_card();
     struct gemm g = {};
-    g.layout = GEMM_BF16, g.n_out = 2, g.n_in = 2, g.n_rows = 1, g.then = GEMM_SILU, g.n_groups = 1;
+    g.layout = GEMM_BF16, g.n_out = 2, g.n_in = 2, g.n_rows = 1, g.epilogue = GEMM_SILU, g.n_groups = 1;
     CHECK(gemm_run(nullptr, &g) != cudaSuccess);
-    g.then = GEMM_STORE, g.n_groups = 0;
+    g.epilogue = GEMM_STORE, g.n_groups = 0;
     CHECK(gemm_run(nullptr, &g) != cudaSuccess);
     g.n_groups = 1, g.n_rows = 0;
     GOOD(gemm_run(nullptr, &g));

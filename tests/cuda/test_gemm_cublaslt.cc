@@ -82,8 +82,8 @@ TEST(gemm_library_takes_large_dense_products)
         case 0: g.fixed = true; break;
         case 1: g.layout = GEMM_F8; break;
         case 2: g.layout = GEMM_F32; break;
-        case 3: g.then = GEMM_SILU; break;
-        case 4: g.then = GEMM_SILU_BF16; break;
+        case 3: g.epilogue = GEMM_SILU; break;
+        case 4: g.epilogue = GEMM_SILU_BF16; break;
         case 5: g.bias = (const float *)0x1000; break;
         case 6: g.begin = (const int32_t *)0x1000; break;
         case 7: g.n_groups = 2; break;
@@ -98,7 +98,7 @@ TEST(gemm_library_takes_large_dense_products)
         if (gemm_library_fits(&g)) test_fail(__FILE__, __LINE__, "product %d is none of the library's", i);
     }
     struct gemm add = plain;
-    add.then = GEMM_ADD;
+    add.epilogue = GEMM_ADD;
     CHECK(gemm_library_fits(&add));
 }
 
@@ -139,7 +139,7 @@ static void check_product(struct gemm_library *l, enum gemm_weight_layout layout
             if (k < n_in) wide[row * n_in + k] = float_of(gemm_x_type(layout), bits);
         }
     struct gemm g = {};
-    g.layout = layout, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows, g.then = add ? GEMM_ADD : GEMM_STORE;
+    g.layout = layout, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows, g.epilogue = add ? GEMM_ADD : GEMM_STORE;
     g.w = w.bytes.data(), g.x = x.data(), g.x_stride = filled + GEMM_STEP, g.y = y.data(), g.y_stride = n_out + 6;
     g.library = l, g.workspace = workspace;
     CHECK(gemm_library_run(nullptr, &g));

@@ -11,7 +11,7 @@ enum { COUNTER_BYTES = 3 * 1024 }; /* that scratch begins with */
 /* A product of its own besides x. */
 struct one_product {
     size_t         n_out, y_stride;
-    enum gemm_then then;
+    enum gemm_epilogue epilogue;
     bool           bias;
 };
 
@@ -60,7 +60,7 @@ static void make(side_by_side *s, enum gemm_weight_layout layout, size_t n_rows,
     for (const one_product &o : list) {
         const reference_matrix w = reference_pack(layout, false, o.n_out, n_in, &from);
         struct gemm            g = {};
-        g.layout = layout, g.n_out = o.n_out, g.n_in = n_in, g.then = o.then, g.n_groups = 1, g.n_rows = n_rows, g.x = x, g.x_stride = x_stride;
+        g.layout = layout, g.n_out = o.n_out, g.n_in = n_in, g.epilogue = o.epilogue, g.n_groups = 1, g.n_rows = n_rows, g.x = x, g.x_stride = x_stride;
         g.w = s->keep(w.bytes), g.w_stride = w.bytes.size(), g.scratch = scratch;
         if (o.bias) g.bias = (const float *)s->keep(some_floats(o.n_out, &from));
         s->y_bytes.push_back(n_rows * o.y_stride * 4);

@@ -17,23 +17,23 @@ static const size_t F8_STEP = 128, STEP_16 = GEMM_STEP;
 static const enum gemm_weight_layout FORMS[] = { GEMM_BF16, GEMM_F8, GEMM_F16 };
 
 /* Of two matrices of a layout in turn. */
-static enum gemm_then ready_for(enum gemm_weight_layout layout) { return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
+static enum gemm_epilogue silu_epilogue_for(enum gemm_weight_layout layout) { return layout == GEMM_F16 ? GEMM_SILU_F16 : GEMM_SILU_BF16; }
 
 static size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
 struct product {
     enum gemm_weight_layout       layout = GEMM_BF16;
     bool                 paired = false, bias = false, gathered = false;
-    enum gemm_then       then = GEMM_STORE;
+    enum gemm_epilogue       epilogue = GEMM_STORE;
     size_t               n_rows = 1, n_out = 1, n_in = 1, y_more = 2; /* elements behind a row of y */
     std::vector<int32_t> groups;                                     /* rows of each; empty: one, without `begin` */
     int                  columns = 128;
     bool       f8() const { return layout == GEMM_F8; } /* with x in e4m3 */
     enum dtype x_type() const { return gemm_x_type(layout); }
-    enum dtype y_type() const { return then == GEMM_SILU_F16 ? DTYPE_F16 : gemm_is_ready(then) ? DTYPE_BF16 : DTYPE_F32; }
-    bool       is_silu() const { return gemm_is_silu(then); }
-    size_t     n_y() const { return gemm_is_ready(then) ? round_up(n_out / 2, GEMM_STEP) : is_silu() ? n_out / 2 : n_out; }
-    size_t     y_bytes() const { return gemm_is_ready(then) ? 2 : 4; }
+    enum dtype y_type() const { return epilogue == GEMM_SILU_F16 ? DTYPE_F16 : gemm_outputs_16(epilogue) ? DTYPE_BF16 : DTYPE_F32; }
+    bool       is_silu() const { return gemm_is_silu(epilogue); }
+    size_t     n_y() const { return gemm_outputs_16(epilogue) ? round_up(n_out / 2, GEMM_STEP) : is_silu() ? n_out / 2 : n_out; }
+    size_t     y_bytes() const { return gemm_outputs_16(epilogue) ? 2 : 4; }
 };
 
 struct trial {
@@ -89,7 +89,7 @@ static trial make_trial(const product &p, uint64_t seed)
     if (!p.groups.empty()) t.begin.push_back(at);
     t.y_stride = p.n_y() + p.y_more;
     t.y_before.assign((p.n_rows + FIRST_ROW + 2) * t.y_stride * p.y_bytes(), GUARD);
-    for (size_t i = 0; p.then == GEMM_ADD && i < t.y_before.size() / 4; i++) {
+    for (size_t i = 0; p.epilogue == GEMM_ADD && i < t.y_before.size() / 4; i++) {
         const float v = (float)from.next();
         memcpy(&t.y_before[4 * i], &v, 4);
     }
@@ -103,7 +103,7 @@ static void run_trial(trial *t)
     for (const reference_matrix &w : t->w) all.insert(all.end(), w.bytes.begin(), w.bytes.end());
     device_bytes w(all), x(t->x_bytes), x_scales(t->x_scales), x_rows(t->x_rows), begin(t->begin), bias(t->bias), y(t->y_before);
     struct gemm  g = {};
-    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.then = p.then;
+    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.epilogue = p.epilogue;
     g.w = w.p, g.w_stride = t->w[0].bytes.size(), g.n_groups = (int32_t)t->w.size();
     g.begin = p.groups.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows, g.x = x.p, g.x_stride = t->x_stride;
@@ -140,8 +140,8 @@ static expected expected_y(const trial &t, size_t group, size_t row, size_t i, c
     if (!p.is_silu()) {
         expected e = expected_sum(t, group, row, i);
         float    on = 0;
-        if (p.then == GEMM_ADD) memcpy(&on, &before[(row * t.y_stride + i) * 4], 4);
-        return { e.value + (double)on, e.may_err + (p.then == GEMM_ADD ? 0x1p-22 * (fabs(e.value + (double)on) + 1) : 0) };
+        if (p.epilogue == GEMM_ADD) memcpy(&on, &before[(row * t.y_stride + i) * 4], 4);
+        return { e.value + (double)on, e.may_err + (p.epilogue == GEMM_ADD ? 0x1p-22 * (fabs(e.value + (double)on) + 1) : 0) };
     }
     if (i >= p.n_out / 2) return { 0, 0 };
     const expected gate = expected_sum(t, group, row, 2 * i), up = expected_sum(t, group, row, 2 * i + 1);
@@ -168,8 +168,8 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, double wan
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "layout %d then %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
-              p.layout, p.then, p.paired, p.bias, p.gathered, p.groups.size(), p.columns, p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
+              "layout %d epilogue %d paired %d bias %d gathered %d groups %zu columns %d, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, not %.9g +- %.3g",
+              p.layout, p.epilogue, p.paired, p.bias, p.gathered, p.groups.size(), p.columns, p.n_rows, p.n_out, p.n_in, row, i, got, want, may_err);
 }
 
 static void check_rows(trial *t, size_t group, size_t begin, size_t n)
@@ -216,9 +216,9 @@ static void need_hopper()
 static void try_thens(product p)
 {
     for (int columns : { 128, 256 })
-        for (enum gemm_then then : { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
+        for (enum gemm_epilogue epilogue : { GEMM_STORE, GEMM_ADD, GEMM_SILU, GEMM_SILU_BF16, GEMM_SILU_F16 })
             for (int how = 0; how < 4; how++) {
-                p.columns = columns, p.then = then, p.paired = how & 1, p.bias = how & 2;
+                p.columns = columns, p.epilogue = epilogue, p.paired = how & 1, p.bias = how & 2;
                 if ((p.is_silu() && !p.paired) || (p.paired && p.n_out % 2) || (p.f8() && columns != 128)) continue;
                 try_product(p, p.n_rows + 100 * p.n_in);
             }
@@ -250,7 +250,7 @@ TEST(hopper_groups)
             product p;
             p.layout = FORMS[how % 3], p.columns = how == 0 || how == 5 ? 256 : 128, p.groups = list, p.gathered = how % 2, p.n_out = 142, p.n_in = 140, p.n_rows = 4;
             for (int32_t n : list) p.n_rows += (size_t)n;
-            p.paired = true, p.bias = true, p.then = list.size() % 2 ? GEMM_STORE : ready_for(p.layout);
+            p.paired = true, p.bias = true, p.epilogue = list.size() % 2 ? GEMM_STORE : silu_epilogue_for(p.layout);
             try_product(p);
         }
 }
@@ -263,14 +263,14 @@ TEST(hopper_is_what_gemm_run_takes)
     for (const auto &shape : shapes)
         for (enum gemm_weight_layout layout : FORMS) {
             product p;
-            p.layout = layout, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 130, p.then = GEMM_ADD, p.bias = true;
+            p.layout = layout, p.columns = BY_RUN, p.n_rows = shape[0], p.n_out = shape[1], p.n_in = 130, p.epilogue = GEMM_ADD, p.bias = true;
             if (TEST_IS_SANITIZED) p.n_rows /= 4, p.n_out /= 4;
             try_product(p);
         }
     for (enum gemm_weight_layout layout : FORMS) {
         product p;
         p.layout = layout, p.columns = BY_RUN, p.groups = { 200, 7, 0, 130, 450, 16, 17 }, p.n_rows = 820, p.n_out = 1400, p.n_in = 130;
-        p.paired = p.gathered = true, p.then = ready_for(layout);
+        p.paired = p.gathered = true, p.epilogue = silu_epilogue_for(layout);
         try_product(p);
     }
 }

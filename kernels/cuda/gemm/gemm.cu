@@ -40,11 +40,11 @@ static gemm_call call_of(const struct gemm *g)
     c.n_rows = (int32_t)g->n_rows, c.rows_above = 0, c.rows_at_most = INT32_MAX;
     c.n_out = (int32_t)g->n_out, c.n_in = (int32_t)g->n_in;
     c.n_in_filled = (int32_t)round_up(g->n_in, GEMM_STEP);
-    c.n_columns = gemm_is_ready(g->then) ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP)) : c.n_out;
+    c.n_columns = gemm_outputs_16(g->epilogue) ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP)) : c.n_out;
     c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows, c.x_scales = g->x_scales;
     c.bias = g->bias;
     c.y = g->y, c.y_stride = g->y_stride;
-    c.then = g->then, c.paired = g->paired;
+    c.epilogue = g->epilogue, c.paired = g->paired;
     c.scratch = g->fixed ? NULL : (unsigned char *)g->scratch, c.n_slices = 1;
     return c;
 }
@@ -67,7 +67,7 @@ static cudaError_t run_both(cudaStream_t stream, enum gemm_weight_layout layout,
 
 static bool is_good(const struct gemm *g)
 {
-    if (gemm_is_silu(g->then) && !g->paired) return false;
+    if (gemm_is_silu(g->epilogue) && !g->paired) return false;
     return (unsigned)g->layout < GEMM_WEIGHT_LAYOUTS && g->n_rows <= INT32_MAX && g->n_out <= INT32_MAX && g->n_in <= INT32_MAX && g->n_groups >= 1;
 }
 

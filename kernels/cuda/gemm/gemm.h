@@ -43,15 +43,15 @@ enum { GEMM_STEP = 64 }; /* elements that rows of W and of x in 16 bits are fill
 
 enum gemm_weight_layout { GEMM_F32, GEMM_BF16, GEMM_F16, GEMM_W8, GEMM_W4, GEMM_F8, GEMM_WEIGHT_LAYOUTS };
 
-enum gemm_then {
+enum gemm_epilogue {
     GEMM_STORE,     /* y  = W x + bias */
     GEMM_ADD,       /* y += W x + bias */
     GEMM_SILU,      /* of a paired matrix: y[i] = silu(gate) * up, n_out / 2 of them, f32 */
     GEMM_SILU_BF16, /* the same in bf16, rows filled up with zeros to a multiple of GEMM_STEP: ready for a product */
     GEMM_SILU_F16   /* the same in f16 */
 };
-static inline bool gemm_is_ready(enum gemm_then then) { return then == GEMM_SILU_BF16 || then == GEMM_SILU_F16; }
-static inline bool gemm_is_silu(enum gemm_then then) { return then == GEMM_SILU || gemm_is_ready(then); }
+static inline bool gemm_outputs_16(enum gemm_epilogue epilogue) { return epilogue == GEMM_SILU_BF16 || epilogue == GEMM_SILU_F16; }
+static inline bool gemm_is_silu(enum gemm_epilogue epilogue) { return epilogue == GEMM_SILU || gemm_outputs_16(epilogue); }
 
 /* Are elements of 16 bits, which are multiplied as they are? */
 static inline bool gemm_is_16(enum gemm_weight_layout layout) { return layout == GEMM_BF16 || layout == GEMM_F16; }
@@ -82,7 +82,7 @@ struct gemm {
     const float     *bias;      /* [n_out] or NULL; of a paired matrix gate's, then up's */
     void            *y;         /* f32; ready: bf16 or f16 */
     size_t           y_stride;  /* elements between rows */
-    enum gemm_then   then;      /* y of a paired matrix that is not of SILU: its rows as they lie, gate and up in turn */
+    enum gemm_epilogue   epilogue;      /* y of a paired matrix that is not of SILU: its rows as they lie, gate and up in turn */
     void            *scratch;   /* gemm_scratch_bytes, zeroed once; of calls on one stream. NULL: narrow matrices are read far slower */
     struct gemm_library *library; /* gemm_cublaslt.h: for large dense products that are not fixed; NULL: the own kernels do them */
     void            *workspace; /* GEMM_LIBRARY_WORKSPACE bytes, for the library; of calls on one stream */

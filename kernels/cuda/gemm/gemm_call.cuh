@@ -31,7 +31,7 @@ struct gemm_call {
     const float         *bias;
     void                *y;
     size_t               y_stride;
-    enum gemm_then       then;
+    enum gemm_epilogue       epilogue;
     bool                 paired;
     unsigned char       *scratch;      /* gemm_split_k.cuh; NULL: none */
     int32_t              n_slices;     /* of k; 1 but where a kernel says otherwise */
@@ -183,24 +183,24 @@ static __device__ __forceinline__ void put_silu(const gemm_call &c, size_t at, i
 {
     float y = 0;
     if (column < c.n_out) y = __fmul_rn(silu(__fadd_rn(gate, bias_of(c, column))), __fadd_rn(up, bias_of(c, column + 1)));
-    if (c.then == GEMM_SILU) ((float *)c.y)[at + column / 2] = y;
-    else ((uint16_t *)c.y)[at + column / 2] = c.then == GEMM_SILU_F16 ? float_to_f16(y) : float_to_bf16(y);
+    if (c.epilogue == GEMM_SILU) ((float *)c.y)[at + column / 2] = y;
+    else ((uint16_t *)c.y)[at + column / 2] = c.epilogue == GEMM_SILU_F16 ? float_to_f16(y) : float_to_bf16(y);
 }
 
 /* The sums of columns `column`, which is even, and the next, of row i of the rows. The column is below n_columns. */
 static __device__ __forceinline__ void put_pair(const gemm_call &c, const gemm_rows &rows, int32_t i, int32_t column, float first, float second)
 {
     const size_t at = (size_t)(rows.begin + i) * c.y_stride + (size_t)rows.group * c.y_group;
-    if (c.then != GEMM_STORE && c.then != GEMM_ADD) {
+    if (c.epilogue != GEMM_STORE && c.epilogue != GEMM_ADD) {
         put_silu(c, at, column, first, second);
         return;
     }
     float *y = (float *)c.y + at + column;
     first = __fadd_rn(first, bias_of(c, column));
-    y[0] = c.then == GEMM_ADD ? __fadd_rn(y[0], first) : first;
+    y[0] = c.epilogue == GEMM_ADD ? __fadd_rn(y[0], first) : first;
     if (column + 1 >= c.n_out) return;
     second = __fadd_rn(second, bias_of(c, column + 1));
-    y[1] = c.then == GEMM_ADD ? __fadd_rn(y[1], second) : second;
+    y[1] = c.epilogue == GEMM_ADD ? __fadd_rn(y[1], second) : second;
 }
 
 #endif

@@ -19,7 +19,7 @@ static bool is_aligned(const void *p, size_t row_bytes) { return ((uintptr_t)p |
 
 bool gemm_library_fits(const struct gemm *g)
 {
-    return g->library && g->workspace && !g->fixed && gemm_is_16(g->layout) && (g->then == GEMM_STORE || g->then == GEMM_ADD) && !g->bias &&
+    return g->library && g->workspace && !g->fixed && gemm_is_16(g->layout) && (g->epilogue == GEMM_STORE || g->epilogue == GEMM_ADD) && !g->bias &&
            !g->begin && g->n_groups == 1 && !g->x_rows && g->n_rows >= GEMM_LIBRARY_ROWS && is_aligned(g->x, g->x_stride * 2) &&
            is_aligned(g->y, g->y_stride * sizeof(float)) && is_aligned(g->w, 0);
 }
@@ -122,7 +122,7 @@ static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_S
 static bool is_of(const struct kept *k, const struct gemm *g)
 {
     return k->used && k->n_out == g->n_out && k->n_in == g->n_in && k->n_rows == g->n_rows && k->x_stride == g->x_stride &&
-           k->y_stride == g->y_stride && k->layout == g->layout && k->add == (g->then == GEMM_ADD);
+           k->y_stride == g->y_stride && k->layout == g->layout && k->add == (g->epilogue == GEMM_ADD);
 }
 
 /* Its layouts and the algorithm. What rows are filled up with are zeros, so that k is a multiple of GEMM_STEP. */
@@ -145,14 +145,14 @@ static bool ask(struct gemm_library *l, struct kept *k)
 
 static struct kept *keep(struct gemm_library *l, const struct gemm *g)
 {
-    const size_t parts[] = { g->n_out, g->n_in, g->n_rows, g->x_stride, g->y_stride, (size_t)g->layout, (size_t)g->then };
+    const size_t parts[] = { g->n_out, g->n_in, g->n_rows, g->x_stride, g->y_stride, (size_t)g->layout, (size_t)g->epilogue };
     size_t       hash = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) hash = (hash ^ parts[i]) * 0x9e3779b97f4a7c15u;
     struct kept *k = &l->kept[(hash >> 32) % N_KEPT];
     if (is_of(k, g)) return k;
     forget(l, k);
     *k = (struct kept){ .n_out = g->n_out, .n_in = g->n_in, .n_rows = g->n_rows, .x_stride = g->x_stride, .y_stride = g->y_stride,
-                        .layout = g->layout, .used = true, .add = g->then == GEMM_ADD };
+                        .layout = g->layout, .used = true, .add = g->epilogue == GEMM_ADD };
     k->none = !ask(l, k);
     return k;
 }

@@ -218,7 +218,7 @@ static __device__ __forceinline__ float2 *pair_on_its_way(unsigned char *room, i
 /* Can pairs of y's columns be written 8 bytes at a time? */
 static __device__ __forceinline__ bool y_by_pairs(const gemm_call &c)
 {
-    return (c.then == GEMM_STORE || c.then == GEMM_ADD) && (uintptr_t)c.y % 8 == 0 && (c.y_stride | c.y_group) % 2 == 0;
+    return (c.epilogue == GEMM_STORE || c.epilogue == GEMM_ADD) && (uintptr_t)c.y % 8 == 0 && (c.y_stride | c.y_group) % 2 == 0;
 }
 
 enum { PUT_ROWS = 16 };
@@ -233,13 +233,13 @@ static __device__ __forceinline__ void put_whole_pairs(const gemm_call &c, const
     float2       on[PUT_ROWS];
 #pragma unroll
     for (int i = 0; i < PUT_ROWS; i++)
-        if (c.then == GEMM_ADD && i < n_rows) on[i] = *(const float2 *)(y + (size_t)i * c.y_stride);
+        if (c.epilogue == GEMM_ADD && i < n_rows) on[i] = *(const float2 *)(y + (size_t)i * c.y_stride);
 #pragma unroll
     for (int i = 0; i < PUT_ROWS; i++) {
         if (i >= n_rows) break;
         float2 v = *pair_on_its_way(room, i, 2 * lane);
         v.x = __fadd_rn(v.x, bias.x), v.y = __fadd_rn(v.y, bias.y);
-        if (c.then == GEMM_ADD) v.x = __fadd_rn(on[i].x, v.x), v.y = __fadd_rn(on[i].y, v.y);
+        if (c.epilogue == GEMM_ADD) v.x = __fadd_rn(on[i].x, v.x), v.y = __fadd_rn(on[i].y, v.y);
         *(float2 *)(y + (size_t)i * c.y_stride) = v;
     }
 }
