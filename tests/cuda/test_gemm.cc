@@ -19,7 +19,7 @@ static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_S
 struct product {
     enum gemm_weight_layout       layout = GEMM_BF16;
     enum gemm_epilogue       epilogue = GEMM_STORE;
-    bool                 paired = false, bias = false, gathered = false, fixed = false, scratch = false;
+    bool                 paired = false, bias = false, gathered = false, deterministic = false, scratch = false;
     size_t               n_rows = 1, n_out = 1, n_in = 1;
     size_t               each = 1; /* groups that have all rows; without `begin` */
     std::vector<int32_t> groups;   /* rows of each; empty: without `begin` */
@@ -117,7 +117,7 @@ static void run_trial(trial *t)
     for (const reference_matrix &w : t->w) all.insert(all.end(), w.bytes.begin(), w.bytes.end());
     device_bytes w(all), x(t->x_bytes), x_rows(t->x_rows), begin(t->begin), bias(t->bias), y(t->y_before);
     struct gemm  g = {};
-    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.epilogue = p.epilogue, g.fixed = p.fixed;
+    g.layout = p.layout, g.paired = p.paired, g.n_out = p.n_out, g.n_in = p.n_in, g.epilogue = p.epilogue, g.deterministic = p.deterministic;
     g.w = w.p, g.w_stride = t->w[0].bytes.size(), g.n_groups = (int32_t)t->w.size();
     g.begin = t->begin.empty() ? nullptr : (const int32_t *)begin.p;
     g.n_rows = p.n_rows;
@@ -176,9 +176,9 @@ static void fail_at(const trial &t, size_t row, size_t i, double got, const expe
 {
     const product &p = t.p;
     test_fail(__FILE__, __LINE__,
-              "layout %d epilogue %d paired %d bias %d gathered %d fixed %d scratch %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, "
+              "layout %d epilogue %d paired %d bias %d gathered %d deterministic %d scratch %d groups %zu each %zu, %zu rows of %zu x %zu: y[%zu][%zu] is %.9g, "
               "not %.9g +- %.3g",
-              p.layout, p.epilogue, p.paired, p.bias, p.gathered, p.fixed, p.scratch, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got,
+              p.layout, p.epilogue, p.paired, p.bias, p.gathered, p.deterministic, p.scratch, p.groups.size(), p.each, p.n_rows, p.n_out, p.n_in, row, i, got,
               want.value, want.may_err);
 }
 
@@ -255,7 +255,7 @@ static void try_form(enum gemm_weight_layout layout)
             product p;
             p.layout = layout, p.n_out = size[0], p.n_in = size[1], p.n_rows = n_rows, p.scratch = n_rows % 2;
             try_thens(p);
-            p.fixed = true, p.gathered = true;
+            p.deterministic = true, p.gathered = true;
             if (n_rows < 10) try_thens(p);
         }
 }
@@ -321,9 +321,9 @@ TEST(gemm_groups)
     for (int i = 0; i < 140; i++) lists.back().push_back(i % 29 == 0 ? 3 : i == 130 ? 35 : i % 7 == 0);
     for (const auto &list : lists)
         for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
-            for (int fixed = 0; fixed < 2; fixed++) {
+            for (int deterministic = 0; deterministic < 2; deterministic++) {
                 product p;
-                p.layout = (enum gemm_weight_layout)layout, p.groups = list, p.fixed = fixed, p.gathered = layout % 2 == fixed, p.n_out = 42, p.n_in = 140;
+                p.layout = (enum gemm_weight_layout)layout, p.groups = list, p.deterministic = deterministic, p.gathered = layout % 2 == deterministic, p.n_out = 42, p.n_in = 140;
                 p.n_rows = 4;
                 for (int32_t n : list) p.n_rows += (size_t)n;
                 p.paired = true, p.bias = true, p.epilogue = list.size() % 2 ? GEMM_STORE : silu_epilogue_for(p.layout);
@@ -345,12 +345,12 @@ TEST(gemm_groups_of_all_rows)
     need_card();
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (size_t n_rows : { 1, 9, 16, 17, 70 })
-            for (int fixed = 0; fixed < 2; fixed++) {
+            for (int deterministic = 0; deterministic < 2; deterministic++) {
                 product p;
-                p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.each = 3, p.n_out = 70, p.n_in = 136, p.fixed = fixed;
-                p.gathered = n_rows % 2, p.epilogue = fixed ? GEMM_ADD : GEMM_STORE;
+                p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.each = 3, p.n_out = 70, p.n_in = 136, p.deterministic = deterministic;
+                p.gathered = n_rows % 2, p.epilogue = deterministic ? GEMM_ADD : GEMM_STORE;
                 try_product(p);
-                p.paired = true, p.bias = true, p.epilogue = fixed ? silu_epilogue_for(p.layout) : GEMM_SILU;
+                p.paired = true, p.bias = true, p.epilogue = deterministic ? silu_epilogue_for(p.layout) : GEMM_SILU;
                 try_product(p);
             }
 }
@@ -375,7 +375,7 @@ TEST(gemm_rows_have_the_same_bits_alone)
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (size_t n_rows : { 2, 9, 16, 21, 130 }) {
             product p;
-            p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.n_in = 1200, p.n_out = 40, p.fixed = n_rows > 16, p.bias = true;
+            p.layout = (enum gemm_weight_layout)layout, p.n_rows = n_rows, p.n_in = 1200, p.n_out = 40, p.deterministic = n_rows > 16, p.bias = true;
             p.scratch = layout % 2, p.n_in = 1200 + (p.scratch ? 1200 : 0);
             if (n_rows == 130) p.n_in = wide_n_in(p.layout), p.n_out = 8300;
             const trial t = try_product(p);
@@ -439,7 +439,7 @@ TEST(gemm_fixed_groups_have_the_bits_of_single_products)
     need_card();
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++) {
         product p;
-        p.layout = (enum gemm_weight_layout)layout, p.groups = { 0, 30, 1, 4 }, p.n_rows = 35, p.n_out = 50, p.n_in = 300, p.fixed = true;
+        p.layout = (enum gemm_weight_layout)layout, p.groups = { 0, 30, 1, 4 }, p.n_rows = 35, p.n_out = 50, p.n_in = 300, p.deterministic = true;
         const trial t = try_product(p);
         for (size_t g = 1; g < p.groups.size(); g++) {
             trial one = t;
@@ -465,7 +465,7 @@ TEST(gemm_nan_stays_in_its_row)
     for (int layout = 0; layout < GEMM_WEIGHT_LAYOUTS; layout++)
         for (int how = 0; how < 4; how++) {
             product p;
-            p.layout = (enum gemm_weight_layout)layout, p.n_rows = 5, p.n_out = 21, p.n_in = 100, p.fixed = how & 1;
+            p.layout = (enum gemm_weight_layout)layout, p.n_rows = 5, p.n_out = 21, p.n_in = 100, p.deterministic = how & 1;
             trial t = make_trial(p, 9);
             set_x(&t, 2, 1, how & 2 ? -INFINITY : NAN);
             run_trial(&t);
@@ -480,10 +480,10 @@ TEST(gemm_nan_stays_in_its_row)
 TEST(gemm_f8_keeps_nan)
 {
     need_card();
-    for (int fixed = 0; fixed < 2; fixed++)
+    for (int deterministic = 0; deterministic < 2; deterministic++)
         for (size_t k = 0; k < 16; k++) {
             product p;
-            p.layout = GEMM_F8, p.n_rows = 2, p.n_out = 20, p.n_in = 100, p.fixed = fixed;
+            p.layout = GEMM_F8, p.n_rows = 2, p.n_out = 20, p.n_in = 100, p.deterministic = deterministic;
             trial t = make_trial(p, 11);
             t.w[0].bytes[7 * gemm_row_bytes(GEMM_F8, p.n_in) + k] = k % 2 ? 0xff : 0x7f;
             run_trial(&t);
@@ -496,9 +496,9 @@ TEST(gemm_every_stored_number)
 {
     need_card();
     for (enum gemm_weight_layout layout : { GEMM_W8, GEMM_W4, GEMM_F8 })
-        for (int fixed = 0; fixed < 2; fixed++) {
+        for (int deterministic = 0; deterministic < 2; deterministic++) {
             product p;
-            p.layout = layout, p.n_rows = 1, p.n_out = 256, p.n_in = 8, p.fixed = fixed;
+            p.layout = layout, p.n_rows = 1, p.n_out = 256, p.n_in = 8, p.deterministic = deterministic;
             trial t = make_trial(p, 12);
             for (size_t k = 0; k < 8; k++) {
                 const uint16_t bits = bf16_of(k == 5 ? 1.0f : 0.0f);
@@ -522,9 +522,9 @@ TEST(gemm_every_f16)
 {
     need_card();
     enum { ALL = 1 << 16, K = 5 };
-    for (int fixed = 0; fixed < 2; fixed++) {
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
         product p;
-        p.layout = GEMM_F16, p.n_rows = 1, p.n_out = ALL, p.n_in = 8, p.fixed = fixed;
+        p.layout = GEMM_F16, p.n_rows = 1, p.n_out = ALL, p.n_in = 8, p.deterministic = deterministic;
         trial        t = make_trial(p, 12);
         const size_t row_bytes = gemm_row_bytes(GEMM_F16, p.n_in);
         for (size_t k = 0; k < p.n_in; k++) set_x(&t, 0, k, k == K ? 1.0f : 0.0f);
@@ -547,9 +547,9 @@ TEST(gemm_silu_stays_finite_in_f16)
     need_card();
     static const float WEIGHTS[][2] = { { 400, 400 }, { 400, -400 }, { 60000, 60000 }, { 255.875f, 256 }, { INFINITY, 1 }, { INFINITY, -1 }, { NAN, 1 } };
     static const float WANT[] = { 65504, -65504, 65504, 65504, INFINITY, -INFINITY, NAN };
-    for (int fixed = 0; fixed < 2; fixed++) {
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
         product p;
-        p.layout = GEMM_F16, p.epilogue = GEMM_SILU_F16, p.paired = true, p.n_rows = 3, p.n_out = 14, p.n_in = 8, p.fixed = fixed;
+        p.layout = GEMM_F16, p.epilogue = GEMM_SILU_F16, p.paired = true, p.n_rows = 3, p.n_out = 14, p.n_in = 8, p.deterministic = deterministic;
         trial t = make_trial(p, 13);
         for (size_t row = 0; row < p.n_rows; row++)
             for (size_t k = 0; k < p.n_in; k++) set_x(&t, row, k, k == 0 ? 1.0f : 0.0f);

@@ -79,7 +79,7 @@ TEST(gemm_library_takes_large_dense_products)
     for (int i = 0; i < 15; i++) {
         struct gemm g = plain;
         switch (i) {
-        case 0: g.fixed = true; break;
+        case 0: g.deterministic = true; break;
         case 1: g.layout = GEMM_F8; break;
         case 2: g.layout = GEMM_F32; break;
         case 3: g.epilogue = GEMM_SILU; break;

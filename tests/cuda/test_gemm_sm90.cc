@@ -343,15 +343,15 @@ TEST(hopper_refuses_what_it_cannot_do)
     CHECK(gemm_wants_f8_x(&g));
     g.n_rows = 8;
     CHECK(!gemm_wants_f8_x(&g)); /* decode steps: bound by W */
-    g.n_rows = 4096, g.x_scales = &scale, g.fixed = true;
+    g.n_rows = 4096, g.x_scales = &scale, g.deterministic = true;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue && gemm_run_hopper(nullptr, &g, 128) == cudaErrorInvalidValue);
-    g.fixed = false, g.n_groups = 2;
+    g.deterministic = false, g.n_groups = 2;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.n_groups = 1, g.layout = GEMM_BF16;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
-    g.x_scales = nullptr, g.fixed = true;
+    g.x_scales = nullptr, g.deterministic = true;
     CHECK(!gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 256) == cudaErrorInvalidValue);
-    g.fixed = false;
+    g.deterministic = false;
     CHECK(gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 64) == cudaErrorInvalidValue);
     g.layout = GEMM_F16;
     CHECK(gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 64) == cudaErrorInvalidValue);

@@ -45,11 +45,11 @@ static gemm_call call_of(const struct gemm *g)
     c.bias = g->bias;
     c.y = g->y, c.y_stride = g->y_stride;
     c.epilogue = g->epilogue, c.paired = g->paired;
-    c.scratch = g->fixed ? NULL : (unsigned char *)g->scratch, c.n_slices = 1;
+    c.scratch = g->deterministic ? NULL : (unsigned char *)g->scratch, c.n_slices = 1;
     return c;
 }
 
-/* Many rows, not `fixed`. */
+/* Many rows, not `deterministic`. */
 static cudaError_t run_many(cudaStream_t stream, enum gemm_weight_layout layout, const gemm_call *c)
 {
     return gemm_hopper_fits(layout, c) ? gemm_hopper(stream, layout, c) : gemm_tiles(stream, layout, c);
@@ -74,14 +74,14 @@ static bool is_good(const struct gemm *g)
 /* Not where groups have all rows: their scales would be of all groups' elements. */
 static bool takes_f8_x(const struct gemm *g)
 {
-    return g->layout == GEMM_F8 && !g->fixed && (g->begin || g->n_groups == 1) && gemm_has_hopper();
+    return g->layout == GEMM_F8 && !g->deterministic && (g->begin || g->n_groups == 1) && gemm_has_hopper();
 }
 
 static bool is_hopper(const struct gemm *g, const float *x_scales)
 {
     gemm_call c = call_of(g);
     c.x_scales = x_scales;
-    return !g->fixed && g->n_rows > GEMM_FEW_ROWS && gemm_hopper_fits(g->layout, &c);
+    return !g->deterministic && g->n_rows > GEMM_FEW_ROWS && gemm_hopper_fits(g->layout, &c);
 }
 
 bool gemm_is_hopper(const struct gemm *g) { return !gemm_library_fits(g) && is_hopper(g, g->x_scales); }
@@ -95,7 +95,7 @@ bool gemm_wants_f8_x(const struct gemm *g)
 cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int columns)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    const bool is_16 = gemm_is_16(g->layout) && !g->x_scales && !g->fixed && gemm_has_hopper() && (columns == 128 || columns == 256);
+    const bool is_16 = gemm_is_16(g->layout) && !g->x_scales && !g->deterministic && gemm_has_hopper() && (columns == 128 || columns == 256);
     if (!is_good(g) || (!is_16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
     return is_16 ? gemm_hopper_16(stream, g->layout, &c, columns == 256) : gemm_hopper_f8(stream, &c);
@@ -103,7 +103,7 @@ cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int colum
 
 static bool can_be_beside(const struct gemm *g, const struct gemm *first)
 {
-    return is_good(g) && g->layout == first->layout && g->layout != GEMM_F32 && !g->fixed && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
+    return is_good(g) && g->layout == first->layout && g->layout != GEMM_F32 && !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
            g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows && g->n_rows <= GEMM_FEW_ROWS &&
            round_up(g->n_in, GEMM_STEP) % GEMM_FEW_WHOLE == 0 && !gemm_library_fits(g);
 }
@@ -129,7 +129,7 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
     const gemm_call c = call_of(g);
     if (g->x_scales) return takes_f8_x(g) ? gemm_hopper_f8(stream, &c) : cudaErrorInvalidValue;
     if (g->layout == GEMM_F32) return gemm_f32(stream, &c);
-    if (g->fixed) return gemm_tiles(stream, g->layout, &c);
+    if (g->deterministic) return gemm_tiles(stream, g->layout, &c);
     if (g->n_rows <= GEMM_FEW_ROWS) return gemm_few(stream, g->layout, &c);
     return g->begin ? run_both(stream, g->layout, c) : run_many(stream, g->layout, &c);
 }

@@ -15,13 +15,13 @@
  * own: one for few rows of a group, which reads W as fast as memory goes, one on tiles for many, and where the call has what they need
  *   `scratch`   both in slices of k, for up to 64 rows of narrow matrices; how many slices depends on the matrix alone
  *   `library`   cublasLt's, for large dense products, which depends on n_rows.
- * The number of the group's rows decides, unless `fixed`: then all calls go by tiles in one order, and a row of y has the same bits however many
+ * The number of the group's rows decides, unless `deterministic`: then all calls go by tiles in one order, and a row of y has the same bits however many
  * rows it comes with. F32 always has: k is shared by lanes in a way that depends on n_out and n_in alone (gemm_f32.cu), not in one chain as on
  * the processor, so that the bits are not the processor's.
  * Groups are of two kinds: with `begin` each has rows of its own (experts), without it all rows go by every matrix, each group's from and to
  * columns of its own (the heads of MLA: x + g * x_group, y + g * y_group). Rows of x in 16 bits are read up to a multiple of GEMM_STEP: where a
  * group's elements end before that, zeros have to follow, or a NaN of the next group's would be this one's too.
- * A card of compute capability 9.0 has kernels of its own for many rows, which `fixed` calls do not take either: for BF16 and F16, and one for F8 that
+ * A card of compute capability 9.0 has kernels of its own for many rows, which `deterministic` calls do not take either: for BF16 and F16, and one for F8 that
  * takes x in e4m3 as well (x_scales; prepare_inputs_f8.h makes it). There a sum is taken over the 128 k that share scales in the tensor cores' own way, and
  * added in f32 times both scales.
  * Calls put work on the stream and return; they do not wait and do not allocate. Thread: engine. */
@@ -77,7 +77,7 @@ struct gemm {
     const int32_t   *x_rows;    /* [n_rows]: which row of x; NULL: the same as of y */
     /* F8 alone: x is e4m3, its rows filled up with zeros to a multiple of 128 elements, x_stride a multiple of 128; [rows of x][ceil(n_in / 128)]:
      * what the elements of each 128 are multiplied by. NULL: x is bf16. gemm_wants_f8_x says which calls may have it: a call of any number of rows
-     * on such a card, not `fixed`, and not of groups without `begin`; others fail. */
+     * on such a card, not `deterministic`, and not of groups without `begin`; others fail. */
     const float     *x_scales;
     const float     *bias;      /* [n_out] or NULL; of a paired matrix gate's, then up's */
     void            *y;         /* f32; ready: bf16 or f16 */
@@ -86,7 +86,7 @@ struct gemm {
     void            *scratch;   /* gemm_scratch_bytes, zeroed once; of calls on one stream. NULL: narrow matrices are read far slower */
     struct gemm_library *library; /* gemm_cublaslt.h: for large dense products that are not fixed; NULL: the own kernels do them */
     void            *workspace; /* GEMM_LIBRARY_WORKSPACE bytes, for the library; of calls on one stream */
-    bool             fixed;     /* one way of adding up whatever n_rows is: for --deterministic */
+    bool             deterministic;     /* one way of adding up whatever n_rows is: for --deterministic */
 };
 
 /* Bytes of a matrix in a layout, a multiple of 256. */

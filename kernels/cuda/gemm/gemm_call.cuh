@@ -44,7 +44,7 @@ cudaError_t gemm_few(cudaStream_t stream, enum gemm_weight_layout layout, const 
 cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
-/* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `fixed` ones. BF16, F16, and
+/* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `deterministic` ones. BF16, F16, and
  * F8 with x in e4m3. */
 bool        gemm_hopper_fits(enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_hopper(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);

@@ -19,7 +19,7 @@ static bool is_aligned(const void *p, size_t row_bytes) { return ((uintptr_t)p |
 
 bool gemm_library_fits(const struct gemm *g)
 {
-    return g->library && g->workspace && !g->fixed && gemm_is_16(g->layout) && (g->epilogue == GEMM_STORE || g->epilogue == GEMM_ADD) && !g->bias &&
+    return g->library && g->workspace && !g->deterministic && gemm_is_16(g->layout) && (g->epilogue == GEMM_STORE || g->epilogue == GEMM_ADD) && !g->bias &&
            !g->begin && g->n_groups == 1 && !g->x_rows && g->n_rows >= GEMM_LIBRARY_ROWS && is_aligned(g->x, g->x_stride * 2) &&
            is_aligned(g->y, g->y_stride * sizeof(float)) && is_aligned(g->w, 0);
 }

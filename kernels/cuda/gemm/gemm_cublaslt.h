@@ -3,7 +3,7 @@
  * The library is loaded on demand, never linked: BATON_CUBLASLT names its file, a folder with it (a Python package's lib), or is `off`; otherwise
  * libcublasLt.so.13 and .12 as the dynamic loader finds them (LD_LIBRARY_PATH), then those of /usr/local/cuda. Which algorithm a shape takes is
  * asked once and kept in a table of fixed size; a shape that falls out of it is asked again.
- * What it adds up in what order depends on n_rows: products that are `fixed` never come here.
+ * What it adds up in what order depends on n_rows: products that are `deterministic` never come here.
  * Life cycle: gemm_library_create, struct gemm's `library` in calls of one stream at a time, gemm_library_free. Thread: loading thread, then
  * engine. A step's call allocates only where its shape is new. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
