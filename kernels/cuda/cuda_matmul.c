@@ -143,30 +143,30 @@ static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g
 }
 
 /* Products that are put in the queue by one call. */
-struct beside {
-    struct gemm g[GEMM_BESIDE_MAX];
+struct cuda_fused_gemms {
+    struct gemm g[GEMM_FUSED_MAX];
     int         n;
 };
 
-static void run_beside(struct cuda_ctx *c, struct beside *b)
+static void flush_fused(struct cuda_ctx *c, struct cuda_fused_gemms *b)
 {
-    if (b->n > 0) (void)cuda_check(c->device, gemm_run_beside(c->device->stream, b->g, b->n), "a product");
+    if (b->n > 0) (void)cuda_check(c->device, gemm_run_fused(c->device->stream, b->g, b->n), "a product");
     b->n = 0;
 }
 
-static void put_beside(struct cuda_ctx *c, struct beside *b, const struct gemm *g)
+static void add_fused(struct cuda_ctx *c, struct cuda_fused_gemms *b, const struct gemm *g)
 {
     const struct gemm *first = &b->g[0];
     const bool         same = b->n > 0 && g->layout == first->layout && g->x == first->x && g->x_stride == first->x_stride && g->x_rows == first->x_rows &&
                       g->x_scales == first->x_scales && g->n_rows == first->n_rows && g->n_in == first->n_in && g->n_groups == 1 && first->n_groups == 1;
-    if (!same || b->n == GEMM_BESIDE_MAX) run_beside(c, b);
+    if (!same || b->n == GEMM_FUSED_MAX) flush_fused(c, b);
     b->g[b->n++] = *g;
 }
 
 /* made: what c->inputs holds. */
 static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t n_jobs, struct inputs_want *made)
 {
-    struct beside products = { .n = 0 };
+    struct cuda_fused_gemms products = { .n = 0 };
     for (size_t i = 0, n; i < n_jobs; i += n) {
         const struct matmul_args *a = &jobs[i];
         struct inputs_want in = { .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_rows, .n = a->w->n_in, .x_rows = a->x_rows, .norm = a->norm, .eps = a->norm_eps };
@@ -179,14 +179,14 @@ static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t 
         take_outputs(a, &g);
         in.as = inputs_for(c, &g, &in, a->x_prequantized);
         if (in.as != AS_THEY_ARE && !same_inputs(&in, made)) {
-            run_beside(c, &products);
+            flush_fused(c, &products);
             make_inputs(c, &in);
             *made = in;
         }
         take_inputs(c, &in, &g);
-        put_beside(c, &products, &g);
+        add_fused(c, &products, &g);
     }
-    run_beside(c, &products);
+    flush_fused(c, &products);
 }
 
 void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)

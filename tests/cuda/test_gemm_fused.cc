@@ -75,7 +75,7 @@ static std::vector<std::vector<unsigned char>> run(const side_by_side &s, const 
 {
     std::vector<std::vector<unsigned char>> y = before;
     for (size_t i = 0; i < y.size(); i++) GOOD(cudaMemcpy(s.y[i], before[i].data(), s.y_bytes[i], cudaMemcpyHostToDevice));
-    if (together) GOOD(gemm_run_beside(nullptr, s.products.data(), (int)s.products.size()));
+    if (together) GOOD(gemm_run_fused(nullptr, s.products.data(), (int)s.products.size()));
     for (size_t i = 0; !together && i < y.size(); i++) GOOD(gemm_run(nullptr, &s.products[i]));
     GOOD(cudaDeviceSynchronize());
     for (size_t i = 0; i < y.size(); i++) GOOD(cudaMemcpy(y[i].data(), s.y[i], s.y_bytes[i], cudaMemcpyDeviceToHost));

@@ -101,24 +101,24 @@ cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int colum
     return is_16 ? gemm_hopper_16(stream, g->layout, &c, columns == 256) : gemm_hopper_f8(stream, &c);
 }
 
-static bool can_be_beside(const struct gemm *g, const struct gemm *first)
+static bool can_fuse(const struct gemm *g, const struct gemm *first)
 {
     return is_good(g) && g->layout == first->layout && g->layout != GEMM_F32 && !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
            g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows && g->n_rows <= GEMM_FEW_ROWS &&
            round_up(g->n_in, GEMM_STEP) % GEMM_FEW_WHOLE == 0 && !gemm_library_fits(g);
 }
 
-cudaError_t gemm_run_beside(cudaStream_t stream, const struct gemm *g, int n)
+cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n)
 {
-    gemm_call   calls[GEMM_BESIDE_MAX];
-    bool        together = n > 1 && n <= GEMM_BESIDE_MAX && g->n_rows > 0;
+    gemm_call   calls[GEMM_FUSED_MAX];
+    bool        fused = n > 1 && n <= GEMM_FUSED_MAX && g->n_rows > 0;
     cudaError_t e = cudaSuccess;
-    for (int i = 0; together && i < n; i++) together = can_be_beside(&g[i], g);
+    for (int i = 0; fused && i < n; i++) fused = can_fuse(&g[i], g);
     for (int i = 0; i < n && e == cudaSuccess; i++) {
-        if (together) calls[i] = call_of(&g[i]), calls[i].beside = i;
+        if (fused) calls[i] = call_of(&g[i]), calls[i].fused_index = i;
         else e = gemm_run(stream, &g[i]);
     }
-    return together ? gemm_few_beside(stream, g->layout, calls, n) : e;
+    return fused ? gemm_skinny_fused(stream, g->layout, calls, n) : e;
 }
 
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)

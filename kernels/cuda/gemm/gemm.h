@@ -107,8 +107,8 @@ cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int colum
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 /* n products of the same rows: x, x_stride, x_rows, x_scales, n_rows, n_in and layout are those of the first, and none has groups. The bits of
  * gemm_run, by one launch where the rows are few: one of a step's many small ones costs as much as reading a MiB and more. */
-enum { GEMM_BESIDE_MAX = 3 /* q, k, v */ };
-cudaError_t gemm_run_beside(cudaStream_t stream, const struct gemm *g, int n);
+enum { GEMM_FUSED_MAX = 3 /* q, k, v */ };
+cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n);
 
 #ifdef __cplusplus
 }

@@ -35,13 +35,13 @@ struct gemm_call {
     bool                 paired;
     unsigned char       *scratch;      /* gemm_split_k.cuh; NULL: none */
     int32_t              n_slices;     /* of k; 1 but where a kernel says otherwise */
-    int32_t              beside;       /* its number among the products of one launch, whose slices lie apart */
+    int32_t              fused_index;       /* its number among the products of one launch, whose slices lie apart */
 };
 
 /* The kernels. `layout` is not F32 but of the last. */
 cudaError_t gemm_few(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
 /* n of them, of one group and the same rows, n_in a multiple of GEMM_FEW_WHOLE. */
-cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n);
+cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
 /* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `deterministic` ones. BF16, F16, and

@@ -242,25 +242,25 @@ template <enum gemm_weight_layout F, bool WHOLE> static __global__ void __launch
 }
 
 /* Several products' tiles, one product after the other. */
-struct few_calls {
-    gemm_call of[GEMM_BESIDE_MAX];
-    int32_t   first_tile[GEMM_BESIDE_MAX]; /* of those that there are not: behind the last */
+struct skinny_fused_calls {
+    gemm_call of[GEMM_FUSED_MAX];
+    int32_t   first_tile[GEMM_FUSED_MAX]; /* of those that there are not: behind the last */
 };
 
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void beside_ahead(const few_calls &all)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void beside_ahead(const skinny_fused_calls &all)
 {
 #pragma unroll
-    for (int i = 0; i < GEMM_BESIDE_MAX; i++) few_ahead<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]); /* where it is not the block's: no rows */
+    for (int i = 0; i < GEMM_FUSED_MAX; i++) few_ahead<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]); /* where it is not the block's: no rows */
 }
 
-template <enum gemm_weight_layout F> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_beside_kernel(const __grid_constant__ few_calls all)
+template <enum gemm_weight_layout F> static __global__ void __launch_bounds__(FEW_THREADS, 2) skinny_fused_kernel(const __grid_constant__ skinny_fused_calls all)
 {
     beside_ahead<F>(all);
     kernel_begins();
     __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a copy for each thread */
     __shared__ int32_t   tile;
     int i = 0;
-    while (i + 1 < GEMM_BESIDE_MAX && (int32_t)blockIdx.x >= all.first_tile[i + 1]) i++;
+    while (i + 1 < GEMM_FUSED_MAX && (int32_t)blockIdx.x >= all.first_tile[i + 1]) i++;
     for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += FEW_THREADS) ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
     if (threadIdx.x == 0) tile = (int32_t)blockIdx.x - all.first_tile[i];
     __syncthreads();
@@ -279,7 +279,7 @@ template <bool WHOLE> static void (*kernel_of(enum gemm_weight_layout layout))(c
 
 /* Two blocks on every SM; a slice gives each of its warps a span at least. */
 enum { FEW_BLOCKS_WANTED = 256, FEW_SLICE_LEAST = FEW_WARPS * FEW_SPAN };
-static_assert((int)FEW_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * FEW_BLOCKS_WANTED * FEW_PART <= SLICES_BESIDE_FLOATS, "see n_slices_for");
+static_assert((int)FEW_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * FEW_BLOCKS_WANTED * FEW_PART <= SPLIT_K_FUSED_FLOATS, "see n_slices_for");
 static_assert(sizeof(gemm_call) % sizeof(unsigned) == 0, "it is copied by words");
 
 cudaError_t gemm_few(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
@@ -291,13 +291,13 @@ cudaError_t gemm_few(cudaStream_t stream, enum gemm_weight_layout layout, const 
                   dim3(blocks_for((size_t)c.n_columns, FEW_W_ROWS), n_groups, (unsigned)c.n_slices), dim3(FEW_THREADS), 0, c);
 }
 
-cudaError_t gemm_few_beside(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n)
+cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n)
 {
-    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const few_calls) = { nullptr, few_beside_kernel<GEMM_BF16>, few_beside_kernel<GEMM_F16>,
-                                                                  few_beside_kernel<GEMM_W8>, few_beside_kernel<GEMM_W4>, few_beside_kernel<GEMM_F8> };
-    few_calls all = {};
+    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const skinny_fused_calls) = { nullptr, skinny_fused_kernel<GEMM_BF16>, skinny_fused_kernel<GEMM_F16>,
+                                                                  skinny_fused_kernel<GEMM_W8>, skinny_fused_kernel<GEMM_W4>, skinny_fused_kernel<GEMM_F8> };
+    skinny_fused_calls all = {};
     unsigned  n_tiles = 0, n_slices = 1;
-    for (int i = 0; i < GEMM_BESIDE_MAX; i++) {
+    for (int i = 0; i < GEMM_FUSED_MAX; i++) {
         all.first_tile[i] = (int32_t)n_tiles;
         if (i >= n) continue;
         all.of[i] = calls[i];

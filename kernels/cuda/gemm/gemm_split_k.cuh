@@ -9,8 +9,8 @@
 
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
-enum { SLICES_MAX = 8, SLICED_TILES_MAX = 256 /* of each product of a launch */, SLICES_COUNTER_BYTES = (int)GEMM_BESIDE_MAX * SLICED_TILES_MAX * 4 };
-enum { SLICES_ROOM_FLOATS = 2 << 20, SLICES_BESIDE_FLOATS = SLICES_ROOM_FLOATS / 4 }; /* the kernels assert that their parts fit */
+enum { SLICES_MAX = 8, SLICED_TILES_MAX = 256 /* of each product of a launch */, SLICES_COUNTER_BYTES = (int)GEMM_FUSED_MAX * SLICED_TILES_MAX * 4 };
+enum { SLICES_ROOM_FLOATS = 2 << 20, SPLIT_K_FUSED_FLOATS = SLICES_ROOM_FLOATS / 4 }; /* the kernels assert that their parts fit */
 
 /* So many slices that blocks_wanted blocks run (fewer than twice as many do), of k_least elements of k each at least. */
 static inline int32_t n_slices_for(const gemm_call &c, int32_t tile_columns, int32_t blocks_wanted, int32_t k_least)
@@ -26,7 +26,7 @@ static inline int32_t n_slices_for(const gemm_call &c, int32_t tile_columns, int
 /* Where a slice's part of a tile lies, `floats` of them. */
 static __device__ __forceinline__ float *slice_part(const gemm_call &c, int32_t tile, int32_t slice, int32_t floats)
 {
-    return (float *)(c.scratch + SLICES_COUNTER_BYTES) + (size_t)c.beside * SLICES_BESIDE_FLOATS + ((size_t)tile * (size_t)c.n_slices + (size_t)slice) * (size_t)floats;
+    return (float *)(c.scratch + SLICES_COUNTER_BYTES) + (size_t)c.fused_index * SPLIT_K_FUSED_FLOATS + ((size_t)tile * (size_t)c.n_slices + (size_t)slice) * (size_t)floats;
 }
 
 /* After the block's part is written: whether all others of the tile are too, and this block finishes it. Called by all threads. */
@@ -35,7 +35,7 @@ static __device__ __forceinline__ bool is_last_slice(const gemm_call &c, int32_t
     __shared__ unsigned before;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) before = atomicInc((unsigned *)c.scratch + c.beside * SLICED_TILES_MAX + tile, (unsigned)c.n_slices - 1);
+    if (threadIdx.x == 0) before = atomicInc((unsigned *)c.scratch + c.fused_index * SLICED_TILES_MAX + tile, (unsigned)c.n_slices - 1);
     __syncthreads();
     __threadfence();
     return before == (unsigned)c.n_slices - 1;
