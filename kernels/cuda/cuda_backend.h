@@ -95,8 +95,8 @@ struct cuda_ctx {
     int32_t                n_recordings, max_recordings;
     struct dev_mem         inputs;    /* of the running matmul call: rows made ready */
     struct dev_mem         products, workspace; /* what products work in, and the library's */
-    struct gemm_library   *library;   /* NULL: none, or none wanted */
-    bool                   library_sought;
+    struct gemm_cublaslt   *cublaslt;   /* NULL: none, or none wanted */
+    bool                   cublaslt_tried;
     struct dev_mem         attention; /* attention_scratch_floats */
 };
 

@@ -40,7 +40,7 @@ void cuda_ctx_free(struct kernel_ctx *base)
         device_mem_free(base->device, &c->inputs);
         device_mem_free(base->device, &c->products);
         device_mem_free(base->device, &c->workspace);
-        gemm_library_free(c->library);
+        gemm_cublaslt_free(c->cublaslt);
         device_mem_free(base->device, &c->attention);
         device_close(base->device);
     }
@@ -71,17 +71,17 @@ static enum status prepare_attention(struct cuda_ctx *c, struct err *err)
 }
 
 /* Its sums follow n_rows, and it multiplies bf16 alone. */
-static enum status prepare_library(struct cuda_ctx *c, struct err *err)
+static enum status prepare_cublaslt(struct cuda_ctx *c, struct err *err)
 {
     struct err why;
-    if (c->library_sought || c->base.deterministic || c->base.activations == ACTIVATIONS_F32) return OK;
-    c->library_sought = true;
-    if (gemm_library_create(&c->library, &why) != OK) {
+    if (c->cublaslt_tried || c->base.deterministic || c->base.activations == ACTIVATIONS_F32) return OK;
+    c->cublaslt_tried = true;
+    if (gemm_cublaslt_create(&c->cublaslt, &why) != OK) {
         log_info("cublasLt is not used", "why=\"%s\"", why.text);
         return OK;
     }
-    log_info("cublasLt for large dense products", "file=%s", gemm_library_path(c->library));
-    return device_mem_alloc(c->base.device, GEMM_LIBRARY_WORKSPACE, DEVICE_MEM_PRIVATE, &c->workspace, err);
+    log_info("cublasLt for large dense products", "file=%s", gemm_cublaslt_path(c->cublaslt));
+    return device_mem_alloc(c->base.device, GEMM_CUBLASLT_WORKSPACE, DEVICE_MEM_PRIVATE, &c->workspace, err);
 }
 
 /* Called before the pool is sized and again when it is there: what the first call got serves the second. */
@@ -94,7 +94,7 @@ enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l,
     TRY(prepare_attention(c, err));
     (void)gemm_wants_f8_x(&(struct gemm){ .layout = GEMM_F8 }); /* asks the card what it can, which a recording should not */
     TRY(cuda_sampling_prepare(c, err));
-    TRY(prepare_library(c, err));
+    TRY(prepare_cublaslt(c, err));
     if (!cuda_staging_grow(c, cuda_staging_bytes(c))) return device_fault(base->device, err);
     return device_fault(base->device, err);
 }

@@ -11,29 +11,29 @@
 #include "tests/cuda/device_case.h"
 #include "tests/cuda/gemm_reference.h"
 
-static enum status load(const char *named, gemm_loaded *l, struct err *err)
+static enum status load(const char *named, gemm_cublaslt_loaded *l, struct err *err)
 {
     memset(l, 0, sizeof *l);
     memset(err, 0, sizeof *err);
-    return gemm_library_load(named, l, err);
+    return gemm_cublaslt_load(named, l, err);
 }
 
-TEST(gemm_library_is_found)
+TEST(gemm_cublaslt_is_found)
 {
-    gemm_loaded l;
+    gemm_cublaslt_loaded l;
     struct err  err;
     CHECK_EQ_INT(load(FAKE_CUBLASLT, &l, &err), OK);
     CHECK(strcmp(l.path, FAKE_CUBLASLT) == 0);
     for (void *call : l.calls) CHECK(call != nullptr);
-    CHECK(l.calls[GEMM_LIBRARY_cublasLtMatmul] == dlsym(l.handle, "cublasLtMatmul"));
-    gemm_library_unload(&l);
-    gemm_library_unload(&l); /* twice is harmless */
+    CHECK(l.calls[GEMM_CUBLASLT_cublasLtMatmul] == dlsym(l.handle, "cublasLtMatmul"));
+    gemm_cublaslt_unload(&l);
+    gemm_cublaslt_unload(&l); /* twice is harmless */
 }
 
 /* A folder, as that of a Python package, has it under its own name. */
-TEST(gemm_library_is_found_in_a_folder)
+TEST(gemm_cublaslt_is_found_in_a_folder)
 {
-    gemm_loaded l;
+    gemm_cublaslt_loaded l;
     struct err  err;
     char        folder[PATH_MAX], file[PATH_MAX + 32];
     snprintf(folder, sizeof folder, "%s", test_tmpdir());
@@ -42,12 +42,12 @@ TEST(gemm_library_is_found_in_a_folder)
     CHECK_EQ_INT(symlink(FAKE_CUBLASLT, file), 0);
     CHECK_EQ_INT(load(folder, &l, &err), OK);
     CHECK(strcmp(l.path, file) == 0);
-    gemm_library_unload(&l);
+    gemm_cublaslt_unload(&l);
 }
 
-TEST(gemm_library_says_what_is_missing)
+TEST(gemm_cublaslt_says_what_is_missing)
 {
-    gemm_loaded l;
+    gemm_cublaslt_loaded l;
     struct err  err;
     CHECK_EQ_INT(load("/nowhere/libcublasLt.so.13", &l, &err), ERR_NOT_FOUND);
     CHECK(strstr(err.text, "/nowhere/libcublasLt.so.13") != nullptr);
@@ -61,21 +61,21 @@ TEST(gemm_library_says_what_is_missing)
 static struct gemm a_product(void)
 {
     struct gemm g = {};
-    g.layout = GEMM_BF16, g.n_out = 70, g.n_in = 100, g.n_groups = 1, g.n_rows = GEMM_LIBRARY_ROWS;
+    g.layout = GEMM_BF16, g.n_out = 70, g.n_in = 100, g.n_groups = 1, g.n_rows = GEMM_CUBLASLT_ROWS;
     g.x_stride = 128, g.y_stride = 72;
     g.w = g.x = g.y = (void *)0x1000;
-    g.library = (struct gemm_library *)0x1000, g.workspace = (void *)0x1000;
+    g.cublaslt = (struct gemm_cublaslt *)0x1000, g.workspace = (void *)0x1000;
     return g;
 }
 
 /* What it may do, and each thing that it may not. */
-TEST(gemm_library_takes_large_dense_products)
+TEST(gemm_cublaslt_takes_large_dense_products)
 {
     const struct gemm plain = a_product();
-    CHECK(gemm_library_fits(&plain));
+    CHECK(gemm_cublaslt_fits(&plain));
     struct gemm f16 = plain;
     f16.layout = GEMM_F16;
-    CHECK(gemm_library_fits(&f16));
+    CHECK(gemm_cublaslt_fits(&f16));
     for (int i = 0; i < 15; i++) {
         struct gemm g = plain;
         switch (i) {
@@ -92,18 +92,18 @@ TEST(gemm_library_takes_large_dense_products)
         case 10: g.x = (const char *)g.x + 8; break;
         case 11: g.y_stride++; break;
         case 12: g.y = (char *)g.y + 4; break;
-        case 13: g.library = nullptr; break;
+        case 13: g.cublaslt = nullptr; break;
         default: g.workspace = nullptr;
         }
-        if (gemm_library_fits(&g)) test_fail(__FILE__, __LINE__, "product %d is none of the library's", i);
+        if (gemm_cublaslt_fits(&g)) test_fail(__FILE__, __LINE__, "product %d is none of the library's", i);
     }
     struct gemm add = plain;
     add.epilogue = GEMM_ADD;
-    CHECK(gemm_library_fits(&add));
+    CHECK(gemm_cublaslt_fits(&add));
 }
 
 #ifdef BATON_HAVE_CUBLASLT
-#define CASES_WITH_HEADER CASE(gemm_library_computes_and_remembers),
+#define CASES_WITH_HEADER CASE(gemm_cublaslt_computes_and_remembers),
 
 struct fake {
     void *handle = dlopen(FAKE_CUBLASLT, RTLD_NOW);
@@ -112,18 +112,18 @@ struct fake {
     int  &refuse = *(int *)dlsym(handle, "fake_refuse");
 };
 
-static struct gemm_library *open_fake(void)
+static struct gemm_cublaslt *open_fake(void)
 {
-    struct gemm_library *l;
+    struct gemm_cublaslt *l;
     struct err           err;
     setenv("BATON_CUBLASLT", FAKE_CUBLASLT, 1);
-    CHECK_EQ_INT(gemm_library_create(&l, &err), OK);
-    CHECK(strcmp(gemm_library_path(l), FAKE_CUBLASLT) == 0);
+    CHECK_EQ_INT(gemm_cublaslt_create(&l, &err), OK);
+    CHECK(strcmp(gemm_cublaslt_path(l), FAKE_CUBLASLT) == 0);
     return l;
 }
 
 /* One product in host memory: W of n_out by n_in, rows of x and y with room between them. */
-static void check_product(struct gemm_library *l, enum gemm_weight_layout layout, size_t n_rows, size_t n_out, size_t n_in, bool add)
+static void check_product(struct gemm_cublaslt *l, enum gemm_weight_layout layout, size_t n_rows, size_t n_out, size_t n_in, bool add)
 {
     numbers               from = { n_rows + n_out };
     const size_t          filled = (n_in + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
@@ -141,8 +141,8 @@ static void check_product(struct gemm_library *l, enum gemm_weight_layout layout
     struct gemm g = {};
     g.layout = layout, g.n_out = n_out, g.n_in = n_in, g.n_groups = 1, g.n_rows = n_rows, g.epilogue = add ? GEMM_ADD : GEMM_STORE;
     g.w = w.bytes.data(), g.x = x.data(), g.x_stride = filled + GEMM_STEP, g.y = y.data(), g.y_stride = n_out + 6;
-    g.library = l, g.workspace = workspace;
-    CHECK(gemm_library_run(nullptr, &g));
+    g.cublaslt = l, g.workspace = workspace;
+    CHECK(gemm_cublaslt_run(nullptr, &g));
     for (size_t row = 0; row < n_rows; row++)
         for (size_t i = 0; i < n_out + 6; i++) {
             reference_sum want = { 0, 0 };
@@ -154,10 +154,10 @@ static void check_product(struct gemm_library *l, enum gemm_weight_layout layout
         }
 }
 
-TEST(gemm_library_computes_and_remembers)
+TEST(gemm_cublaslt_computes_and_remembers)
 {
     fake                 f;
-    struct gemm_library *l = open_fake();
+    struct gemm_cublaslt *l = open_fake();
     for (int round = 0; round < 2; round++) {
         check_product(l, GEMM_BF16, 5, 22, 100, false);
         check_product(l, GEMM_BF16, 5, 22, 100, true);
@@ -168,41 +168,41 @@ TEST(gemm_library_computes_and_remembers)
     CHECK_EQ_INT(f.n_run, 8);
     for (size_t n_rows = 1; n_rows < 1500; n_rows++) check_product(l, n_rows % 2 ? GEMM_BF16 : GEMM_F16, n_rows, 2, 1, false); /* more shapes than are kept */
     check_product(l, GEMM_BF16, 5, 22, 100, true);
-    gemm_library_free(l);
-    gemm_library_free(nullptr);
+    gemm_cublaslt_free(l);
+    gemm_cublaslt_free(nullptr);
 }
 
 /* What the library has no way for stays with the own kernels, and it is asked once. */
-TEST(gemm_library_refuses)
+TEST(gemm_cublaslt_refuses)
 {
     for (int how = 1; how <= 2; how++) {
         fake                  f;
-        struct gemm_library  *l = open_fake();
+        struct gemm_cublaslt  *l = open_fake();
         std::vector<uint16_t> x(64 * 200), w(64 * 8);
         std::vector<float>    y(8 * 200, 3);
         struct gemm           g = a_product();
-        g.n_rows = 200, g.n_out = 8, g.n_in = 64, g.x_stride = 64, g.y_stride = 8, g.x = x.data(), g.w = w.data(), g.y = y.data(), g.library = l;
+        g.n_rows = 200, g.n_out = 8, g.n_in = 64, g.x_stride = 64, g.y_stride = 8, g.x = x.data(), g.w = w.data(), g.y = y.data(), g.cublaslt = l;
         f.refuse = how, f.n_asked = f.n_run = 0;
-        for (int i = 0; i < 3; i++) CHECK(!gemm_library_run(nullptr, &g));
+        for (int i = 0; i < 3; i++) CHECK(!gemm_cublaslt_run(nullptr, &g));
         CHECK_EQ_INT(f.n_asked, 1);
         CHECK_EQ_INT(f.n_run, 0);
         CHECK(y[0] == 3);
         f.refuse = 0;
-        gemm_library_free(l);
+        gemm_cublaslt_free(l);
     }
 }
 #else
 #define CASES_WITH_HEADER
 
-TEST(gemm_library_refuses)
+TEST(gemm_cublaslt_refuses)
 {
-    struct gemm_library *l = nullptr;
+    struct gemm_cublaslt *l = nullptr;
     struct err           err;
-    CHECK_EQ_INT(gemm_library_create(&l, &err), ERR_UNSUPPORTED);
+    CHECK_EQ_INT(gemm_cublaslt_create(&l, &err), ERR_UNSUPPORTED);
     CHECK(l == nullptr && strstr(err.text, "cublasLt.h") != nullptr);
-    gemm_library_free(l);
+    gemm_cublaslt_free(l);
 }
 #endif
 
-TEST_MAIN(CASE(gemm_library_is_found), CASE(gemm_library_is_found_in_a_folder), CASE(gemm_library_says_what_is_missing),
-          CASE(gemm_library_takes_large_dense_products), CASES_WITH_HEADER CASE(gemm_library_refuses))
+TEST_MAIN(CASE(gemm_cublaslt_is_found), CASE(gemm_cublaslt_is_found_in_a_folder), CASE(gemm_cublaslt_says_what_is_missing),
+          CASE(gemm_cublaslt_takes_large_dense_products), CASES_WITH_HEADER CASE(gemm_cublaslt_refuses))

@@ -84,7 +84,7 @@ static bool is_hopper(const struct gemm *g, const float *x_scales)
     return !g->deterministic && g->n_rows > GEMM_FEW_ROWS && gemm_hopper_fits(g->layout, &c);
 }
 
-bool gemm_is_hopper(const struct gemm *g) { return !gemm_library_fits(g) && is_hopper(g, g->x_scales); }
+bool gemm_is_hopper(const struct gemm *g) { return !gemm_cublaslt_fits(g) && is_hopper(g, g->x_scales); }
 
 bool gemm_wants_f8_x(const struct gemm *g)
 {
@@ -105,7 +105,7 @@ static bool can_fuse(const struct gemm *g, const struct gemm *first)
 {
     return is_good(g) && g->layout == first->layout && g->layout != GEMM_F32 && !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
            g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows && g->n_rows <= GEMM_FEW_ROWS &&
-           round_up(g->n_in, GEMM_STEP) % GEMM_FEW_WHOLE == 0 && !gemm_library_fits(g);
+           round_up(g->n_in, GEMM_STEP) % GEMM_FEW_WHOLE == 0 && !gemm_cublaslt_fits(g);
 }
 
 cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n)
@@ -125,7 +125,7 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
     if (!is_good(g)) return cudaErrorInvalidValue;
-    if (gemm_library_fits(g) && gemm_library_run(stream, g)) return cudaSuccess;
+    if (gemm_cublaslt_fits(g) && gemm_cublaslt_run(stream, g)) return cudaSuccess;
     const gemm_call c = call_of(g);
     if (g->x_scales) return takes_f8_x(g) ? gemm_hopper_f8(stream, &c) : cudaErrorInvalidValue;
     if (g->layout == GEMM_F32) return gemm_f32(stream, &c);

@@ -14,7 +14,7 @@
  * A row of y depends on its row of x alone, never on what the other rows hold. There are several ways of adding up, each with an order of its
  * own: one for few rows of a group, which reads W as fast as memory goes, one on tiles for many, and where the call has what they need
  *   `scratch`   both in slices of k, for up to 64 rows of narrow matrices; how many slices depends on the matrix alone
- *   `library`   cublasLt's, for large dense products, which depends on n_rows.
+ *   `cublaslt`   cublasLt's, for large dense products, which depends on n_rows.
  * The number of the group's rows decides, unless `deterministic`: then all calls go by tiles in one order, and a row of y has the same bits however many
  * rows it comes with. F32 always has: k is shared by lanes in a way that depends on n_out and n_in alone (gemm_f32.cu), not in one chain as on
  * the processor, so that the bits are not the processor's.
@@ -58,7 +58,7 @@ static inline bool gemm_is_16(enum gemm_weight_layout layout) { return layout ==
 /* What a layout takes x in, but for x_scales. */
 static inline enum dtype gemm_x_type(enum gemm_weight_layout layout) { return layout == GEMM_F32 ? DTYPE_F32 : layout == GEMM_F16 ? DTYPE_F16 : DTYPE_BF16; }
 
-struct gemm_library;
+struct gemm_cublaslt;
 
 /* All pointers but the library's are to device memory. */
 struct gemm {
@@ -84,8 +84,8 @@ struct gemm {
     size_t           y_stride;  /* elements between rows */
     enum gemm_epilogue   epilogue;      /* y of a paired matrix that is not of SILU: its rows as they lie, gate and up in turn */
     void            *scratch;   /* gemm_scratch_bytes, zeroed once; of calls on one stream. NULL: narrow matrices are read far slower */
-    struct gemm_library *library; /* gemm_cublaslt.h: for large dense products that are not fixed; NULL: the own kernels do them */
-    void            *workspace; /* GEMM_LIBRARY_WORKSPACE bytes, for the library; of calls on one stream */
+    struct gemm_cublaslt *cublaslt; /* gemm_cublaslt.h: for large dense products that are not fixed; NULL: the own kernels do them */
+    void            *workspace; /* GEMM_CUBLASLT_WORKSPACE bytes, for the library; of calls on one stream */
     bool             deterministic;     /* one way of adding up whatever n_rows is: for --deterministic */
 };
 

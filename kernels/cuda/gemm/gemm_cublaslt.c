@@ -17,20 +17,20 @@ enum { ALIGNED = 16 }; /* bytes, what pointers and rows have to be for the libra
 
 static bool is_aligned(const void *p, size_t row_bytes) { return ((uintptr_t)p | row_bytes) % ALIGNED == 0; }
 
-bool gemm_library_fits(const struct gemm *g)
+bool gemm_cublaslt_fits(const struct gemm *g)
 {
-    return g->library && g->workspace && !g->deterministic && gemm_is_16(g->layout) && (g->epilogue == GEMM_STORE || g->epilogue == GEMM_ADD) && !g->bias &&
-           !g->begin && g->n_groups == 1 && !g->x_rows && g->n_rows >= GEMM_LIBRARY_ROWS && is_aligned(g->x, g->x_stride * 2) &&
+    return g->cublaslt && g->workspace && !g->deterministic && gemm_is_16(g->layout) && (g->epilogue == GEMM_STORE || g->epilogue == GEMM_ADD) && !g->bias &&
+           !g->begin && g->n_groups == 1 && !g->x_rows && g->n_rows >= GEMM_CUBLASLT_ROWS && is_aligned(g->x, g->x_stride * 2) &&
            is_aligned(g->y, g->y_stride * sizeof(float)) && is_aligned(g->w, 0);
 }
 
 #ifdef BATON_HAVE_CUBLASLT
 #include <cublasLt.h>
 
-enum { N_KEPT = 512 }; /* shapes: a model has some ten matrices, chunks of a prompt have any number of rows */
+enum { N_SHAPES = 512 }; /* shapes: a model has some ten matrices, chunks of a prompt have any number of rows */
 
 /* A shape, and what the library makes of it. */
-struct kept {
+struct gemm_cublaslt_shape {
     size_t                 n_out, n_in, n_rows, x_stride, y_stride;
     enum gemm_weight_layout         layout;
     bool                   used, add, none; /* none: there is no way */
@@ -39,28 +39,28 @@ struct kept {
 };
 
 #define CALL_TYPE(name) __typeof__(name) *name;
-struct gemm_library {
+struct gemm_cublaslt {
     struct {
-        GEMM_LIBRARY_CALLS(CALL_TYPE)
+        GEMM_CUBLASLT_CALLS(CALL_TYPE)
     } call;
-    struct gemm_loaded          loaded;
+    struct gemm_cublaslt_loaded          loaded;
     cublasLtHandle_t            handle;
     cublasLtMatmulDesc_t        product;
     cublasLtMatmulPreference_t  preference;
-    struct kept                 kept[N_KEPT];
+    struct gemm_cublaslt_shape                 shapes[N_SHAPES];
 };
 
 /* ---- life cycle ---- */
 
-static bool set_preference(const struct gemm_library *l, cublasLtMatmulPreferenceAttributes_t what, const void *value, size_t bytes)
+static bool set_preference(const struct gemm_cublaslt *l, cublasLtMatmulPreferenceAttributes_t what, const void *value, size_t bytes)
 {
     return l->call.cublasLtMatmulPreferenceSetAttribute(l->preference, what, value, bytes) == CUBLAS_STATUS_SUCCESS;
 }
 
-static bool make_objects(struct gemm_library *l)
+static bool make_objects(struct gemm_cublaslt *l)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    const uint64_t          workspace = GEMM_LIBRARY_WORKSPACE;
+    const uint64_t          workspace = GEMM_CUBLASLT_WORKSPACE;
     const uint32_t          aligned = ALIGNED;
     return l->call.cublasLtMatmulDescCreate(&l->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
            l->call.cublasLtMatmulDescSetAttribute(l->product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed) == CUBLAS_STATUS_SUCCESS &&
@@ -72,7 +72,7 @@ static bool make_objects(struct gemm_library *l)
            set_preference(l, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &aligned, sizeof aligned);
 }
 
-static enum status start(struct gemm_library *l, struct err *err)
+static enum status start(struct gemm_cublaslt *l, struct err *err)
 {
     const cublasStatus_t st = l->call.cublasLtCreate(&l->handle);
     if (st != CUBLAS_STATUS_SUCCESS) return err_set(err, ERR_NODEV, "%s cannot start on this card (status %d)", l->loaded.path, (int)st);
@@ -80,56 +80,56 @@ static enum status start(struct gemm_library *l, struct err *err)
     return OK;
 }
 
-enum status gemm_library_create(struct gemm_library **out, struct err *err)
+enum status gemm_cublaslt_create(struct gemm_cublaslt **out, struct err *err)
 {
-    struct gemm_library *l = MEM_NEW(struct gemm_library);
-    enum status st = gemm_library_load(getenv("BATON_CUBLASLT"), &l->loaded, err);
+    struct gemm_cublaslt *l = MEM_NEW(struct gemm_cublaslt);
+    enum status st = gemm_cublaslt_load(getenv("BATON_CUBLASLT"), &l->loaded, err);
     if (st == OK) {
         static_assert(sizeof l->call == sizeof l->loaded.calls, "a function is where its name is in the list");
         memcpy(&l->call, l->loaded.calls, sizeof l->call);
         st = start(l, err);
     }
     if (st == OK) *out = l;
-    else gemm_library_free(l);
+    else gemm_cublaslt_free(l);
     return st;
 }
 
-static void forget(struct gemm_library *l, struct kept *k)
+static void evict(struct gemm_cublaslt *l, struct gemm_cublaslt_shape *k)
 {
     if (k->w) l->call.cublasLtMatrixLayoutDestroy(k->w);
     if (k->x) l->call.cublasLtMatrixLayoutDestroy(k->x);
     if (k->y) l->call.cublasLtMatrixLayoutDestroy(k->y);
-    *k = (struct kept){ .used = false };
+    *k = (struct gemm_cublaslt_shape){ .used = false };
 }
 
-void gemm_library_free(struct gemm_library *l)
+void gemm_cublaslt_free(struct gemm_cublaslt *l)
 {
     if (!l) return;
-    for (size_t i = 0; i < N_KEPT; i++) forget(l, &l->kept[i]);
+    for (size_t i = 0; i < N_SHAPES; i++) evict(l, &l->shapes[i]);
     if (l->preference) l->call.cublasLtMatmulPreferenceDestroy(l->preference);
     if (l->product) l->call.cublasLtMatmulDescDestroy(l->product);
     if (l->handle) l->call.cublasLtDestroy(l->handle);
-    gemm_library_unload(&l->loaded);
+    gemm_cublaslt_unload(&l->loaded);
     mem_free(l);
 }
 
-const char *gemm_library_path(const struct gemm_library *l) { return l->loaded.path; }
+const char *gemm_cublaslt_path(const struct gemm_cublaslt *l) { return l->loaded.path; }
 
 /* ---- products ---- */
 
-static size_t filled(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
+static size_t padded(size_t n) { return (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP; }
 
-static bool is_of(const struct kept *k, const struct gemm *g)
+static bool matches(const struct gemm_cublaslt_shape *k, const struct gemm *g)
 {
     return k->used && k->n_out == g->n_out && k->n_in == g->n_in && k->n_rows == g->n_rows && k->x_stride == g->x_stride &&
            k->y_stride == g->y_stride && k->layout == g->layout && k->add == (g->epilogue == GEMM_ADD);
 }
 
 /* Its layouts and the algorithm. What rows are filled up with are zeros, so that k is a multiple of GEMM_STEP. */
-static bool ask(struct gemm_library *l, struct kept *k)
+static bool query_heuristic(struct gemm_cublaslt *l, struct gemm_cublaslt_shape *k)
 {
     cublasLtMatmulHeuristicResult_t found;
-    const size_t                    n_in = filled(k->n_in);
+    const size_t                    n_in = padded(k->n_in);
     const cudaDataType              type = k->layout == GEMM_F16 ? CUDA_R_16F : CUDA_R_16BF;
     int                             n = 0;
     if (l->call.cublasLtMatrixLayoutCreate(&k->w, type, n_in, k->n_out, (int64_t)n_in) != CUBLAS_STATUS_SUCCESS ||
@@ -143,28 +143,28 @@ static bool ask(struct gemm_library *l, struct kept *k)
     return true;
 }
 
-static struct kept *keep(struct gemm_library *l, const struct gemm *g)
+static struct gemm_cublaslt_shape *find_shape(struct gemm_cublaslt *l, const struct gemm *g)
 {
     const size_t parts[] = { g->n_out, g->n_in, g->n_rows, g->x_stride, g->y_stride, (size_t)g->layout, (size_t)g->epilogue };
     size_t       hash = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) hash = (hash ^ parts[i]) * 0x9e3779b97f4a7c15u;
-    struct kept *k = &l->kept[(hash >> 32) % N_KEPT];
-    if (is_of(k, g)) return k;
-    forget(l, k);
-    *k = (struct kept){ .n_out = g->n_out, .n_in = g->n_in, .n_rows = g->n_rows, .x_stride = g->x_stride, .y_stride = g->y_stride,
+    struct gemm_cublaslt_shape *k = &l->shapes[(hash >> 32) % N_SHAPES];
+    if (matches(k, g)) return k;
+    evict(l, k);
+    *k = (struct gemm_cublaslt_shape){ .n_out = g->n_out, .n_in = g->n_in, .n_rows = g->n_rows, .x_stride = g->x_stride, .y_stride = g->y_stride,
                         .layout = g->layout, .used = true, .add = g->epilogue == GEMM_ADD };
-    k->none = !ask(l, k);
+    k->none = !query_heuristic(l, k);
     return k;
 }
 
-bool gemm_library_run(cudaStream_t stream, const struct gemm *g)
+bool gemm_cublaslt_run(cudaStream_t stream, const struct gemm *g)
 {
-    struct gemm_library *l = g->library;
-    struct kept         *k = keep(l, g);
+    struct gemm_cublaslt *l = g->cublaslt;
+    struct gemm_cublaslt_shape         *k = find_shape(l, g);
     const float          one = 1, old = k->add ? 1 : 0;
     if (k->none) return false;
     const cublasStatus_t st = l->call.cublasLtMatmul(l->handle, l->product, &one, g->w, k->w, g->x, k->x, &old, g->y, k->y, g->y, k->y, &k->algo,
-                                                     g->workspace, GEMM_LIBRARY_WORKSPACE, stream);
+                                                     g->workspace, GEMM_CUBLASLT_WORKSPACE, stream);
     if (st == CUBLAS_STATUS_SUCCESS) return true;
     k->none = true;
     log_warn("cublasLt refused a product, the own kernel does it", "n_out=%zu n_in=%zu n_rows=%zu status=%d", g->n_out, g->n_in, g->n_rows,
@@ -173,20 +173,20 @@ bool gemm_library_run(cudaStream_t stream, const struct gemm *g)
 }
 
 #else
-struct gemm_library {
-    struct gemm_loaded loaded;
+struct gemm_cublaslt {
+    struct gemm_cublaslt_loaded loaded;
 };
 
-enum status gemm_library_create(struct gemm_library **out, struct err *err)
+enum status gemm_cublaslt_create(struct gemm_cublaslt **out, struct err *err)
 {
     (void)out;
     return err_set(err, ERR_UNSUPPORTED, "this build has no cublasLt: cublasLt.h was not there when it was made");
 }
 
-void        gemm_library_free(struct gemm_library *l) { (void)l; }
-const char *gemm_library_path(const struct gemm_library *l) { return l->loaded.path; }
+void        gemm_cublaslt_free(struct gemm_cublaslt *l) { (void)l; }
+const char *gemm_cublaslt_path(const struct gemm_cublaslt *l) { return l->loaded.path; }
 
-bool gemm_library_run(cudaStream_t stream, const struct gemm *g)
+bool gemm_cublaslt_run(cudaStream_t stream, const struct gemm *g)
 {
     (void)stream, (void)g;
     return false;

@@ -4,7 +4,7 @@
  * libcublasLt.so.13 and .12 as the dynamic loader finds them (LD_LIBRARY_PATH), then those of /usr/local/cuda. Which algorithm a shape takes is
  * asked once and kept in a table of fixed size; a shape that falls out of it is asked again.
  * What it adds up in what order depends on n_rows: products that are `deterministic` never come here.
- * Life cycle: gemm_library_create, struct gemm's `library` in calls of one stream at a time, gemm_library_free. Thread: loading thread, then
+ * Life cycle: gemm_cublaslt_create, struct gemm's `cublaslt` in calls of one stream at a time, gemm_cublaslt_free. Thread: loading thread, then
  * engine. A step's call allocates only where its shape is new. */
 #ifndef BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
 #define BATON_KERNELS_CUDA_GEMM_GEMM_CUBLASLT_H
@@ -19,22 +19,22 @@ extern "C" {
 #endif
 
 struct gemm;
-struct gemm_library;
+struct gemm_cublaslt;
 
-enum { GEMM_LIBRARY_ROWS = 128 };               /* and more: fewer are bound by memory, which the own kernels read as fast */
-enum { GEMM_LIBRARY_WORKSPACE = 32 << 20 };     /* bytes of device memory, aligned to 256, that the caller gives: struct gemm's `workspace` */
+enum { GEMM_CUBLASLT_ROWS = 128 };               /* and more: fewer are bound by memory, which the own kernels read as fast */
+enum { GEMM_CUBLASLT_WORKSPACE = 32 << 20 };     /* bytes of device memory, aligned to 256, that the caller gives: struct gemm's `workspace` */
 
 /* Load it for the current device. ERR_NOT_FOUND: there is none; ERR_UNSUPPORTED: switched off, not built in, or a file that is another library;
  * ERR_NODEV: it finds no card. The sentence says which, for the caller's line in the log: without it the own kernels do all products. */
-enum status gemm_library_create(struct gemm_library **out, struct err *err) MUST_CHECK;
-void        gemm_library_free(struct gemm_library *l);
+enum status gemm_cublaslt_create(struct gemm_cublaslt **out, struct err *err) MUST_CHECK;
+void        gemm_cublaslt_free(struct gemm_cublaslt *l);
 /* The file that was loaded. */
-const char *gemm_library_path(const struct gemm_library *l);
+const char *gemm_cublaslt_path(const struct gemm_cublaslt *l);
 
 /* Whether a call is one that the library may do. */
-bool gemm_library_fits(const struct gemm *g);
+bool gemm_cublaslt_fits(const struct gemm *g);
 /* Put it on the stream. False: the library has no way for this shape, nothing was done. */
-bool gemm_library_run(cudaStream_t stream, const struct gemm *g) MUST_CHECK;
+bool gemm_cublaslt_run(cudaStream_t stream, const struct gemm *g) MUST_CHECK;
 
 #ifdef __cplusplus
 }

@@ -12,10 +12,10 @@ static const char *const FOLDERS[] = { "", "/usr/local/cuda/lib64/", "/usr/local
 enum { N_NAMES = sizeof NAMES / sizeof NAMES[0], N_FOLDERS = sizeof FOLDERS / sizeof FOLDERS[0] };
 
 #define CALL_NAME(name) #name,
-static const char *const CALLS[] = { GEMM_LIBRARY_CALLS(CALL_NAME) };
+static const char *const CALLS[] = { GEMM_CUBLASLT_CALLS(CALL_NAME) };
 
 /* `why` keeps what the loader said. */
-static bool open_at(const char *folder, const char *file, struct gemm_loaded *l, char *why, size_t room)
+static bool open_at(const char *folder, const char *file, struct gemm_cublaslt_loaded *l, char *why, size_t room)
 {
     snprintf(l->path, sizeof l->path, "%s%s", folder, file);
     l->handle = dlopen(l->path, RTLD_NOW | RTLD_LOCAL);
@@ -23,7 +23,7 @@ static bool open_at(const char *folder, const char *file, struct gemm_loaded *l,
     return l->handle != NULL;
 }
 
-static bool open_usual(struct gemm_loaded *l, char *why, size_t room)
+static bool open_usual(struct gemm_cublaslt_loaded *l, char *why, size_t room)
 {
     for (size_t i = 0; i < N_FOLDERS; i++)
         for (size_t j = 0; j < N_NAMES; j++)
@@ -31,7 +31,7 @@ static bool open_usual(struct gemm_loaded *l, char *why, size_t room)
     return false;
 }
 
-static bool open_named(const char *named, struct gemm_loaded *l, char *why, size_t room)
+static bool open_named(const char *named, struct gemm_cublaslt_loaded *l, char *why, size_t room)
 {
     struct stat at;
     char        folder[PATH_MAX];
@@ -42,32 +42,32 @@ static bool open_named(const char *named, struct gemm_loaded *l, char *why, size
     return false;
 }
 
-static enum status find_calls(struct gemm_loaded *l, struct err *err)
+static enum status find_calls(struct gemm_cublaslt_loaded *l, struct err *err)
 {
-    for (size_t i = 0; i < GEMM_LIBRARY_N_CALLS; i++) {
+    for (size_t i = 0; i < GEMM_CUBLASLT_N_CALLS; i++) {
         l->calls[i] = dlsym(l->handle, CALLS[i]);
         if (!l->calls[i]) return err_set(err, ERR_UNSUPPORTED, "%s is not a cublasLt that is known here: it has no %s", l->path, CALLS[i]);
     }
     return OK;
 }
 
-enum status gemm_library_load(const char *named, struct gemm_loaded *out, struct err *err)
+enum status gemm_cublaslt_load(const char *named, struct gemm_cublaslt_loaded *out, struct err *err)
 {
-    struct gemm_loaded l = { .handle = NULL };
+    struct gemm_cublaslt_loaded l = { .handle = NULL };
     char               why[ERR_TEXT_MAX / 2] = "";
     if (named && strcmp(named, "off") == 0) return err_set(err, ERR_UNSUPPORTED, "BATON_CUBLASLT is off");
     if (!(named && *named ? open_named(named, &l, why, sizeof why) : open_usual(&l, why, sizeof why)))
         return err_set(err, ERR_NOT_FOUND, "no cublasLt%s%s: %s", named && *named ? " at " : "", named && *named ? named : "", why);
     enum status st = find_calls(&l, err);
     if (st != OK) {
-        gemm_library_unload(&l);
+        gemm_cublaslt_unload(&l);
         return st;
     }
     *out = l;
     return OK;
 }
 
-void gemm_library_unload(struct gemm_loaded *l)
+void gemm_cublaslt_unload(struct gemm_cublaslt_loaded *l)
 {
     if (l->handle) dlclose(l->handle);
     l->handle = NULL;

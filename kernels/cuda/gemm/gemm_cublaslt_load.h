@@ -10,23 +10,23 @@
 extern "C" {
 #endif
 
-#define GEMM_LIBRARY_CALLS(X)                                                                                                        \
+#define GEMM_CUBLASLT_CALLS(X)                                                                                                        \
     X(cublasLtCreate) X(cublasLtDestroy) X(cublasLtMatmul) X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtMatmulDescCreate)              \
     X(cublasLtMatmulDescDestroy) X(cublasLtMatmulDescSetAttribute) X(cublasLtMatmulPreferenceCreate) X(cublasLtMatmulPreferenceDestroy) \
     X(cublasLtMatmulPreferenceSetAttribute) X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy)
 
-#define GEMM_LIBRARY_INDEX(name) GEMM_LIBRARY_##name,
-enum { GEMM_LIBRARY_CALLS(GEMM_LIBRARY_INDEX) GEMM_LIBRARY_N_CALLS };
+#define GEMM_CUBLASLT_INDEX(name) GEMM_CUBLASLT_##name,
+enum { GEMM_CUBLASLT_CALLS(GEMM_CUBLASLT_INDEX) GEMM_CUBLASLT_N_CALLS };
 
-struct gemm_loaded {
+struct gemm_cublaslt_loaded {
     void *handle;
     char  path[PATH_MAX];
-    void *calls[GEMM_LIBRARY_N_CALLS]; /* in the list's order, none NULL */
+    void *calls[GEMM_CUBLASLT_N_CALLS]; /* in the list's order, none NULL */
 };
 
-/* `named`: a file, a folder, "off", or NULL for the usual places. Fails as gemm_library_create; nothing stays loaded then. */
-enum status gemm_library_load(const char *named, struct gemm_loaded *out, struct err *err) MUST_CHECK;
-void        gemm_library_unload(struct gemm_loaded *l);
+/* `named`: a file, a folder, "off", or NULL for the usual places. Fails as gemm_cublaslt_create; nothing stays loaded then. */
+enum status gemm_cublaslt_load(const char *named, struct gemm_cublaslt_loaded *out, struct err *err) MUST_CHECK;
+void        gemm_cublaslt_unload(struct gemm_cublaslt_loaded *l);
 
 #ifdef __cplusplus
 }
