@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/launch.cuh"
 
-static __global__ void __launch_bounds__(WARP) empty_kernel() { kernel_begins(); }
+static __global__ void __launch_bounds__(WARP) empty_kernel() { grid_dependency_sync(); }
 
 cudaError_t device_query_has_kernels(void)
 {
@@ -18,7 +18,7 @@ cudaError_t device_query_has_kernels(void)
 
 enum { PDL_MAJOR = 9, PDL_PTX = 90, PDL_DRIVER = 12030 };
 
-/* Code for older cards, which the driver has translated for this one, does not wait (kernel_begins). */
+/* Code for older cards, which the driver has translated for this one, does not wait (grid_dependency_sync). */
 static bool query_pdl()
 {
     const char *setting = getenv("BATON_CUDA_OVERLAP");

@@ -16,7 +16,7 @@ struct norm_rows {
 
 static __global__ void __launch_bounds__(THREADS) norm_kernel(norm_rows a)
 {
-    kernel_begins();
+    grid_dependency_sync();
     __shared__ float room[THREADS / WARP];
     const float *x = a.x + blockIdx.x * a.x_stride;
     float       *y = a.y + blockIdx.x * a.y_stride;
@@ -37,7 +37,7 @@ cudaError_t rows_norm(cudaStream_t s, float *y, size_t y_stride, const float *x,
 
 static __global__ void add_kernel(float *x, const float *y, size_t n)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < n) x[i] += y[i];
 }
@@ -55,7 +55,7 @@ struct copy_rows {
 
 static __global__ void copy_kernel(copy_rows a)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, row = i / a.n, at = i % a.n;
     if (i < a.total) a.to[row * a.to_stride + at] = a.from[row * a.from_stride + at];
 }
@@ -68,7 +68,7 @@ cudaError_t rows_copy(cudaStream_t s, float *to, size_t to_stride, const float *
 
 static __global__ void combine_kernel(combine_args a)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, row = i / a.n, at = i % a.n;
     if (row >= a.n_rows) return;
     float sum = a.add ? a.y[i] : 0;
@@ -90,7 +90,7 @@ cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a)
 /* Warps are numbered by rows, then by the heads of all lists. */
 static __global__ void __launch_bounds__(THREADS) rope_kernel(const __grid_constant__ rope_args a)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t per_row = a.heads[0].n_heads + (a.n_heads > 1 ? a.heads[1].n_heads : 0);
     const size_t at = ((size_t)blockIdx.x * THREADS + threadIdx.x) / WARP, row = at / per_row, i = at % per_row;
     if (row >= a.n_rows) return;
@@ -124,7 +124,7 @@ static __device__ float element(const embed_rows &e, const unsigned char *row, c
 
 static __global__ void embed_kernel(embed_rows e, size_t row_bytes, size_t scales_at)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const int32_t        id = e.ids[blockIdx.x];
     const size_t         row = (size_t)(id >= 0 ? id : e.chosen[-1 - id]);
     const unsigned char *w = (const unsigned char *)e.w;

@@ -19,7 +19,7 @@ static __device__ __forceinline__ unsigned char *row_at(const fill_dummy &f, siz
 
 static __global__ void __launch_bounds__(FILL_DUMMY_THREADS) fill_dummy_f32_kernel(const fill_dummy f)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t row = blockIdx.x, n_padded = f.row_bytes / sizeof(float);
     float *to = (float *)row_at(f, row);
     for (size_t k = threadIdx.x; k < n_padded; k += FILL_DUMMY_THREADS) to[k] = k < f.n_in ? element(f, row, k) : 0;
@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(FILL_DUMMY_THREADS) fill_dummy_f32_kern
 /* Two at a time. */
 static __global__ void __launch_bounds__(FILL_DUMMY_THREADS) fill_dummy_bf16_kernel(const fill_dummy f)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t row = blockIdx.x, n_pairs = f.row_bytes / sizeof(unsigned), at = row * f.row_step;
     unsigned *to = (unsigned *)row_at(f, row);
     for (size_t i = threadIdx.x; i < n_pairs; i += FILL_DUMMY_THREADS) {
@@ -75,7 +75,7 @@ static __device__ __forceinline__ float largest_of_row(const fill_dummy &f, size
 
 static __global__ void __launch_bounds__(FILL_DUMMY_THREADS) fill_dummy_w8_kernel(const fill_dummy f)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t row = blockIdx.x;
     const float  a = largest_of_row(f, row, 127);
     signed char *to = (signed char *)row_at(f, row);
@@ -84,7 +84,7 @@ static __global__ void __launch_bounds__(FILL_DUMMY_THREADS) fill_dummy_w8_kerne
 
 static __global__ void __launch_bounds__(FILL_DUMMY_THREADS) fill_dummy_w4_kernel(const fill_dummy f)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t   row = blockIdx.x;
     const float    a = largest_of_row(f, row, 7);
     unsigned char *to = row_at(f, row);
@@ -102,7 +102,7 @@ static __device__ __forceinline__ size_t at_most_block(size_t n) { return n < FI
 /* A block of threads for 128 rows by 128 columns; what rows are filled up with is written by the last of a row. */
 static __global__ void __launch_bounds__(FILL_DUMMY_THREADS) fill_dummy_f8_kernel(const fill_dummy f)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t across = (f.n_in + FILL_DUMMY_BLOCK - 1) / FILL_DUMMY_BLOCK, row_block = blockIdx.x / across, k_block = blockIdx.x % across;
     const size_t row0 = row_block * FILL_DUMMY_BLOCK, k0 = k_block * FILL_DUMMY_BLOCK;
     const size_t n_rows = at_most_block(f.n_rows - row0), n_k = at_most_block(f.n_in - k0), n_padded = at_most_block(f.row_bytes - k0);

@@ -36,23 +36,23 @@ template <class... P> static cudaError_t launch_as(cudaStream_t stream, void (*k
 }
 
 /* n bytes of what no kernel of a step writes - weights - set out for the second cache; p and n are multiples of 16. A block does so before it waits in
- * kernel_begins, which is time that memory would otherwise rest. BRINGS_AHEAD: the card can; otherwise nothing is done. */
+ * grid_dependency_sync, which is time that memory would otherwise rest. PREFETCHES_L2: the card can; otherwise nothing is done. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define BRINGS_AHEAD 1
-static __device__ __forceinline__ void bring_ahead(const void *p, unsigned n)
+#define PREFETCHES_L2 1
+static __device__ __forceinline__ void prefetch_l2(const void *p, unsigned n)
 {
     if (n > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(n));
 }
 #else
-#define BRINGS_AHEAD 0
-static __device__ __forceinline__ void bring_ahead(const void *, unsigned) {}
+#define PREFETCHES_L2 0
+static __device__ __forceinline__ void prefetch_l2(const void *, unsigned) {}
 #endif
 
-/* What every kernel does before anything else but bring_ahead: launches overlap (card.h), so that its blocks may be there while the kernel before it in
+/* What every kernel does before anything else but prefetch_l2: launches overlap (card.h), so that its blocks may be there while the kernel before it in
  * the stream still runs. It waits until that is over and what it wrote can be seen; from then on the next kernel's blocks may come. A kernel that left
  * without waiting would let that one begin too early. What a kernel before may have written is never read by __ldg: PTX allows ld.global.nc for what
  * does not change as long as the kernel is there, which from now on begins earlier; __ldca is as fast. */
-static __device__ __forceinline__ void kernel_begins()
+static __device__ __forceinline__ void grid_dependency_sync()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
@@ -198,9 +198,9 @@ static __device__ __forceinline__ void rest() { __nanosleep(100); }
 #include <unistd.h>
 #define UNROLL
 #define UNROLL_BY(n)
-#define BRINGS_AHEAD 1
-static inline void bring_ahead(const void *p, unsigned n) { if (n > 0) simt_prefetch(p, n); }
-static inline void kernel_begins() {}
+#define PREFETCHES_L2 1
+static inline void prefetch_l2(const void *p, unsigned n) { if (n > 0) simt_prefetch(p, n); }
+static inline void grid_dependency_sync() {}
 template <class... P, class... A>
 static cudaError_t launch(cudaStream_t stream, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
 {

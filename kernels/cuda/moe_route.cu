@@ -132,7 +132,7 @@ static __device__ void route_row(const route_args &a, size_t row, float *p)
 
 static __global__ void __launch_bounds__(ROUTE_WARPS * WARP) route_kernel(route_args a)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t warp = threadIdx.x / WARP, row = (size_t)blockIdx.x * ROUTE_WARPS + warp;
     if (row < a.n_rows) route_row(a, row, (float *)(void *)shared_memory() + warp * route_floats(a));
 }
@@ -179,7 +179,7 @@ static __device__ __forceinline__ void begin_slots(const sort_rows &a, int *coun
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) a.begin[e] = count[e];
 }
 
-static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(sort_rows a) { kernel_begins(); begin_slots(a, (int *)(void *)shared_memory()); }
+static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(sort_rows a) { grid_dependency_sync(); begin_slots(a, (int *)(void *)shared_memory()); }
 
 /* By one block: a warp has every so many-th expert and looks for it in all choices. */
 static __device__ __forceinline__ void sort_alone(const sort_rows &a, int *count)
@@ -198,12 +198,12 @@ static __device__ __forceinline__ void sort_alone(const sort_rows &a, int *count
     }
 }
 
-static __global__ void __launch_bounds__(ALONE_WARPS * WARP) sort_kernel(sort_rows a) { kernel_begins(); sort_alone(a, (int *)(void *)shared_memory()); }
+static __global__ void __launch_bounds__(ALONE_WARPS * WARP) sort_kernel(sort_rows a) { grid_dependency_sync(); sort_alone(a, (int *)(void *)shared_memory()); }
 
 /* A warp for every row. Shared memory: the warps' rooms, then counts. */
 static __global__ void __launch_bounds__(ALONE_WARPS * WARP) route_alone_kernel(route_args a, sort_rows sort)
 {
-    kernel_begins();
+    grid_dependency_sync();
     float       *rooms = (float *)(void *)shared_memory();
     const size_t warp = threadIdx.x / WARP;
     if (warp < a.n_rows) route_row(a, warp, rooms + warp * route_floats(a));
@@ -214,7 +214,7 @@ static __global__ void __launch_bounds__(ALONE_WARPS * WARP) route_alone_kernel(
 /* A block has an expert and looks for it in all choices, SORT_THREADS at a time. */
 static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(sort_rows a)
 {
-    kernel_begins();
+    grid_dependency_sync();
     __shared__ int found[SORT_THREADS / WARP];
     const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP), end = a.begin[blockIdx.x + 1], n = live_choices(a);
     int       slot = a.begin[blockIdx.x];

@@ -7,7 +7,7 @@
 enum { COLLECT_THREADS = 256, COLLECT_BLOCKS_MAX = 256 };
 
 /* One block waits, so that the rest of the card is free for other streams meanwhile. */
-static __global__ void wait_kernel(ep_call c, int kind) { kernel_begins(); (void)wait_for_all(c, kind); }
+static __global__ void wait_kernel(ep_call c, int kind) { grid_dependency_sync(); (void)wait_for_all(c, kind); }
 
 cudaError_t ep_run_wait(cudaStream_t s, const struct ep_call *c, enum ep_flag kind)
 {
@@ -38,7 +38,7 @@ static __device__ __forceinline__ unsigned char *shared_part(const ep_call &c, u
 
 static __global__ void __launch_bounds__(COLLECT_THREADS) share_kernel(ep_call c, const unsigned char *mine, size_t bytes)
 {
-    kernel_begins();
+    grid_dependency_sync();
     if (block_has_fault(c)) return;
     const unsigned epoch = c.epochs[EP_FLAG_SHARED] + 1;
     for (int i = 0; i < c.size; i++) copy_bytes(shared_part(c, epoch, (c.rank + i) % c.size, c.rank), mine, bytes); /* not all to rank 0 first */
@@ -52,7 +52,7 @@ cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mi
 
 static __global__ void __launch_bounds__(COLLECT_THREADS) take_kernel(ep_call c, unsigned char *all, size_t bytes)
 {
-    kernel_begins();
+    grid_dependency_sync();
     if (block_has_fault(c)) return;
     for (int r = 0; r < c.size; r++) copy_bytes(all + (size_t)r * bytes, shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, r), bytes);
 }
@@ -70,7 +70,7 @@ struct parts {
 
 template <bool IS_F32> static __global__ void __launch_bounds__(COLLECT_THREADS) add_kernel(ep_call c, parts p, void *x, size_t n)
 {
-    kernel_begins();
+    grid_dependency_sync();
     if (block_has_fault(c)) return;
     const unsigned char *first = p.at ? p.at : shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, 0);
     const size_t         step = p.at ? p.bytes : c.at.shared_bytes;

@@ -25,7 +25,7 @@ static __device__ void return_one(const ep_call &c, const float *out, int slot)
 
 static __global__ void __launch_bounds__(RETURN_THREADS) return_kernel(ep_call c, const float *out)
 {
-    kernel_begins();
+    grid_dependency_sync();
     if (block_has_fault(c)) return;
     for (int slot = (int)blockIdx.x; slot < c.recv_begin[c.n_local]; slot += (int)gridDim.x) return_one(c, out, slot);
     if (c.direct && is_last_block(c)) tell_all(c, EP_FLAG_BACK);
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void sum_one(const ep_call &c, const ep_combin
 /* blockIdx.x: the row; blocks of one row take SUM_THREADS elements in turn. */
 static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(ep_call c, ep_combine_args a)
 {
-    kernel_begins();
+    grid_dependency_sync();
     if (block_has_fault(c)) return;
     for (size_t k = blockIdx.y * SUM_THREADS + threadIdx.x; k < (size_t)c.hidden; k += (size_t)gridDim.y * SUM_THREADS) sum_one(c, a, blockIdx.x, k);
 }

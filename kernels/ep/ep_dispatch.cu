@@ -12,7 +12,7 @@ enum { PLACE_THREADS = 256, SEND_THREADS = 128, INDEX_THREADS = 1024 };
 
 static __global__ void __launch_bounds__(PLACE_THREADS) place_kernel(ep_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const int i = (int)(blockIdx.x * PLACE_THREADS + threadIdx.x);
     if (i >= c.n_rows * c.n_used) return;
     int e = c.experts[i];
@@ -36,7 +36,7 @@ cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)
 
 static __global__ void counts_kernel(ep_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     int32_t *counts = (int32_t *)(void *)(c.own + c.at.counts) + (size_t)c.rank * c.n_physical;
     for (int p = (int)threadIdx.x; p < c.n_physical; p += PLACE_THREADS) counts[p] = c.begin[p + 1] - c.begin[p];
 }
@@ -81,7 +81,7 @@ static __device__ void tell_counts(const ep_call &c)
 
 static __global__ void __launch_bounds__(SEND_THREADS) send_kernel(ep_call c, const float *x, size_t x_stride)
 {
-    kernel_begins();
+    grid_dependency_sync();
     if (block_has_fault(c)) return;
     if ((int)blockIdx.x < c.n_rows * c.n_used) send_one(c, x, x_stride, (int)blockIdx.x);
     if (!c.direct || !is_last_block(c)) return;
@@ -115,7 +115,7 @@ static __device__ int *sums_before(int *v, int *room, int n)
 /* One block. A pair is (sending rank, local expert). Shared memory: three times [n_pairs + 1]. */
 static __global__ void __launch_bounds__(INDEX_THREADS) index_kernel(ep_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const int n = c.size * c.n_local, size = c.size, n_local = c.n_local;
     int *by_rank = (int *)(void *)shared_memory(), *by_expert = by_rank + n + 1, *room = by_expert + n + 1;
     const int32_t *counts = (const int32_t *)(const void *)(c.own + c.at.counts) + c.first_local;

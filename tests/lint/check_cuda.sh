@@ -18,7 +18,7 @@ twice=$(echo "$kernels" | xargs grep -hoE '^(struct|union|class) [a-z_0-9]+( \{|
 early=$(echo "$kernels" | xargs awk '
     /__global__/ { begun = 1; at = FILENAME ":" FNR }
     begun && /\{/ { sub(/^[^{]*\{/, ""); begun = 2 }
-    begun == 2 && /^ *[a-z0-9_]+_ahead(<[A-Z]>)?\([^;]*\);$/ { next } # weights alone, which no kernel writes
-    begun == 2 && /[^ ]/ { if ($0 !~ /^ *kernel_begins\(\);/) print at; begun = 0 }')
-[ -z "$early" ] || echo "kernels that do not begin with kernel_begins(): $early"
+    begun == 2 && /^ *[a-z0-9_]+_prefetch(<[A-Z]>)?\([^;]*\);$/ { next } # weights alone, which no kernel writes
+    begun == 2 && /[^ ]/ { if ($0 !~ /^ *grid_dependency_sync\(\);/) print at; begun = 0 }')
+[ -z "$early" ] || echo "kernels that do not begin with grid_dependency_sync(): $early"
 [ -z "$hits$twice$early" ] && [ "$n" -gt 0 ] && [ -n "$kernels" ]

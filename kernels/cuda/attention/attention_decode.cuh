@@ -255,7 +255,7 @@ static __device__ __forceinline__ void rows_finish(const struct rows_call &c, co
 template <enum dtype T, int LANES, int HEADS, bool WHOLE>
 static __global__ void __launch_bounds__(ROWS_THREADS, HEADS == 1 ? 3 : 2) attend_rows(const struct rows_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     for (int unit = (int)blockIdx.x; unit < rows_n_units(c); unit += (int)gridDim.x) {
         const struct rows_block  b = rows_block_of(c, HEADS, unit);
         const struct rows_shared s = rows_shared_of(HEADS, b.chunks);

@@ -380,7 +380,7 @@ template <enum dtype T, int DIM> static __device__ __forceinline__ void answer_f
 
 template <enum dtype T, int DIM> static __global__ void __launch_bounds__(ANSWER_THREADS, 2) attend_answers(const struct rows_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const int n_units = rows_n_units(c);
     for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) {
         const struct rows_block b = rows_block_of(c, ANSWER_HEADS, unit);

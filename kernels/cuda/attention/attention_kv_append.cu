@@ -120,7 +120,7 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_hea
 
 template <enum dtype T, int N> static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const int of_row = c.n_queries + c.kv.n_heads * (c.kv.latent ? 1 : 2), n = attn_row_set_n(c.list) * of_row;
     for (int at = (int)blockIdx.x * APPEND_WARPS + (int)threadIdx.x / WARP; at < n; at += (int)gridDim.x * APPEND_WARPS) {
         const struct cuda_attn_row row = c.list.rows[at / of_row];

@@ -116,7 +116,7 @@ static __device__ __forceinline__ void merge_head(const struct merge_call &c, in
 
 static __global__ void __launch_bounds__(MERGE_THREADS, 4) merge_segments(const struct merge_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const int n_units = attn_row_set_n(c.list) * c.n_heads;
     for (int unit = (int)blockIdx.x; unit < n_units; unit += (int)gridDim.x) merge_head(c, unit / c.n_heads, unit % c.n_heads);
 }

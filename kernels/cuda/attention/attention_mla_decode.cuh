@@ -218,7 +218,7 @@ static __device__ __forceinline__ void latent_walk(const struct rows_call &c, co
 
 template <int PAIRS, int WARPS> static __global__ void __launch_bounds__(WARPS *WARP, PAIRS == 16 ? 2 : 1) attend_latents(const struct rows_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     using S = latent_shape<PAIRS, WARPS>;
     const struct latent_shared s = latent_shared_of<S>();
     const int                  warp = (int)threadIdx.x / WARP, n_units = rows_n_units(c);

@@ -514,7 +514,7 @@ template <enum dtype T, int DIM, int SETS> static __device__ __forceinline__ voi
 
 template <enum dtype T, int DIM, int SETS> static __global__ void __launch_bounds__(TILE_THREADS, 2) attend_tiles(const struct tiles_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const struct tile_shared s = tile_shared_of<T, DIM, SETS>();
     for (int unit = (int)blockIdx.x; tile_unit_of(c, unit).end > 0; unit += (int)gridDim.x) tile_window<T, DIM, SETS>(c, s, unit);
 }

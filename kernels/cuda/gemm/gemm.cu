@@ -50,22 +50,22 @@ static gemm_call call_of(const struct gemm *g)
 }
 
 /* Many rows, not `deterministic`. */
-static cudaError_t run_many(cudaStream_t stream, enum gemm_weight_layout layout, const gemm_call *c)
+static cudaError_t run_large(cudaStream_t stream, enum gemm_weight_layout layout, const gemm_call *c)
 {
     return gemm_hopper_fits(layout, c) ? gemm_hopper(stream, layout, c) : gemm_tiles(stream, layout, c);
 }
 
 /* How many rows a group has is known on the device alone: both kernels are launched, and each leaves the other's groups alone. */
-static cudaError_t run_both(cudaStream_t stream, enum gemm_weight_layout layout, gemm_call c)
+static cudaError_t run_skinny_and_large(cudaStream_t stream, enum gemm_weight_layout layout, gemm_call c)
 {
-    c.rows_at_most = GEMM_FEW_ROWS;
-    const cudaError_t e = gemm_few(stream, layout, &c);
+    c.rows_at_most = GEMM_SKINNY_ROWS;
+    const cudaError_t e = gemm_skinny(stream, layout, &c);
     if (e != cudaSuccess) return e;
-    c.rows_above = GEMM_FEW_ROWS, c.rows_at_most = INT32_MAX;
-    return run_many(stream, layout, &c);
+    c.rows_above = GEMM_SKINNY_ROWS, c.rows_at_most = INT32_MAX;
+    return run_large(stream, layout, &c);
 }
 
-static bool is_good(const struct gemm *g)
+static bool is_valid(const struct gemm *g)
 {
     if (gemm_is_silu(g->epilogue) && !g->paired) return false;
     return (unsigned)g->layout < GEMM_WEIGHT_LAYOUTS && g->n_rows <= INT32_MAX && g->n_out <= INT32_MAX && g->n_in <= INT32_MAX && g->n_groups >= 1;
@@ -81,7 +81,7 @@ static bool is_hopper(const struct gemm *g, const float *x_scales)
 {
     gemm_call c = call_of(g);
     c.x_scales = x_scales;
-    return !g->deterministic && g->n_rows > GEMM_FEW_ROWS && gemm_hopper_fits(g->layout, &c);
+    return !g->deterministic && g->n_rows > GEMM_SKINNY_ROWS && gemm_hopper_fits(g->layout, &c);
 }
 
 bool gemm_is_hopper(const struct gemm *g) { return !gemm_cublaslt_fits(g) && is_hopper(g, g->x_scales); }
@@ -96,16 +96,16 @@ cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int colum
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
     const bool is_16 = gemm_is_16(g->layout) && !g->x_scales && !g->deterministic && gemm_has_hopper() && (columns == 128 || columns == 256);
-    if (!is_good(g) || (!is_16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
+    if (!is_valid(g) || (!is_16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
     return is_16 ? gemm_hopper_16(stream, g->layout, &c, columns == 256) : gemm_hopper_f8(stream, &c);
 }
 
 static bool can_fuse(const struct gemm *g, const struct gemm *first)
 {
-    return is_good(g) && g->layout == first->layout && g->layout != GEMM_F32 && !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
-           g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows && g->n_rows <= GEMM_FEW_ROWS &&
-           round_up(g->n_in, GEMM_STEP) % GEMM_FEW_WHOLE == 0 && !gemm_cublaslt_fits(g);
+    return is_valid(g) && g->layout == first->layout && g->layout != GEMM_F32 && !g->deterministic && !g->begin && g->n_groups == 1 && !g->x_scales && g->n_out > 0 &&
+           g->n_in == first->n_in && g->x == first->x && g->n_rows == first->n_rows && g->n_rows <= GEMM_SKINNY_ROWS &&
+           round_up(g->n_in, GEMM_STEP) % GEMM_SKINNY_K_STEP == 0 && !gemm_cublaslt_fits(g);
 }
 
 cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n)
@@ -124,12 +124,12 @@ cudaError_t gemm_run_fused(cudaStream_t stream, const struct gemm *g, int n)
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    if (!is_good(g)) return cudaErrorInvalidValue;
+    if (!is_valid(g)) return cudaErrorInvalidValue;
     if (gemm_cublaslt_fits(g) && gemm_cublaslt_run(stream, g)) return cudaSuccess;
     const gemm_call c = call_of(g);
     if (g->x_scales) return takes_f8_x(g) ? gemm_hopper_f8(stream, &c) : cudaErrorInvalidValue;
     if (g->layout == GEMM_F32) return gemm_f32(stream, &c);
     if (g->deterministic) return gemm_tiles(stream, g->layout, &c);
-    if (g->n_rows <= GEMM_FEW_ROWS) return gemm_few(stream, g->layout, &c);
-    return g->begin ? run_both(stream, g->layout, c) : run_many(stream, g->layout, &c);
+    if (g->n_rows <= GEMM_SKINNY_ROWS) return gemm_skinny(stream, g->layout, &c);
+    return g->begin ? run_skinny_and_large(stream, g->layout, c) : run_large(stream, g->layout, &c);
 }

@@ -9,8 +9,8 @@
 #include "kernels/cuda/dtype_convert.cuh"
 
 enum { GEMM_F8_BLOCK = 128 }; /* elements of a row that share a scale, and rows that do */
-enum { GEMM_FEW_ROWS = 16 };  /* of a group: what the kernel for few takes */
-enum { GEMM_FEW_WHOLE = 128 }; /* elements of a row, of which it is faster with multiples */
+enum { GEMM_SKINNY_ROWS = 16 };  /* of a group: what the kernel for few takes */
+enum { GEMM_SKINNY_K_STEP = 128 }; /* elements of a row, of which it is faster with multiples */
 
 struct gemm_call {
     const unsigned char *w;
@@ -39,8 +39,8 @@ struct gemm_call {
 };
 
 /* The kernels. `layout` is not F32 but of the last. */
-cudaError_t gemm_few(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
-/* n of them, of one group and the same rows, n_in a multiple of GEMM_FEW_WHOLE. */
+cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
+/* n of them, of one group and the same rows, n_in a multiple of GEMM_SKINNY_K_STEP. */
 cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n);
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
@@ -59,7 +59,7 @@ struct gemm_rows {
     int32_t group, begin, n; /* rows begin .. begin + n of x and y; none: n is 0 */
 };
 
-/* All rows of a group, if they are this kernel's. EARLY, in all of these: before kernel_begins(), so that `begin` may be what it was before: a guess,
+/* All rows of a group, if they are this kernel's. EARLY, in all of these: before grid_dependency_sync(), so that `begin` may be what it was before: a guess,
  * with a group that there is. It is read past the first cache, which must not keep it. */
 template <bool EARLY> static __device__ __forceinline__ gemm_rows rows_of_group(const gemm_call &c, int32_t group)
 {

@@ -11,7 +11,7 @@
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
 enum { F32_LANES = 8, F32_QUAD = 4, F32_STEP = F32_LANES * F32_QUAD };
-enum { F32_NARROW = 512, F32_LONG = 1024, F32_NARROW_WARPS = 16 }; /* columns at most, n_in at least, and how many warps share k then */
+enum { F32_NARROW = 512, F32_LONG = 1024, F32_SPLIT_K_WARPS = 16 }; /* columns at most, n_in at least, and how many warps share k then */
 
 /* A thread has PER_ROWS by PER_COLUMNS of y for its k's; the 4 eighths of a warp lie ACROSS side by side, the others below each other; of a
  * block's warps K_WARPS share k, the others lie WARPS_ACROSS side by side. AHEAD steps are loaded before they are multiplied. */
@@ -27,7 +27,7 @@ template <int K_WARPS_, int WARPS_DOWN, int WARPS_ACROSS_, int PER_ROWS_, int PE
 };
 
 /* What a thread works on; where there is no such row or column it takes one that there is, and its sums are left out at the end. */
-template <class T> struct f32_place {
+template <class T> struct f32_operands {
     const float         *x;
     unsigned             x_stride;         /* floats */
     unsigned             x_rows[T::PER_ROWS];
@@ -38,21 +38,21 @@ template <class T> struct f32_place {
     bool                 aligned;          /* rows of x, to 16 bytes */
 };
 
-struct f32_at {
+struct f32_position {
     int32_t k_warp, row, column; /* of the block's tile: the thread's first */
 };
 
-template <class T> static __device__ __forceinline__ f32_at place_in_tile()
+template <class T> static __device__ __forceinline__ f32_position position_in_tile()
 {
     const int32_t warp = (int32_t)threadIdx.x / WARP, eighth = (int32_t)threadIdx.x % WARP / F32_LANES, of_tile = warp / T::K_WARPS;
-    return f32_at{ warp % T::K_WARPS, of_tile / T::WARPS_ACROSS * T::WARP_ROWS + eighth / T::ACROSS * T::PER_ROWS,
+    return f32_position{ warp % T::K_WARPS, of_tile / T::WARPS_ACROSS * T::WARP_ROWS + eighth / T::ACROSS * T::PER_ROWS,
                    of_tile % T::WARPS_ACROSS * T::WARP_COLUMNS + eighth % T::ACROSS * T::PER_COLUMNS };
 }
 
 template <class T>
-static __device__ __forceinline__ f32_place<T> find_place(const gemm_call &c, const gemm_rows &rows, const f32_at &at, int32_t first_column)
+static __device__ __forceinline__ f32_operands<T> find_operands(const gemm_call &c, const gemm_rows &rows, const f32_position &at, int32_t first_column)
 {
-    f32_place<T>  p;
+    f32_operands<T>  p;
     const int32_t column = min(first_column + at.column, c.n_out - 1);
     p.x = (const float *)c.x + (size_t)rows.group * c.x_group;
     p.x_stride = (unsigned)c.x_stride;
@@ -70,7 +70,7 @@ static __device__ __forceinline__ f32_place<T> find_place(const gemm_call &c, co
 }
 
 /* Four elements of row i of x; zeros from n_in on, where the row may end. */
-template <bool WHOLE, class T> static __device__ __forceinline__ float4 read_x(const f32_place<T> &p, int i, int32_t k)
+template <bool WHOLE, class T> static __device__ __forceinline__ float4 read_x(const f32_operands<T> &p, int i, int32_t k)
 {
     const float *x = p.x + (size_t)p.x_rows[i] * p.x_stride + k;
     if (WHOLE) return __ldca((const float4 *)x);
@@ -83,7 +83,7 @@ template <bool WHOLE, class T> static __device__ __forceinline__ float4 read_x(c
 }
 
 /* Rows of W are filled up with zeros to more than a step. */
-template <class T> static __device__ __forceinline__ float4 read_w(const f32_place<T> &p, int j, int32_t k)
+template <class T> static __device__ __forceinline__ float4 read_w(const f32_operands<T> &p, int j, int32_t k)
 {
     const unsigned column = min((unsigned)j, p.w_columns);
     return __ldg((const float4 *)(p.w + (size_t)column * p.row_bytes) + k / F32_QUAD);
@@ -102,7 +102,7 @@ template <class T> struct f32_sums {
 };
 
 /* Step `step` of 32 k's. */
-template <bool WHOLE, class T> static __device__ __forceinline__ void multiply_step(f32_sums<T> *sums, const f32_place<T> &p, int32_t step)
+template <bool WHOLE, class T> static __device__ __forceinline__ void multiply_step(f32_sums<T> *sums, const f32_operands<T> &p, int32_t step)
 {
     const int32_t k = step * F32_STEP + p.lane_k;
     float4 w[T::PER_COLUMNS];
@@ -117,7 +117,7 @@ template <bool WHOLE, class T> static __device__ __forceinline__ void multiply_s
 }
 
 /* AHEAD whole steps, those below n_whole: all loads first. */
-template <class T> static __device__ __forceinline__ void multiply_ahead(f32_sums<T> *sums, const f32_place<T> &p, int32_t step, int32_t n_whole)
+template <class T> static __device__ __forceinline__ void multiply_ahead(f32_sums<T> *sums, const f32_operands<T> &p, int32_t step, int32_t n_whole)
 {
     float4 w[T::AHEAD][T::PER_COLUMNS], x[T::AHEAD][T::PER_ROWS];
 #pragma unroll
@@ -139,7 +139,7 @@ template <class T> static __device__ __forceinline__ void multiply_ahead(f32_sum
 }
 
 /* The thread's chains: steps k_warp, k_warp + K_WARPS, ... */
-template <class T> static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32_place<T> &p, int32_t step)
+template <class T> static __device__ __forceinline__ void multiply_all(f32_sums<T> *sums, const f32_operands<T> &p, int32_t step)
 {
     const int32_t n_steps = (p.n_in + F32_STEP - 1) / F32_STEP, n_whole = p.aligned ? p.n_in / F32_STEP : 0;
     if (T::AHEAD > 1) {
@@ -158,27 +158,27 @@ static __device__ __forceinline__ float add_lanes(float x)
     return x;
 }
 
-enum { F32_FEW = 8 /* rows up to which reading W is the bound */, F32_AHEAD = 16 * 1024 /* bytes of each of its rows of W */ };
+enum { F32_SKINNY_ROWS = 8 /* rows up to which reading W is the bound */, F32_PREFETCH = 16 * 1024 /* bytes of each of its rows of W */ };
 
 /* Those of a block set out before it waits for its x. */
-template <class T> static __device__ __forceinline__ void f32_ahead(const gemm_call &c)
+template <class T> static __device__ __forceinline__ void f32_prefetch(const gemm_call &c)
 {
     const int32_t row = (int32_t)(blockIdx.y * T::COLUMNS + threadIdx.x);
-    if (!BRINGS_AHEAD || c.n_rows > F32_FEW || blockIdx.x > 0 || c.n_groups > 1 || threadIdx.x >= (unsigned)T::COLUMNS || row >= c.n_out) return;
-    bring_ahead(c.w + (size_t)row * c.row_bytes, (unsigned)min(c.row_bytes, (size_t)F32_AHEAD) / 16 * 16);
+    if (!PREFETCHES_L2 || c.n_rows > F32_SKINNY_ROWS || blockIdx.x > 0 || c.n_groups > 1 || threadIdx.x >= (unsigned)T::COLUMNS || row >= c.n_out) return;
+    prefetch_l2(c.w + (size_t)row * c.row_bytes, (unsigned)min(c.row_bytes, (size_t)F32_PREFETCH) / 16 * 16);
 }
 
 template <class T> static __global__ void __launch_bounds__(T::THREADS, T::THREADS < 512 ? 2 : 1) f32_kernel(const gemm_call c)
 {
-    f32_ahead<T>(c);
-    kernel_begins();
+    f32_prefetch<T>(c);
+    grid_dependency_sync();
     __shared__ float part[T::K_WARPS][T::ROWS][T::COLUMNS + 1];
     const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.x, T::ROWS);
     if (rows.n == 0) return;
     const int32_t first_column = (int32_t)blockIdx.y * T::COLUMNS;
-    const f32_at  at = place_in_tile<T>();
+    const f32_position  at = position_in_tile<T>();
     f32_sums<T>   sums = {};
-    multiply_all<T>(&sums, find_place<T>(c, rows, at, first_column), at.k_warp);
+    multiply_all<T>(&sums, find_operands<T>(c, rows, at, first_column), at.k_warp);
 #pragma unroll
     for (int i = 0; i < T::PER_ROWS; i++)
 #pragma unroll
@@ -224,7 +224,7 @@ template <class ONE, class SOME, class MANY> static cudaError_t run_fitting(cuda
 
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c)
 {
-    enum { K = F32_NARROW_WARPS };
+    enum { K = F32_SPLIT_K_WARPS };
     if (c->x_stride > UINT32_MAX || c->row_bytes > UINT32_MAX) return cudaErrorInvalidValue;
     if (c->n_out <= F32_NARROW && c->n_in >= F32_LONG)
         return run_fitting<f32_tile<K, 1, 1, 1, 1, 4, 4>, f32_tile<K, 1, 1, 8, 1, 4, 1>, f32_tile<K, 1, 1, 4, 8, 2, 1>>(stream, *c);

@@ -10,24 +10,24 @@
  * than 4,096 columns have their spans cut into slices (gemm_split_k.cuh).
  * Instructions count too: at 4.8 TB/s and 132 SMs of 4 a cycle an H200 can afford some 12 for an element of bf16, 6 of 8 bits and 3 of 4 bits;
  * up to 8 rows take 2, 3 (int8), 4 (e4m3) and 2 (counted in the SASS of sm_90a).
- * Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_few: engine. */
+ * Meant for 1 to 16 rows a group, n_in of 1,024 and more. Thread: device; gemm_skinny: engine. */
 #include "kernels/cuda/gemm/gemm_split_k.cuh"
 #include "kernels/cuda/gemm/gemm_upconvert.cuh"
 
-enum { FEW_W_ROWS = 16, FEW_PART = FEW_W_ROWS * GEMM_FEW_ROWS };
-enum { FEW_WARPS = 8, FEW_THREADS = FEW_WARPS * WARP, FEW_SPAN = GEMM_FEW_WHOLE, FEW_LOADS = 8 /* of 16 bytes of W, at a time */ };
-static_assert((int)FEW_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
+enum { SKINNY_W_ROWS = 16, SKINNY_PARTIAL = SKINNY_W_ROWS * GEMM_SKINNY_ROWS };
+enum { SKINNY_WARPS = 8, SKINNY_THREADS = SKINNY_WARPS * WARP, SKINNY_SPAN = GEMM_SKINNY_K_STEP, SKINNY_LOADS = 8 /* of 16 bytes of W, at a time */ };
+static_assert((int)SKINNY_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scale");
 
 /* Per layout: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
-template <enum gemm_weight_layout F> struct few_shape {
+template <enum gemm_weight_layout F> struct skinny_shape {
     enum {
-        ELEMENTS = stored<F>::PER_16_BYTES, LOADS = FEW_SPAN / (4 * ELEMENTS), SPANS = FEW_LOADS / (2 * LOADS), SPAN_BYTES = LOADS * 64
+        ELEMENTS = stored<F>::PER_16_BYTES, LOADS = SKINNY_SPAN / (4 * ELEMENTS), SPANS = SKINNY_LOADS / (2 * LOADS), SPAN_BYTES = LOADS * 64
     };
 };
 
 /* What a thread works on: rows `lane / 4` and 8 on of W, row `lane / 4` (and 8 on) of x, the k's of `lane % 4`. Where there is no such row it
  * works on one that there is, in the same instruction as the lane that needs it, and its sums are left out at the end. */
-template <int N_TILES> struct few_place {
+template <int N_TILES> struct skinny_operands {
     const unsigned char *w[2];       /* where its 16 bytes of the row's first 64 are */
     const uint16_t      *x[N_TILES]; /* and the same elements of x */
     int32_t              n_in;       /* elements of a row from there on */
@@ -35,43 +35,43 @@ template <int N_TILES> struct few_place {
     const float         *f8_scale;   /* of span 0 */
 };
 
-struct few_weights {
-    uint4 v[FEW_LOADS];
+struct skinny_weights {
+    uint4 v[SKINNY_LOADS];
 };
 
 /* seen: of F8, both rows' bytes so far, more than 0x7f where one was NaN. */
-template <int N_TILES> struct few_sums {
+template <int N_TILES> struct skinny_sums {
     float    v[N_TILES][4];
     unsigned seen;
 };
 
 /* First element of the thread's load i of a span, counted from those of its first one. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ int32_t few_k(int32_t span, int i)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ int32_t skinny_k(int32_t span, int i)
 {
-    return span * FEW_SPAN + i * 4 * few_shape<F>::ELEMENTS;
+    return span * SKINNY_SPAN + i * 4 * skinny_shape<F>::ELEMENTS;
 }
 
 /* Whether there is such a load: of whole spans it is known, rows of others end in the middle of one. */
-template <enum gemm_weight_layout F, int N_TILES, bool WHOLE> static __device__ __forceinline__ bool few_has(const few_place<N_TILES> &p, int32_t span, int i)
+template <enum gemm_weight_layout F, int N_TILES, bool WHOLE> static __device__ __forceinline__ bool skinny_has(const skinny_operands<N_TILES> &p, int32_t span, int i)
 {
-    return span < p.n_spans && (WHOLE || few_k<F>(span, i) < p.n_in);
+    return span < p.n_spans && (WHOLE || skinny_k<F>(span, i) < p.n_in);
 }
 
-/* Spans `span`, span + FEW_WARPS, ... */
+/* Spans `span`, span + SKINNY_WARPS, ... */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void few_load(few_weights *to, const few_place<N_TILES> &p, int32_t span)
+static __device__ __forceinline__ void skinny_load(skinny_weights *to, const skinny_operands<N_TILES> &p, int32_t span)
 {
-    typedef few_shape<F> shape;
+    typedef skinny_shape<F> shape;
 #pragma unroll
-    for (int i = 0; i < FEW_LOADS; i++) {
+    for (int i = 0; i < SKINNY_LOADS; i++) {
         const int s = i / (2 * shape::LOADS), load = i / 2 % shape::LOADS, row = i % 2;
         to->v[i] = make_uint4(0, 0, 0, 0);
-        if (few_has<F, N_TILES, WHOLE>(p, span + s * FEW_WARPS, load))
-            to->v[i] = __ldcs((const uint4 *)(p.w[row] + (size_t)span * shape::SPAN_BYTES + s * FEW_WARPS * shape::SPAN_BYTES + load * 64));
+        if (skinny_has<F, N_TILES, WHOLE>(p, span + s * SKINNY_WARPS, load))
+            to->v[i] = __ldcs((const uint4 *)(p.w[row] + (size_t)span * shape::SPAN_BYTES + s * SKINNY_WARPS * shape::SPAN_BYTES + load * 64));
     }
 }
 
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void few_widen(unsigned out[4], const unsigned *in, unsigned *seen)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void skinny_upconvert(unsigned out[4], const unsigned *in, unsigned *seen)
 {
     if (F != GEMM_F8) {
         widen_8<F>(out, in);
@@ -83,16 +83,16 @@ template <enum gemm_weight_layout F> static __device__ __forceinline__ void few_
 
 /* One load's worth of k: both rows of W by the rows of x. */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], unsigned *seen, const few_place<N_TILES> &p, const uint4 w[2],
+static __device__ __forceinline__ void skinny_multiply(float sums[N_TILES][4], unsigned *seen, const skinny_operands<N_TILES> &p, const uint4 w[2],
                                                     int32_t span, int load)
 {
-    const int32_t  k = few_k<F>(span, load);
+    const int32_t  k = skinny_k<F>(span, load);
     const unsigned low[4] = { w[0].x, w[0].y, w[0].z, w[0].w }, high[4] = { w[1].x, w[1].y, w[1].z, w[1].w };
 #pragma unroll
-    for (int e = 0; e < few_shape<F>::ELEMENTS / 8; e++) {
+    for (int e = 0; e < skinny_shape<F>::ELEMENTS / 8; e++) {
         unsigned a[2][4];
-        few_widen<F>(a[0], low + e * stored<F>::WORDS_PER_8, seen);
-        few_widen<F>(a[1], high + e * stored<F>::WORDS_PER_8, seen);
+        skinny_upconvert<F>(a[0], low + e * stored<F>::WORDS_PER_8, seen);
+        skinny_upconvert<F>(a[1], high + e * stored<F>::WORDS_PER_8, seen);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
             uint4 x = make_uint4(0, 0, 0, 0);
@@ -106,17 +106,17 @@ static __device__ __forceinline__ void few_multiply(float sums[N_TILES][4], unsi
 }
 
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void few_spans(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, const few_weights &w, int32_t span)
+static __device__ __forceinline__ void skinny_spans(skinny_sums<N_TILES> *sums, const skinny_operands<N_TILES> &p, const skinny_weights &w, int32_t span)
 {
-    typedef few_shape<F> shape;
+    typedef skinny_shape<F> shape;
 #pragma unroll
     for (int s = 0; s < shape::SPANS; s++) {
-        const int32_t at = span + s * FEW_WARPS;
+        const int32_t at = span + s * SKINNY_WARPS;
         float of_span[N_TILES][4] = {};
         if (at >= p.n_spans) return;
 #pragma unroll
         for (int load = 0; load < shape::LOADS; load++)
-            few_multiply<F, N_TILES, WHOLE>(F == GEMM_F8 ? of_span : sums->v, &sums->seen, p, &w.v[(s * shape::LOADS + load) * 2], at, load);
+            skinny_multiply<F, N_TILES, WHOLE>(F == GEMM_F8 ? of_span : sums->v, &sums->seen, p, &w.v[(s * shape::LOADS + load) * 2], at, load);
         if (F != GEMM_F8) continue;
         const float scale = __ldg(p.f8_scale + at);
         for (int n = 0; n < N_TILES; n++)
@@ -126,14 +126,14 @@ static __device__ __forceinline__ void few_spans(few_sums<N_TILES> *sums, const 
 
 /* The warp's spans, one chain. */
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void few_sum(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, int32_t span)
+static __device__ __forceinline__ void skinny_sum(skinny_sums<N_TILES> *sums, const skinny_operands<N_TILES> &p, int32_t span)
 {
-    const int32_t step = FEW_WARPS * few_shape<F>::SPANS;
-    few_weights now, next;
-    few_load<F, N_TILES, WHOLE>(&now, p, span);
+    const int32_t step = SKINNY_WARPS * skinny_shape<F>::SPANS;
+    skinny_weights now, next;
+    skinny_load<F, N_TILES, WHOLE>(&now, p, span);
     for (; span < p.n_spans; span += step) {
-        few_load<F, N_TILES, WHOLE>(&next, p, span + step);
-        few_spans<F, N_TILES, WHOLE>(sums, p, now, span);
+        skinny_load<F, N_TILES, WHOLE>(&next, p, span + step);
+        skinny_spans<F, N_TILES, WHOLE>(sums, p, now, span);
         now = next;
     }
 }
@@ -141,17 +141,17 @@ static __device__ __forceinline__ void few_sum(few_sums<N_TILES> *sums, const fe
 /* F8: a NaN among a row's weights is one of all its sums, which four lanes have between them. Whose it is is looked for again, as there should be
  * none. */
 template <int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void few_keep_nan(few_sums<N_TILES> *sums, const few_place<N_TILES> &p, int32_t span)
+static __device__ __forceinline__ void skinny_restore_nan(skinny_sums<N_TILES> *sums, const skinny_operands<N_TILES> &p, int32_t span)
 {
     if (!__any_sync(0xffffffffu, (sums->seen & 0x80808080u) != 0)) return;
     unsigned nan[2] = { 0, 0 };
 #pragma unroll 1
-    for (; span < p.n_spans; span += FEW_WARPS)
+    for (; span < p.n_spans; span += SKINNY_WARPS)
 #pragma unroll 1
-        for (int load = 0; load < few_shape<GEMM_F8>::LOADS; load++) {
-            if (!few_has<GEMM_F8, N_TILES, WHOLE>(p, span, load)) continue;
+        for (int load = 0; load < skinny_shape<GEMM_F8>::LOADS; load++) {
+            if (!skinny_has<GEMM_F8, N_TILES, WHOLE>(p, span, load)) continue;
             for (int i = 0; i < 2; i++) {
-                const uint4 w = *(const uint4 *)(p.w[i] + (size_t)span * few_shape<GEMM_F8>::SPAN_BYTES + load * 64);
+                const uint4 w = *(const uint4 *)(p.w[i] + (size_t)span * skinny_shape<GEMM_F8>::SPAN_BYTES + load * 64);
                 nan[i] |= nan_e4m3(w.x) | nan_e4m3(w.y) | nan_e4m3(w.z) | nan_e4m3(w.w);
             }
         }
@@ -164,24 +164,24 @@ static __device__ __forceinline__ void few_keep_nan(few_sums<N_TILES> *sums, con
 
 /* Adds the warps' sums, and the slices' where there are some, and hands pairs of columns on. of_tile: may lie in shared memory until it is asked for. */
 template <enum gemm_weight_layout F, int N_TILES>
-static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm_rows &kept, const int32_t &of_tile, const few_sums<N_TILES> &sums)
+static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const gemm_rows &kept, const int32_t &of_tile, const skinny_sums<N_TILES> &sums)
 {
-    __shared__ float part[FEW_WARPS][FEW_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
+    __shared__ float part[SKINNY_WARPS][SKINNY_W_ROWS][8 * N_TILES + 3]; /* so that no more than two lanes meet in a bank */
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     for (int n = 0; n < N_TILES; n++)
         for (int i = 0; i < 4; i++) part[warp][lane / 4 + i / 2 * 8][n * 8 + lane % 4 * 2 + i % 2] = sums.v[n][i];
     __syncthreads();
     const gemm_rows rows = kept;
-    const int     pair = (int)threadIdx.x % (FEW_W_ROWS / 2), row = (int)threadIdx.x / (FEW_W_ROWS / 2);
-    const int32_t tile = of_tile, column = tile * FEW_W_ROWS + 2 * pair, at = row * FEW_W_ROWS + 2 * pair;
+    const int     pair = (int)threadIdx.x % (SKINNY_W_ROWS / 2), row = (int)threadIdx.x / (SKINNY_W_ROWS / 2);
+    const int32_t tile = of_tile, column = tile * SKINNY_W_ROWS + 2 * pair, at = row * SKINNY_W_ROWS + 2 * pair;
     const bool    has = row < rows.n && column < c.n_columns;
     float2        sum = make_float2(0, 0);
-    for (int i = 0; has && i < FEW_WARPS; i++)
+    for (int i = 0; has && i < SKINNY_WARPS; i++)
         sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]), __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
     if (c.n_slices > 1) {
-        if (has) __stcg((float2 *)(slice_part(c, tile, (int32_t)blockIdx.z, FEW_PART) + at), sum);
+        if (has) __stcg((float2 *)(slice_part(c, tile, (int32_t)blockIdx.z, SKINNY_PARTIAL) + at), sum);
         if (!is_last_slice(c, tile)) return;
-        if (has) sum = add_slices(c, tile, FEW_PART, at);
+        if (has) sum = add_slices(c, tile, SKINNY_PARTIAL, at);
     }
     if (!has) return;
     put_pair(c, rows, row, column, __fmul_rn(sum.x, column_scale<F>(c, rows.group, column)),
@@ -189,56 +189,56 @@ static __device__ __forceinline__ void few_finish(const gemm_call &c, const gemm
 }
 
 template <enum gemm_weight_layout F, int N_TILES, bool WHOLE>
-static __device__ __forceinline__ void few_rows(const gemm_call &c, const gemm_rows &rows, const int32_t &tile)
+static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gemm_rows &rows, const int32_t &tile)
 {
     __shared__ gemm_rows kept; /* for the end: registers are short */
     if (threadIdx.x == 0) kept = rows;
-    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = tile * FEW_W_ROWS;
-    const int32_t n_spans = (c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, per_slice = (n_spans + c.n_slices - 1) / c.n_slices;
+    const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = tile * SKINNY_W_ROWS;
+    const int32_t n_spans = (c.n_in_filled + SKINNY_SPAN - 1) / SKINNY_SPAN, per_slice = (n_spans + c.n_slices - 1) / c.n_slices;
     const int32_t first_span = (int32_t)blockIdx.z * per_slice;
-    few_place<N_TILES> p;
-    p.n_in = c.n_in_filled - quarter * few_shape<F>::ELEMENTS;
+    skinny_operands<N_TILES> p;
+    p.n_in = c.n_in_filled - quarter * skinny_shape<F>::ELEMENTS;
     p.n_spans = min(n_spans, first_span + per_slice);
     for (int i = 0; i < 2; i++) {
         const int32_t row = min(first_column + lane / 4 + 8 * i, c.n_out - 1);
         p.w[i] = c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + quarter * 16;
     }
     for (int n = 0; n < N_TILES; n++) {
-        p.x[n] = (const uint16_t *)c.x + x_row(c, rows, min(lane / 4 + 8 * n, rows.n - 1)) + quarter * few_shape<F>::ELEMENTS;
+        p.x[n] = (const uint16_t *)c.x + x_row(c, rows, min(lane / 4 + 8 * n, rows.n - 1)) + quarter * skinny_shape<F>::ELEMENTS;
     }
     /* Both rows of W are of one block of scales: 8 apart, from a multiple of 16 on, and both of gate or of up. */
     p.f8_scale = F == GEMM_F8 ? f8_scales(c, rows.group, min(first_column + lane / 4, c.n_out - 1)) : nullptr;
-    few_sums<N_TILES> sums = {};
-    few_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
-    if (F == GEMM_F8) few_keep_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
-    few_finish<F, N_TILES>(c, kept, tile, sums);
+    skinny_sums<N_TILES> sums = {};
+    skinny_sum<F, N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+    if (F == GEMM_F8) skinny_restore_nan<N_TILES, WHOLE>(&sums, p, first_span + (int32_t)threadIdx.x / WARP);
+    skinny_finish<F, N_TILES>(c, kept, tile, sums);
 }
 
-enum { FEW_AHEAD = 4096 /* bytes of each of a block's 16 rows: what its warps' first two buffers take */ };
+enum { SKINNY_PREFETCH = 4096 /* bytes of each of a block's 16 rows: what its warps' first two buffers take */ };
 
 /* The rows of W that the block begins with set out before it waits for its x. Which expert's they are is known as soon as routing is more than one kernel
  * ago; before that it is a guess. tile: below 0, none. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void few_ahead(const gemm_call &c, int32_t tile)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void skinny_prefetch(const gemm_call &c, int32_t tile)
 {
-    const int32_t row = tile * FEW_W_ROWS + (int32_t)threadIdx.x;
-    if (!BRINGS_AHEAD || threadIdx.x >= WARP) return;
-    const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
-    if (rows.n == 0 || threadIdx.x >= FEW_W_ROWS || row < 0 || row >= c.n_out) return;
-    const size_t n_spans = (size_t)(c.n_in_filled + FEW_SPAN - 1) / FEW_SPAN, per_slice = (n_spans + (size_t)c.n_slices - 1) / (size_t)c.n_slices;
-    const size_t from = blockIdx.z * per_slice * few_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
-    const size_t n = min(min(left, per_slice * few_shape<F>::SPAN_BYTES), (size_t)FEW_AHEAD) / 16 * 16;
-    bring_ahead(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
+    const int32_t row = tile * SKINNY_W_ROWS + (int32_t)threadIdx.x;
+    if (!PREFETCHES_L2 || threadIdx.x >= WARP) return;
+    const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_SKINNY_ROWS);
+    if (rows.n == 0 || threadIdx.x >= SKINNY_W_ROWS || row < 0 || row >= c.n_out) return;
+    const size_t n_spans = (size_t)(c.n_in_filled + SKINNY_SPAN - 1) / SKINNY_SPAN, per_slice = (n_spans + (size_t)c.n_slices - 1) / (size_t)c.n_slices;
+    const size_t from = blockIdx.z * per_slice * skinny_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
+    const size_t n = min(min(left, per_slice * skinny_shape<F>::SPAN_BYTES), (size_t)SKINNY_PREFETCH) / 16 * 16;
+    prefetch_l2(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
 }
 
 /* WHOLE: rows of W are of whole spans. */
-template <enum gemm_weight_layout F, bool WHOLE> static __global__ void __launch_bounds__(FEW_THREADS, 2) few_kernel(const gemm_call c)
+template <enum gemm_weight_layout F, bool WHOLE> static __global__ void __launch_bounds__(SKINNY_THREADS, 2) skinny_kernel(const gemm_call c)
 {
-    few_ahead<F>(c, (int32_t)blockIdx.x);
-    kernel_begins();
-    const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_FEW_ROWS);
+    skinny_prefetch<F>(c, (int32_t)blockIdx.x);
+    grid_dependency_sync();
+    const gemm_rows rows = rows_of_tile(c, (int32_t)blockIdx.y, GEMM_SKINNY_ROWS);
     if (rows.n == 0) return;
-    if (rows.n <= 8) few_rows<F, 1, WHOLE>(c, rows, (int32_t)blockIdx.x);
-    else few_rows<F, 2, WHOLE>(c, rows, (int32_t)blockIdx.x);
+    if (rows.n <= 8) skinny_rows<F, 1, WHOLE>(c, rows, (int32_t)blockIdx.x);
+    else skinny_rows<F, 2, WHOLE>(c, rows, (int32_t)blockIdx.x);
 }
 
 /* Several products' tiles, one product after the other. */
@@ -247,48 +247,48 @@ struct skinny_fused_calls {
     int32_t   first_tile[GEMM_FUSED_MAX]; /* of those that there are not: behind the last */
 };
 
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void beside_ahead(const skinny_fused_calls &all)
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void fused_prefetch(const skinny_fused_calls &all)
 {
 #pragma unroll
-    for (int i = 0; i < GEMM_FUSED_MAX; i++) few_ahead<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]); /* where it is not the block's: no rows */
+    for (int i = 0; i < GEMM_FUSED_MAX; i++) skinny_prefetch<F>(all.of[i], (int32_t)blockIdx.x - all.first_tile[i]); /* where it is not the block's: no rows */
 }
 
-template <enum gemm_weight_layout F> static __global__ void __launch_bounds__(FEW_THREADS, 2) skinny_fused_kernel(const __grid_constant__ skinny_fused_calls all)
+template <enum gemm_weight_layout F> static __global__ void __launch_bounds__(SKINNY_THREADS, 2) skinny_fused_kernel(const __grid_constant__ skinny_fused_calls all)
 {
-    beside_ahead<F>(all);
-    kernel_begins();
+    fused_prefetch<F>(all);
+    grid_dependency_sync();
     __shared__ gemm_call c; /* the block's; where arguments lie they could not be chosen without a copy for each thread */
     __shared__ int32_t   tile;
     int i = 0;
     while (i + 1 < GEMM_FUSED_MAX && (int32_t)blockIdx.x >= all.first_tile[i + 1]) i++;
-    for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += FEW_THREADS) ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
+    for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += SKINNY_THREADS) ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
     if (threadIdx.x == 0) tile = (int32_t)blockIdx.x - all.first_tile[i];
     __syncthreads();
     if ((int32_t)blockIdx.z >= c.n_slices) return;
     const gemm_rows rows = { 0, 0, c.n_rows };
-    if (c.n_rows <= 8) few_rows<F, 1, true>(c, rows, tile);
-    else few_rows<F, 2, true>(c, rows, tile);
+    if (c.n_rows <= 8) skinny_rows<F, 1, true>(c, rows, tile);
+    else skinny_rows<F, 2, true>(c, rows, tile);
 }
 
 template <bool WHOLE> static void (*kernel_of(enum gemm_weight_layout layout))(const gemm_call)
 {
-    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const gemm_call) = { nullptr, few_kernel<GEMM_BF16, WHOLE>, few_kernel<GEMM_F16, WHOLE>,
-                                                                  few_kernel<GEMM_W8, WHOLE>, few_kernel<GEMM_W4, WHOLE>, few_kernel<GEMM_F8, WHOLE> };
+    static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const gemm_call) = { nullptr, skinny_kernel<GEMM_BF16, WHOLE>, skinny_kernel<GEMM_F16, WHOLE>,
+                                                                  skinny_kernel<GEMM_W8, WHOLE>, skinny_kernel<GEMM_W4, WHOLE>, skinny_kernel<GEMM_F8, WHOLE> };
     return kernels[layout];
 }
 
 /* Two blocks on every SM; a slice gives each of its warps a span at least. */
-enum { FEW_BLOCKS_WANTED = 256, FEW_SLICE_LEAST = FEW_WARPS * FEW_SPAN };
-static_assert((int)FEW_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * FEW_BLOCKS_WANTED * FEW_PART <= SPLIT_K_FUSED_FLOATS, "see n_slices_for");
+enum { SKINNY_BLOCKS_WANTED = 256, SKINNY_SPLIT_LEAST = SKINNY_WARPS * SKINNY_SPAN };
+static_assert((int)SKINNY_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * SKINNY_BLOCKS_WANTED * SKINNY_PARTIAL <= SPLIT_K_FUSED_FLOATS, "see n_slices_for");
 static_assert(sizeof(gemm_call) % sizeof(unsigned) == 0, "it is copied by words");
 
-cudaError_t gemm_few(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
+cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
 {
     gemm_call c = *call;
-    c.n_slices = n_slices_for(c, FEW_W_ROWS, FEW_BLOCKS_WANTED, FEW_SLICE_LEAST);
+    c.n_slices = n_slices_for(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
     const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups); /* that can have rows at all */
-    return launch(stream, c.n_in_filled % FEW_SPAN == 0 ? kernel_of<true>(layout) : kernel_of<false>(layout),
-                  dim3(blocks_for((size_t)c.n_columns, FEW_W_ROWS), n_groups, (unsigned)c.n_slices), dim3(FEW_THREADS), 0, c);
+    return launch(stream, c.n_in_filled % SKINNY_SPAN == 0 ? kernel_of<true>(layout) : kernel_of<false>(layout),
+                  dim3(blocks_for((size_t)c.n_columns, SKINNY_W_ROWS), n_groups, (unsigned)c.n_slices), dim3(SKINNY_THREADS), 0, c);
 }
 
 cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n)
@@ -301,9 +301,9 @@ cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layou
         all.first_tile[i] = (int32_t)n_tiles;
         if (i >= n) continue;
         all.of[i] = calls[i];
-        all.of[i].n_slices = n_slices_for(calls[i], FEW_W_ROWS, FEW_BLOCKS_WANTED, FEW_SLICE_LEAST);
-        n_tiles += blocks_for((size_t)calls[i].n_columns, FEW_W_ROWS);
+        all.of[i].n_slices = n_slices_for(calls[i], SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
+        n_tiles += blocks_for((size_t)calls[i].n_columns, SKINNY_W_ROWS);
         if ((unsigned)all.of[i].n_slices > n_slices) n_slices = (unsigned)all.of[i].n_slices;
     }
-    return launch(stream, kernels[layout], dim3(n_tiles, 1, n_slices), dim3(FEW_THREADS), 0, all);
+    return launch(stream, kernels[layout], dim3(n_tiles, 1, n_slices), dim3(SKINNY_THREADS), 0, all);
 }

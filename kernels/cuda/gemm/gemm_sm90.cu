@@ -53,7 +53,7 @@ template <enum gemm_weight_layout F, class T> struct multiplier {
 template <enum gemm_weight_layout F, class T>
 static __global__ void __launch_bounds__(HOPPER_BOUND(HOPPER_THREADS), 1) hopper_kernel(const gemm_call c, int32_t n_row_tiles)
 {
-    kernel_begins();
+    grid_dependency_sync();
 #if HOPPER_CODE
     hopper_body<T, multiplier<F, T>>(c, n_row_tiles, c.n_in_filled * 2 / K_BYTES, 2);
 #else

@@ -80,7 +80,7 @@ template <class T> struct f8_multiplier {
 
 static __global__ void __launch_bounds__(HOPPER_BOUND(HOPPER_THREADS), 1) hopper_f8_kernel(const gemm_call c, int32_t n_row_tiles)
 {
-    kernel_begins();
+    grid_dependency_sync();
 #if HOPPER_CODE
     hopper_body<f8_tile, f8_multiplier<f8_tile>>(c, n_row_tiles, (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK, 1);
 #else

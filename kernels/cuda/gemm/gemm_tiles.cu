@@ -228,7 +228,7 @@ static __device__ __forceinline__ tile_at tile_of_block(int32_t n_columns)
 
 template <enum gemm_weight_layout F, class T> static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) tiles_kernel(const gemm_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const tile_at   at = tile_of_block((c.n_columns + T::COLUMNS - 1) / T::COLUMNS);
     const gemm_rows rows = rows_of_tile(c, at.row, T::ROWS);
     if (rows.n == 0) return;

@@ -8,7 +8,7 @@
 
 static __global__ void __launch_bounds__(INPUTS_THREADS) inputs_kernel(const struct inputs in)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t row = blockIdx.x, n = in.n, n_filled = (n + GEMM_STEP - 1) / GEMM_STEP * GEMM_STEP;
     const float *x = in.x + (in.x_rows ? (size_t)in.x_rows[row] : row) * in.x_stride;
     const bool aligned = is_aligned(x, 16), norm_aligned = is_aligned(in.norm, 16);

@@ -29,7 +29,7 @@ static __device__ __forceinline__ unsigned quad_to_e4m3(const float4 &v, float s
 
 static __global__ void __launch_bounds__(INPUTS_THREADS) inputs_f8_kernel(const struct inputs_f8 in)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t row = blockIdx.x, n = in.n, n_blocks = (n + INPUTS_F8_STEP - 1) / INPUTS_F8_STEP;
     const size_t x_at = (in.x_rows ? (size_t)in.x_rows[row] : row) * in.x_stride;
     const float *x = (const float *)in.x + x_at;

@@ -191,7 +191,7 @@ static __device__ __forceinline__ uint64_t finish(const uint64_t *accumulators, 
 
 static __global__ void __launch_bounds__(SUM_THREADS) kv_checksum_kernel(const struct copy_stream_checksum_range *pieces, uint64_t *sums)
 {
-    kernel_begins();
+    grid_dependency_sync();
     __shared__ uint64_t adds[SUM_TILE][LANES];
     const struct copy_stream_checksum_range p = pieces[blockIdx.x];
     const unsigned n = first_bytes(p) + p.tail.run_bytes * p.tail.n_runs, thread = threadIdx.x;

@@ -118,7 +118,7 @@ static __device__ __forceinline__ void convert_row(const converted_call &c, cons
 /* Block (x, y): the x-th ROW_WARPS rows of place y, and those after them by the grid's width. */
 static __global__ void __launch_bounds__(ROW_THREADS) convert_kernel(const converted_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const copy_stream_kv_rows p = c.rows[blockIdx.y];
     const size_t    from_bytes = (size_t)c.width * kv_code_bytes(c.from), to_bytes = (size_t)c.width * kv_code_bytes(c.to);
     for (unsigned i = blockIdx.x * ROW_WARPS + threadIdx.x / WARP; i < p.n * p.n_groups; i += gridDim.x * ROW_WARPS) {

@@ -28,7 +28,7 @@ static __device__ __forceinline__ void copy_16(uint4 *to, const uint4 *from, int
 /* Block (x, y): the x-th chunk of copy y, and those after it by the grid's width. */
 static __global__ void __launch_bounds__(COPY_THREADS) copy_kernel(const copies_call c)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const copy_stream_pair copy = c.copies[blockIdx.y];
     for (size_t at = (size_t)blockIdx.x * COPY_CHUNK; at < copy.bytes; at += (size_t)gridDim.x * COPY_CHUNK) {
         char       *to = (char *)copy.to + at;

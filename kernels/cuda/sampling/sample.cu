@@ -64,7 +64,7 @@ static __device__ void terms_end(sample_room *room, const sample_call &call, con
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) terms_kernel(const sample_call call)
 {
-    kernel_begins();
+    grid_dependency_sync();
     __shared__ sample_room room;
     sample_row r;
     if (!open_row(call, &r) || !r.state->draws) return;
@@ -118,7 +118,7 @@ static __device__ void gather_end(sample_room *room, const sample_row &r)
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) gather_kernel(const sample_call call)
 {
-    kernel_begins();
+    grid_dependency_sync();
     __shared__ sample_room room;
     sample_row r;
     if (!open_row(call, &r) || !r.state->cuts) return;
@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) gather_kernel(const sam
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) mass_kernel(const sample_call call)
 {
-    kernel_begins();
+    grid_dependency_sync();
     __shared__ sample_room room;
     sample_row r;
     if (!open_row(call, &r) || !r.state->cuts) return;
@@ -260,7 +260,7 @@ static __device__ void count_end(const sample_call &call, const sample_row &r)
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) count_kernel(const sample_call call)
 {
-    kernel_begins();
+    grid_dependency_sync();
     __shared__ float tile[SUM_TILE];
     sample_row r;
     if (!open_row(call, &r) || !wants_logprobs(*r.ask)) return;

@@ -172,14 +172,14 @@ static __device__ void check_ask(const sample_call &call, const sample_row &r)
 /* In a launch of its own: ids[] is written by the block that first has a row's token. */
 static __global__ void __launch_bounds__(WARP) late_kernel(const sample_call call)
 {
-    kernel_begins();
+    grid_dependency_sync();
     sample_row r;
     if (threadIdx.x == 0 && open_row(call, &r) && r.ask->late < 0) r.state->late = call.ids[-1 - r.ask->late];
 }
 
 static __global__ void __launch_bounds__(SAMPLE_THREADS) look_kernel(const sample_call call)
 {
-    kernel_begins();
+    grid_dependency_sync();
     __shared__ sample_key keys[SAMPLE_WARPS];
     __shared__ unsigned   raws[SAMPLE_WARPS];
     sample_row r;

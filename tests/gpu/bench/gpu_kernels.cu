@@ -9,7 +9,7 @@ enum { THREADS = 256, PER_THREAD = 8 /* 16-byte loads in flight */ };
 /* Each block has its own pieces of THREADS * PER_THREAD * 16 bytes, one after the other. */
 static __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from, size_t n, unsigned long long *sink)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const size_t piece = (size_t)THREADS * PER_THREAD;
     unsigned     sum[4] = { 0, 0, 0, 0 };
     for (size_t at = blockIdx.x * piece + threadIdx.x; at < n; at += gridDim.x * piece) {
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void put(float *to, float x) { *to = x; }
 
 template <class T> static __global__ void __launch_bounds__(THREADS) fill_all(T *to, size_t n, uint32_t seed)
 {
-    kernel_begins();
+    grid_dependency_sync();
     for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < n; i += gridDim.x * (size_t)THREADS) put(to + i, number(i, seed));
 }
 
@@ -70,12 +70,12 @@ extern "C" cudaError_t card_fill_f32(cudaStream_t stream, float *to, size_t n, u
 
 static __global__ void hold(long long cycles)
 {
-    kernel_begins();
+    grid_dependency_sync();
     const long long begin = clock64();
     while (clock64() - begin < cycles) __nanosleep(1000);
 }
 
-static __global__ void nothing(int) { kernel_begins(); }
+static __global__ void nothing(int) { grid_dependency_sync(); }
 
 extern "C" cudaError_t card_hold(cudaStream_t stream, int64_t cycles) { return launch(stream, hold, dim3(1), dim3(1), 0, (long long)cycles); }
 extern "C" cudaError_t card_nothing(cudaStream_t stream) { return launch(stream, nothing, dim3(1), dim3(WARP), 0, 0); }
