@@ -27,7 +27,7 @@ size_t gemm_matrix_bytes(enum gemm_weight_layout layout, bool paired, size_t n_o
     return gemm_scales_at(layout, n_out, n_in) + round_up(n_scales(layout, paired, n_out, n_in) * sizeof(float), MATRIX_STEP);
 }
 
-size_t gemm_scratch_bytes(void) { return SLICES_COUNTER_BYTES + sizeof(float) * (size_t)SLICES_ROOM_FLOATS; }
+size_t gemm_scratch_bytes(void) { return SPLIT_K_COUNTER_BYTES + sizeof(float) * (size_t)SPLIT_K_SCRATCH_FLOATS; }
 
 static gemm_call call_of(const struct gemm *g)
 {
@@ -45,7 +45,7 @@ static gemm_call call_of(const struct gemm *g)
     c.bias = g->bias;
     c.y = g->y, c.y_stride = g->y_stride;
     c.epilogue = g->epilogue, c.paired = g->paired;
-    c.scratch = g->deterministic ? NULL : (unsigned char *)g->scratch, c.n_slices = 1;
+    c.scratch = g->deterministic ? NULL : (unsigned char *)g->scratch, c.n_splits = 1;
     return c;
 }
 

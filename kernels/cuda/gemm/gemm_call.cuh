@@ -34,7 +34,7 @@ struct gemm_call {
     enum gemm_epilogue       epilogue;
     bool                 paired;
     unsigned char       *scratch;      /* gemm_split_k.cuh; NULL: none */
-    int32_t              n_slices;     /* of k; 1 but where a kernel says otherwise */
+    int32_t              n_splits;     /* of k; 1 but where a kernel says otherwise */
     int32_t              fused_index;       /* its number among the products of one launch, whose slices lie apart */
 };
 

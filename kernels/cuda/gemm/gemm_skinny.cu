@@ -178,10 +178,10 @@ static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const g
     float2        sum = make_float2(0, 0);
     for (int i = 0; has && i < SKINNY_WARPS; i++)
         sum = make_float2(__fadd_rn(sum.x, part[i][2 * pair][row]), __fadd_rn(sum.y, part[i][2 * pair + 1][row]));
-    if (c.n_slices > 1) {
-        if (has) __stcg((float2 *)(slice_part(c, tile, (int32_t)blockIdx.z, SKINNY_PARTIAL) + at), sum);
-        if (!is_last_slice(c, tile)) return;
-        if (has) sum = add_slices(c, tile, SKINNY_PARTIAL, at);
+    if (c.n_splits > 1) {
+        if (has) __stcg((float2 *)(split_partial(c, tile, (int32_t)blockIdx.z, SKINNY_PARTIAL) + at), sum);
+        if (!is_last_split(c, tile)) return;
+        if (has) sum = reduce_splits(c, tile, SKINNY_PARTIAL, at);
     }
     if (!has) return;
     put_pair(c, rows, row, column, __fmul_rn(sum.x, column_scale<F>(c, rows.group, column)),
@@ -194,11 +194,11 @@ static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gem
     __shared__ gemm_rows kept; /* for the end: registers are short */
     if (threadIdx.x == 0) kept = rows;
     const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = tile * SKINNY_W_ROWS;
-    const int32_t n_spans = (c.n_in_filled + SKINNY_SPAN - 1) / SKINNY_SPAN, per_slice = (n_spans + c.n_slices - 1) / c.n_slices;
-    const int32_t first_span = (int32_t)blockIdx.z * per_slice;
+    const int32_t n_spans = (c.n_in_filled + SKINNY_SPAN - 1) / SKINNY_SPAN, per_split = (n_spans + c.n_splits - 1) / c.n_splits;
+    const int32_t first_span = (int32_t)blockIdx.z * per_split;
     skinny_operands<N_TILES> p;
     p.n_in = c.n_in_filled - quarter * skinny_shape<F>::ELEMENTS;
-    p.n_spans = min(n_spans, first_span + per_slice);
+    p.n_spans = min(n_spans, first_span + per_split);
     for (int i = 0; i < 2; i++) {
         const int32_t row = min(first_column + lane / 4 + 8 * i, c.n_out - 1);
         p.w[i] = c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + quarter * 16;
@@ -224,9 +224,9 @@ template <enum gemm_weight_layout F> static __device__ __forceinline__ void skin
     if (!PREFETCHES_L2 || threadIdx.x >= WARP) return;
     const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_SKINNY_ROWS);
     if (rows.n == 0 || threadIdx.x >= SKINNY_W_ROWS || row < 0 || row >= c.n_out) return;
-    const size_t n_spans = (size_t)(c.n_in_filled + SKINNY_SPAN - 1) / SKINNY_SPAN, per_slice = (n_spans + (size_t)c.n_slices - 1) / (size_t)c.n_slices;
-    const size_t from = blockIdx.z * per_slice * skinny_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
-    const size_t n = min(min(left, per_slice * skinny_shape<F>::SPAN_BYTES), (size_t)SKINNY_PREFETCH) / 16 * 16;
+    const size_t n_spans = (size_t)(c.n_in_filled + SKINNY_SPAN - 1) / SKINNY_SPAN, per_split = (n_spans + (size_t)c.n_splits - 1) / (size_t)c.n_splits;
+    const size_t from = blockIdx.z * per_split * skinny_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
+    const size_t n = min(min(left, per_split * skinny_shape<F>::SPAN_BYTES), (size_t)SKINNY_PREFETCH) / 16 * 16;
     prefetch_l2(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
 }
 
@@ -264,7 +264,7 @@ template <enum gemm_weight_layout F> static __global__ void __launch_bounds__(SK
     for (unsigned word = threadIdx.x; word < sizeof c / sizeof(unsigned); word += SKINNY_THREADS) ((unsigned *)&c)[word] = ((const unsigned *)&all.of[i])[word];
     if (threadIdx.x == 0) tile = (int32_t)blockIdx.x - all.first_tile[i];
     __syncthreads();
-    if ((int32_t)blockIdx.z >= c.n_slices) return;
+    if ((int32_t)blockIdx.z >= c.n_splits) return;
     const gemm_rows rows = { 0, 0, c.n_rows };
     if (c.n_rows <= 8) skinny_rows<F, 1, true>(c, rows, tile);
     else skinny_rows<F, 2, true>(c, rows, tile);
@@ -279,16 +279,16 @@ template <bool WHOLE> static void (*kernel_of(enum gemm_weight_layout layout))(c
 
 /* Two blocks on every SM; a slice gives each of its warps a span at least. */
 enum { SKINNY_BLOCKS_WANTED = 256, SKINNY_SPLIT_LEAST = SKINNY_WARPS * SKINNY_SPAN };
-static_assert((int)SKINNY_BLOCKS_WANTED <= (int)SLICED_TILES_MAX && 2 * SKINNY_BLOCKS_WANTED * SKINNY_PARTIAL <= SPLIT_K_FUSED_FLOATS, "see n_slices_for");
+static_assert((int)SKINNY_BLOCKS_WANTED <= (int)SPLIT_K_TILES_MAX && 2 * SKINNY_BLOCKS_WANTED * SKINNY_PARTIAL <= SPLIT_K_FUSED_FLOATS, "see choose_n_splits");
 static_assert(sizeof(gemm_call) % sizeof(unsigned) == 0, "it is copied by words");
 
 cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
 {
     gemm_call c = *call;
-    c.n_slices = n_slices_for(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
+    c.n_splits = choose_n_splits(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
     const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups); /* that can have rows at all */
     return launch(stream, c.n_in_filled % SKINNY_SPAN == 0 ? kernel_of<true>(layout) : kernel_of<false>(layout),
-                  dim3(blocks_for((size_t)c.n_columns, SKINNY_W_ROWS), n_groups, (unsigned)c.n_slices), dim3(SKINNY_THREADS), 0, c);
+                  dim3(blocks_for((size_t)c.n_columns, SKINNY_W_ROWS), n_groups, (unsigned)c.n_splits), dim3(SKINNY_THREADS), 0, c);
 }
 
 cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *calls, int n)
@@ -296,14 +296,14 @@ cudaError_t gemm_skinny_fused(cudaStream_t stream, enum gemm_weight_layout layou
     static void (*const kernels[GEMM_WEIGHT_LAYOUTS])(const skinny_fused_calls) = { nullptr, skinny_fused_kernel<GEMM_BF16>, skinny_fused_kernel<GEMM_F16>,
                                                                   skinny_fused_kernel<GEMM_W8>, skinny_fused_kernel<GEMM_W4>, skinny_fused_kernel<GEMM_F8> };
     skinny_fused_calls all = {};
-    unsigned  n_tiles = 0, n_slices = 1;
+    unsigned  n_tiles = 0, n_splits = 1;
     for (int i = 0; i < GEMM_FUSED_MAX; i++) {
         all.first_tile[i] = (int32_t)n_tiles;
         if (i >= n) continue;
         all.of[i] = calls[i];
-        all.of[i].n_slices = n_slices_for(calls[i], SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
+        all.of[i].n_splits = choose_n_splits(calls[i], SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
         n_tiles += blocks_for((size_t)calls[i].n_columns, SKINNY_W_ROWS);
-        if ((unsigned)all.of[i].n_slices > n_slices) n_slices = (unsigned)all.of[i].n_slices;
+        if ((unsigned)all.of[i].n_splits > n_splits) n_splits = (unsigned)all.of[i].n_splits;
     }
-    return launch(stream, kernels[layout], dim3(n_tiles, 1, n_slices), dim3(SKINNY_THREADS), 0, all);
+    return launch(stream, kernels[layout], dim3(n_tiles, 1, n_splits), dim3(SKINNY_THREADS), 0, all);
 }

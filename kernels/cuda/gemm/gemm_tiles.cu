@@ -18,11 +18,11 @@
 
 enum { TILE_K = GEMM_STEP, X_ROW_BYTES = TILE_K * 2, F8_STAGES = GEMM_F8_BLOCK / TILE_K };
 
-/* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their registers. IN_SLICES: of k, where a call
+/* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their registers. SPLITS_K: of k, where a call
  * has several (gemm_split_k.cuh). */
-template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS, bool IN_SLICES_ = false> struct tile {
+template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS, bool SPLITS_K_ = false> struct tile {
     enum {
-        IN_SLICES = IN_SLICES_, PART = M * N,
+        SPLITS_K = SPLITS_K_, PART = M * N,
         ROWS = M, COLUMNS = N, STAGES = N_STAGES, BLOCKS = N_BLOCKS, THREADS = WARPS_M * WARPS_N * WARP,
         WARP_ROWS = M / WARPS_M, WARP_COLUMNS = N / WARPS_N, WARPS_ACROSS = WARPS_N,
         M_TILES = WARP_ROWS / 16, N_TILES = WARP_COLUMNS / 8,
@@ -188,7 +188,7 @@ template <class T> static __device__ __forceinline__ void collect_tile(float *to
 }
 
 /* The slice's sums as a part of the tile. */
-template <class T> static __device__ __forceinline__ void store_part(float *to, const float *sums, int32_t n_rows)
+template <class T> static __device__ __forceinline__ void store_partial(float *to, const float *sums, int32_t n_rows)
 {
     for (int i = (int)threadIdx.x; i < n_rows * T::COLUMNS / 4; i += T::THREADS) {
         const int row = i / (T::COLUMNS / 4), column = i % (T::COLUMNS / 4) * 4;
@@ -205,8 +205,8 @@ static __device__ __forceinline__ void put_tile(const gemm_call &c, const gemm_r
     const float scale[2] = { column_scale<F>(c, rows.group, column), column_scale<F>(c, rows.group, column + 1) };
 #pragma unroll 1
     for (int row = (int)threadIdx.x / (T::COLUMNS / 2); row < rows.n; row += T::THREADS / (T::COLUMNS / 2)) {
-        const bool   sliced = T::IN_SLICES && c.n_slices > 1;
-        const float2 v = sliced ? add_slices(c, (int32_t)blockIdx.x, T::PART, row * T::COLUMNS + 2 * pair)
+        const bool   is_split = T::SPLITS_K && c.n_splits > 1;
+        const float2 v = is_split ? reduce_splits(c, (int32_t)blockIdx.x, T::PART, row * T::COLUMNS + 2 * pair)
                                 : *(const float2 *)(sums + row * T::Y_PITCH + 2 * pair);
         put_pair(c, rows, row, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
     }
@@ -236,10 +236,10 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
     tile_source<T> source;
     find_source<F, T>(&source, c, rows, first_column);
     int32_t first_stage = 0, n_stages = c.n_in_filled / TILE_K; /* n_stages: where they end */
-    if (T::IN_SLICES && c.n_slices > 1) {
-        const int32_t per_slice = ((n_stages + c.n_slices - 1) / c.n_slices + F8_STAGES - 1) / F8_STAGES * F8_STAGES;
-        first_stage = (int32_t)blockIdx.y * per_slice;
-        n_stages = min(n_stages, first_stage + per_slice);
+    if (T::SPLITS_K && c.n_splits > 1) {
+        const int32_t per_split = ((n_stages + c.n_splits - 1) / c.n_splits + F8_STAGES - 1) / F8_STAGES * F8_STAGES;
+        first_stage = (int32_t)blockIdx.y * per_split;
+        n_stages = min(n_stages, first_stage + per_split);
         skip_stages<T>(&source, first_stage);
     }
     for (int i = 0; i < T::STAGES - 1; i++) {
@@ -269,9 +269,9 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
     float *collected = (float *)shared_memory();
     collect_tile<T>(collected, sums);
     __syncthreads();
-    if (T::IN_SLICES && c.n_slices > 1) {
-        store_part<T>(slice_part(c, (int32_t)blockIdx.x, (int32_t)blockIdx.y, T::PART), collected, rows.n);
-        if (!is_last_slice(c, (int32_t)blockIdx.x)) return;
+    if (T::SPLITS_K && c.n_splits > 1) {
+        store_partial<T>(split_partial(c, (int32_t)blockIdx.x, (int32_t)blockIdx.y, T::PART), collected, rows.n);
+        if (!is_last_split(c, (int32_t)blockIdx.x)) return;
     }
     put_tile<F, T>(c, rows, first_column, collected);
 }
@@ -323,8 +323,8 @@ static tile_row choose_shape(enum gemm_weight_layout layout, const gemm_call &c)
     return shape_of_layout(layout, N_SHAPES - 1);
 }
 
-enum { BATCH_ROWS = 64, BATCH_COLUMNS = 128, BATCH_SLICE_LEAST = 8 * TILE_K };
-static_assert(2 * SMS_USUAL * BATCH_ROWS * BATCH_COLUMNS <= SLICES_ROOM_FLOATS, "n_slices_for gives fewer than twice the blocks wanted");
+enum { BATCH_ROWS = 64, BATCH_COLUMNS = 128, BATCH_SPLIT_LEAST = 8 * TILE_K };
+static_assert(2 * SMS_USUAL * BATCH_ROWS * BATCH_COLUMNS <= SPLIT_K_SCRATCH_FLOATS, "choose_n_splits gives fewer than twice the blocks wanted");
 
 /* A batch of decode steps: one row of tiles, in slices of k where the matrix is narrow. */
 static bool is_batch(const gemm_call &c) { return c.scratch && !c.begin && c.n_groups == 1 && c.n_rows <= BATCH_ROWS; }
@@ -335,10 +335,10 @@ cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, cons
     tile_row  t = choose_shape(layout, c);
     if (is_batch(c)) {
         t = shape_of_layout(layout, c.n_rows <= 32 ? SHAPE_32_ROWS : SHAPE_64_ROWS);
-        c.n_slices = n_slices_for(c, BATCH_COLUMNS, SMS_USUAL, BATCH_SLICE_LEAST);
+        c.n_splits = choose_n_splits(c, BATCH_COLUMNS, SMS_USUAL, BATCH_SPLIT_LEAST);
     }
     const size_t n_blocks = (size_t)n_tiles_at_most(c, t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns);
     if (n_blocks == 0) return cudaSuccess; /* fewer rows than a group of this kernel has */
     if (n_blocks > INT32_MAX) return cudaErrorInvalidValue;
-    return launch(stream, t.kernel, dim3((unsigned)n_blocks, (unsigned)c.n_slices), dim3((unsigned)t.threads), t.shared, c);
+    return launch(stream, t.kernel, dim3((unsigned)n_blocks, (unsigned)c.n_splits), dim3((unsigned)t.threads), t.shared, c);
 }
