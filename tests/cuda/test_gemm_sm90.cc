@@ -111,8 +111,8 @@ static void run_trial(trial *t)
     g.x_rows = p.gathered ? (const int32_t *)x_rows.p : nullptr;
     g.bias = p.bias ? (const float *)bias.p : nullptr;
     g.y = y.p, g.y_stride = t->y_stride;
-    if (p.columns == BY_RUN) CHECK(gemm_is_hopper(&g) || p.f8());
-    GOOD(p.columns == BY_RUN ? gemm_run(nullptr, &g) : gemm_run_hopper(nullptr, &g, p.columns));
+    if (p.columns == BY_RUN) CHECK(gemm_uses_sm90(&g) || p.f8());
+    GOOD(p.columns == BY_RUN ? gemm_run(nullptr, &g) : gemm_run_sm90(nullptr, &g, p.columns));
     GOOD(cudaDeviceSynchronize());
     t->y.resize(t->y_before.size());
     GOOD(cudaMemcpy(t->y.data(), y.p, t->y.size(), cudaMemcpyDeviceToHost));
@@ -344,19 +344,19 @@ TEST(hopper_refuses_what_it_cannot_do)
     g.n_rows = 8;
     CHECK(!gemm_wants_f8_x(&g)); /* decode steps: bound by W */
     g.n_rows = 4096, g.x_scales = &scale, g.deterministic = true;
-    CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue && gemm_run_hopper(nullptr, &g, 128) == cudaErrorInvalidValue);
+    CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue && gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
     g.deterministic = false, g.n_groups = 2;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.n_groups = 1, g.layout = GEMM_BF16;
     CHECK(!gemm_wants_f8_x(&g) && gemm_run(nullptr, &g) == cudaErrorInvalidValue);
     g.x_scales = nullptr, g.deterministic = true;
-    CHECK(!gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 256) == cudaErrorInvalidValue);
+    CHECK(!gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 256) == cudaErrorInvalidValue);
     g.deterministic = false;
-    CHECK(gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 64) == cudaErrorInvalidValue);
+    CHECK(gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 64) == cudaErrorInvalidValue);
     g.layout = GEMM_F16;
-    CHECK(gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 64) == cudaErrorInvalidValue);
+    CHECK(gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 64) == cudaErrorInvalidValue);
     g.x_scales = &scale;
-    CHECK(!gemm_is_hopper(&g) && gemm_run_hopper(nullptr, &g, 128) == cudaErrorInvalidValue);
+    CHECK(!gemm_uses_sm90(&g) && gemm_run_sm90(nullptr, &g, 128) == cudaErrorInvalidValue);
 }
 
 TEST_MAIN(CASE_T(hopper_bf16_equals_a_plain_loop, 250), CASE_T(hopper_f16_equals_a_plain_loop, 250), CASE_T(hopper_f8_equals_a_plain_loop, 250),

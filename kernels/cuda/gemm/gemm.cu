@@ -39,7 +39,7 @@ static gemm_call call_of(const struct gemm *g)
     if (!g->begin) c.x_group = g->x_group, c.y_group = g->y_group;
     c.n_rows = (int32_t)g->n_rows, c.rows_above = 0, c.rows_at_most = INT32_MAX;
     c.n_out = (int32_t)g->n_out, c.n_in = (int32_t)g->n_in;
-    c.n_in_filled = (int32_t)round_up(g->n_in, GEMM_STEP);
+    c.n_in_padded = (int32_t)round_up(g->n_in, GEMM_STEP);
     c.n_columns = gemm_outputs_16(g->epilogue) ? (int32_t)(2 * round_up(g->n_out / 2, GEMM_STEP)) : c.n_out;
     c.x = g->x, c.x_stride = g->x_stride, c.x_rows = g->x_rows, c.x_scales = g->x_scales;
     c.bias = g->bias;
@@ -52,7 +52,7 @@ static gemm_call call_of(const struct gemm *g)
 /* Many rows, not `deterministic`. */
 static cudaError_t run_large(cudaStream_t stream, enum gemm_weight_layout layout, const gemm_call *c)
 {
-    return gemm_hopper_fits(layout, c) ? gemm_hopper(stream, layout, c) : gemm_tiles(stream, layout, c);
+    return gemm_sm90_supports(layout, c) ? gemm_sm90(stream, layout, c) : gemm_tiles(stream, layout, c);
 }
 
 /* How many rows a group has is known on the device alone: both kernels are launched, and each leaves the other's groups alone. */
@@ -74,31 +74,31 @@ static bool is_valid(const struct gemm *g)
 /* Not where groups have all rows: their scales would be of all groups' elements. */
 static bool takes_f8_x(const struct gemm *g)
 {
-    return g->layout == GEMM_F8 && !g->deterministic && (g->begin || g->n_groups == 1) && gemm_has_hopper();
+    return g->layout == GEMM_F8 && !g->deterministic && (g->begin || g->n_groups == 1) && gemm_sm90_available();
 }
 
-static bool is_hopper(const struct gemm *g, const float *x_scales)
+static bool uses_sm90(const struct gemm *g, const float *x_scales)
 {
     gemm_call c = call_of(g);
     c.x_scales = x_scales;
-    return !g->deterministic && g->n_rows > GEMM_SKINNY_ROWS && gemm_hopper_fits(g->layout, &c);
+    return !g->deterministic && g->n_rows > GEMM_SKINNY_ROWS && gemm_sm90_supports(g->layout, &c);
 }
 
-bool gemm_is_hopper(const struct gemm *g) { return !gemm_cublaslt_fits(g) && is_hopper(g, g->x_scales); }
+bool gemm_uses_sm90(const struct gemm *g) { return !gemm_cublaslt_fits(g) && uses_sm90(g, g->x_scales); }
 
 bool gemm_wants_f8_x(const struct gemm *g)
 {
     static const float any = 0;
-    return takes_f8_x(g) && is_hopper(g, &any);
+    return takes_f8_x(g) && uses_sm90(g, &any);
 }
 
-cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int columns)
+cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, int columns)
 {
     if (g->n_rows == 0 || g->n_out == 0) return cudaSuccess;
-    const bool is_16 = gemm_is_16(g->layout) && !g->x_scales && !g->deterministic && gemm_has_hopper() && (columns == 128 || columns == 256);
+    const bool is_16 = gemm_is_16(g->layout) && !g->x_scales && !g->deterministic && gemm_sm90_available() && (columns == 128 || columns == 256);
     if (!is_valid(g) || (!is_16 && !(g->x_scales && takes_f8_x(g) && columns == 128))) return cudaErrorInvalidValue;
     const gemm_call c = call_of(g);
-    return is_16 ? gemm_hopper_16(stream, g->layout, &c, columns == 256) : gemm_hopper_f8(stream, &c);
+    return is_16 ? gemm_sm90_16(stream, g->layout, &c, columns == 256) : gemm_sm90_f8(stream, &c);
 }
 
 static bool can_fuse(const struct gemm *g, const struct gemm *first)
@@ -127,7 +127,7 @@ cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g)
     if (!is_valid(g)) return cudaErrorInvalidValue;
     if (gemm_cublaslt_fits(g) && gemm_cublaslt_run(stream, g)) return cudaSuccess;
     const gemm_call c = call_of(g);
-    if (g->x_scales) return takes_f8_x(g) ? gemm_hopper_f8(stream, &c) : cudaErrorInvalidValue;
+    if (g->x_scales) return takes_f8_x(g) ? gemm_sm90_f8(stream, &c) : cudaErrorInvalidValue;
     if (g->layout == GEMM_F32) return gemm_f32(stream, &c);
     if (g->deterministic) return gemm_tiles(stream, g->layout, &c);
     if (g->n_rows <= GEMM_SKINNY_ROWS) return gemm_skinny(stream, g->layout, &c);

@@ -100,10 +100,10 @@ size_t      gemm_scratch_bytes(void);
 /* Of a call with everything filled in but x, x_stride and x_scales: is it worth making x e4m3? Depends on the card, layout and shapes alone. */
 bool        gemm_wants_f8_x(const struct gemm *g);
 /* Does gemm_run take a kernel of compute capability 9.0 for groups with more than a few rows? What the library may do, it tries first. */
-bool        gemm_is_hopper(const struct gemm *g);
+bool        gemm_uses_sm90(const struct gemm *g);
 /* For tests and measurements: that kernel for all rows of a call, however many, on tiles `columns` wide: 128 or, without x_scales, 256.
  * cudaErrorInvalidValue where gemm_run never takes it. */
-cudaError_t gemm_run_hopper(cudaStream_t stream, const struct gemm *g, int columns);
+cudaError_t gemm_run_sm90(cudaStream_t stream, const struct gemm *g, int columns);
 cudaError_t gemm_run(cudaStream_t stream, const struct gemm *g);
 /* n products of the same rows: x, x_stride, x_rows, x_scales, n_rows, n_in and layout are those of the first, and none has groups. The bits of
  * gemm_run, by one launch where the rows are few: one of a step's many small ones costs as much as reading a MiB and more. */

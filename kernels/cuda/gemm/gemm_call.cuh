@@ -22,7 +22,7 @@ struct gemm_call {
     int32_t              rows_above;   /* groups of no more rows than this are another kernel's */
     int32_t              rows_at_most; /* and so are those of more than this */
     int32_t              n_out, n_in;
-    int32_t              n_in_filled;  /* to a multiple of GEMM_STEP */
+    int32_t              n_in_padded;  /* to a multiple of GEMM_STEP */
     int32_t              n_columns;    /* n_out, and the columns behind it that become zeros of y */
     const void          *x;
     size_t               x_stride;
@@ -46,12 +46,12 @@ cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, cons
 cudaError_t gemm_f32(cudaStream_t stream, const struct gemm_call *c);
 /* Whether this card has the kernels of compute capability 9.0 and the call is of a kind that they are faster for; not of `deterministic` ones. BF16, F16, and
  * F8 with x in e4m3. */
-bool        gemm_hopper_fits(enum gemm_weight_layout layout, const struct gemm_call *c);
-cudaError_t gemm_hopper(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
-bool        gemm_has_hopper(void);
+bool        gemm_sm90_supports(enum gemm_weight_layout layout, const struct gemm_call *c);
+cudaError_t gemm_sm90(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c);
+bool        gemm_sm90_available(void);
 /* Of BF16 and F16. */
-cudaError_t gemm_hopper_16(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c, bool wide);
-cudaError_t gemm_hopper_f8(cudaStream_t stream, const struct gemm_call *c);
+cudaError_t gemm_sm90_16(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *c, bool wide);
+cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c);
 
 /* ---- rows ---- */
 
@@ -179,7 +179,7 @@ static __device__ __forceinline__ float bias_of(const gemm_call &c, int32_t colu
     return c.bias[c.paired ? column / 2 + column % 2 * (c.n_out / 2) : column];
 }
 
-static __device__ __forceinline__ void put_silu(const gemm_call &c, size_t at, int32_t column, float gate, float up)
+static __device__ __forceinline__ void store_silu(const gemm_call &c, size_t at, int32_t column, float gate, float up)
 {
     float y = 0;
     if (column < c.n_out) y = __fmul_rn(silu(__fadd_rn(gate, bias_of(c, column))), __fadd_rn(up, bias_of(c, column + 1)));
@@ -188,11 +188,11 @@ static __device__ __forceinline__ void put_silu(const gemm_call &c, size_t at, i
 }
 
 /* The sums of columns `column`, which is even, and the next, of row i of the rows. The column is below n_columns. */
-static __device__ __forceinline__ void put_pair(const gemm_call &c, const gemm_rows &rows, int32_t i, int32_t column, float first, float second)
+static __device__ __forceinline__ void store_pair(const gemm_call &c, const gemm_rows &rows, int32_t i, int32_t column, float first, float second)
 {
     const size_t at = (size_t)(rows.begin + i) * c.y_stride + (size_t)rows.group * c.y_group;
     if (c.epilogue != GEMM_STORE && c.epilogue != GEMM_ADD) {
-        put_silu(c, at, column, first, second);
+        store_silu(c, at, column, first, second);
         return;
     }
     float *y = (float *)c.y + at + column;

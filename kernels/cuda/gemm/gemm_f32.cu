@@ -195,7 +195,7 @@ template <class T> static __global__ void __launch_bounds__(T::THREADS, T::THREA
             first = __fadd_rn(first, part[warp][row][column]);
             second = __fadd_rn(second, part[warp][row][column + 1]);
         }
-        put_pair(c, rows, row, first_column + column, first, second);
+        store_pair(c, rows, row, first_column + column, first, second);
     }
 }
 

@@ -184,7 +184,7 @@ static __device__ __forceinline__ void skinny_finish(const gemm_call &c, const g
         if (has) sum = reduce_splits(c, tile, SKINNY_PARTIAL, at);
     }
     if (!has) return;
-    put_pair(c, rows, row, column, __fmul_rn(sum.x, column_scale<F>(c, rows.group, column)),
+    store_pair(c, rows, row, column, __fmul_rn(sum.x, column_scale<F>(c, rows.group, column)),
              __fmul_rn(sum.y, column_scale<F>(c, rows.group, column + 1)));
 }
 
@@ -194,10 +194,10 @@ static __device__ __forceinline__ void skinny_rows(const gemm_call &c, const gem
     __shared__ gemm_rows kept; /* for the end: registers are short */
     if (threadIdx.x == 0) kept = rows;
     const int32_t lane = (int32_t)threadIdx.x % WARP, quarter = lane % 4, first_column = tile * SKINNY_W_ROWS;
-    const int32_t n_spans = (c.n_in_filled + SKINNY_SPAN - 1) / SKINNY_SPAN, per_split = (n_spans + c.n_splits - 1) / c.n_splits;
+    const int32_t n_spans = (c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN, per_split = (n_spans + c.n_splits - 1) / c.n_splits;
     const int32_t first_span = (int32_t)blockIdx.z * per_split;
     skinny_operands<N_TILES> p;
-    p.n_in = c.n_in_filled - quarter * skinny_shape<F>::ELEMENTS;
+    p.n_in = c.n_in_padded - quarter * skinny_shape<F>::ELEMENTS;
     p.n_spans = min(n_spans, first_span + per_split);
     for (int i = 0; i < 2; i++) {
         const int32_t row = min(first_column + lane / 4 + 8 * i, c.n_out - 1);
@@ -224,7 +224,7 @@ template <enum gemm_weight_layout F> static __device__ __forceinline__ void skin
     if (!PREFETCHES_L2 || threadIdx.x >= WARP) return;
     const gemm_rows rows = rows_of_tile<true>(c, (int32_t)blockIdx.y, GEMM_SKINNY_ROWS);
     if (rows.n == 0 || threadIdx.x >= SKINNY_W_ROWS || row < 0 || row >= c.n_out) return;
-    const size_t n_spans = (size_t)(c.n_in_filled + SKINNY_SPAN - 1) / SKINNY_SPAN, per_split = (n_spans + (size_t)c.n_splits - 1) / (size_t)c.n_splits;
+    const size_t n_spans = (size_t)(c.n_in_padded + SKINNY_SPAN - 1) / SKINNY_SPAN, per_split = (n_spans + (size_t)c.n_splits - 1) / (size_t)c.n_splits;
     const size_t from = blockIdx.z * per_split * skinny_shape<F>::SPAN_BYTES, left = from < c.row_bytes ? c.row_bytes - from : 0;
     const size_t n = min(min(left, per_split * skinny_shape<F>::SPAN_BYTES), (size_t)SKINNY_PREFETCH) / 16 * 16;
     prefetch_l2(c.w + (size_t)rows.group * c.w_stride + (size_t)row * c.row_bytes + from, (unsigned)n);
@@ -287,7 +287,7 @@ cudaError_t gemm_skinny(cudaStream_t stream, enum gemm_weight_layout layout, con
     gemm_call c = *call;
     c.n_splits = choose_n_splits(c, SKINNY_W_ROWS, SKINNY_BLOCKS_WANTED, SKINNY_SPLIT_LEAST);
     const unsigned n_groups = (unsigned)(c.begin && c.n_rows < c.n_groups ? c.n_rows : c.n_groups); /* that can have rows at all */
-    return launch(stream, c.n_in_filled % SKINNY_SPAN == 0 ? kernel_of<true>(layout) : kernel_of<false>(layout),
+    return launch(stream, c.n_in_padded % SKINNY_SPAN == 0 ? kernel_of<true>(layout) : kernel_of<false>(layout),
                   dim3(blocks_for((size_t)c.n_columns, SKINNY_W_ROWS), n_groups, (unsigned)c.n_splits), dim3(SKINNY_THREADS), 0, c);
 }
 

@@ -2,12 +2,12 @@
  *
  * gemm_sm90.cuh has how; a stage is 128 elements of k. The tensor cores add e4m3 up in fewer bits than f32 has, so their sums are taken over the
  * 128 k that share scales, and added in f32 registers times both scales: y = sum over blocks of x_scale w_scale sum over k. That is a second set
- * of sums, so tiles are 128 by 128; while one warpgroup adds, the other's products are under way. Thread: device; gemm_hopper_f8: engine. */
+ * of sums, so tiles are 128 by 128; while one warpgroup adds, the other's products are under way. Thread: device; gemm_sm90_f8: engine. */
 #include "kernels/cuda/gemm/gemm_sm90.cuh"
 
-typedef hopper_tile<128, 6, 2> f8_tile; /* 224 KiB */
+typedef sm90_tile<128, 6, 2> f8_tile; /* 224 KiB */
 
-#if HOPPER_CODE
+#if SM90_CODE
 /* Where a thread's scales begin, one per stage: of its two rows of x, of even and of odd columns. */
 struct f8_scales_of {
     const float *x[2], *w[2];
@@ -16,7 +16,7 @@ struct f8_factors {
     float x[2], w[2];
 };
 
-static __device__ __forceinline__ f8_scales_of find_scales(const gemm_call &c, const hopper_at &at, int warpgroup)
+static __device__ __forceinline__ f8_scales_of find_scales(const gemm_call &c, const sm90_tile_position &at, int warpgroup)
 {
     f8_scales_of  s;
     const int     lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP % 4;
@@ -36,14 +36,14 @@ static __device__ __forceinline__ f8_factors factors_at(const f8_scales_of &s, i
 
 template <class T> struct f8_multiplier {
     /* One stage: four steps of 32 k. */
-    static __device__ __forceinline__ void begin_stage(float (&part)[T::SUMS], const hopper_operands &o)
+    static __device__ __forceinline__ void begin_stage(float (&part)[T::SUMS], const sm90_operands &o)
     {
-        wgmma_hold(part);
+        wgmma_fence_operand(part);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < K_BYTES / 32; k++) wgmma_e4m3(part, o.x + (uint64_t)(k * WGMMA_K_STEP), o.w + (uint64_t)(k * WGMMA_K_STEP), k > 0);
         wgmma_commit();
-        wgmma_hold(part);
+        wgmma_fence_operand(part);
     }
 
     static __device__ __forceinline__ void add(float (&sums)[T::SUMS], const float (&part)[T::SUMS], const f8_factors &f)
@@ -53,8 +53,8 @@ template <class T> struct f8_multiplier {
         for (int i = 0; i < T::SUMS; i++) sums[i] = __fmaf_rn(part[i], by[i / 2 % 2][i % 2], sums[i]);
     }
 
-    static __device__ __forceinline__ void multiply(float (&sums)[T::SUMS], const gemm_call &c, const hopper_at &at, const hopper_ring<T> &ring,
-                                                    hopper_turn<T> *turn, const hopper_operands &first, int32_t n_stages, int warpgroup)
+    static __device__ __forceinline__ void multiply(float (&sums)[T::SUMS], const gemm_call &c, const sm90_tile_position &at, const sm90_ring<T> &ring,
+                                                    sm90_pipeline_state<T> *state, const sm90_operands &first, int32_t n_stages, int warpgroup)
     {
         const f8_scales_of scales = find_scales(c, at, warpgroup);
         f8_factors         factors = factors_at(scales, 0);
@@ -63,14 +63,14 @@ template <class T> struct f8_multiplier {
         for (int i = 0; i < T::SUMS; i++) sums[i] = 0;
 #pragma unroll 1
         for (int32_t stage = 0; stage < n_stages; stage++) {
-            barrier_wait(ring.full + turn->place, turn->parity);
+            barrier_wait(ring.full + state->index, state->parity);
             __syncwarp();
-            begin_stage(part, operands_at<T>(first, turn->place));
+            begin_stage(part, operands_at<T>(first, state->index));
             const f8_factors next = factors_at(scales, min(stage + 1, n_stages - 1));
             wgmma_wait<0>();
-            wgmma_hold(part);
-            release<T>(ring, turn->place);
-            turn_on<T>(turn);
+            wgmma_fence_operand(part);
+            release_stage<T>(ring, state->index);
+            advance<T>(state);
             add(sums, part, factors);
             factors = next;
         }
@@ -78,15 +78,15 @@ template <class T> struct f8_multiplier {
 };
 #endif
 
-static __global__ void __launch_bounds__(HOPPER_BOUND(HOPPER_THREADS), 1) hopper_f8_kernel(const gemm_call c, int32_t n_row_tiles)
+static __global__ void __launch_bounds__(SM90_BOUND(SM90_THREADS), 1) sm90_f8_kernel(const gemm_call c, int32_t n_row_tiles)
 {
     grid_dependency_sync();
-#if HOPPER_CODE
-    hopper_body<f8_tile, f8_multiplier<f8_tile>>(c, n_row_tiles, (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK, 1);
+#if SM90_CODE
+    sm90_body<f8_tile, f8_multiplier<f8_tile>>(c, n_row_tiles, (c.n_in + GEMM_F8_BLOCK - 1) / GEMM_F8_BLOCK, 1);
 #else
     (void)c, (void)n_row_tiles;
     __trap();
 #endif
 }
 
-cudaError_t gemm_hopper_f8(cudaStream_t stream, const struct gemm_call *c) { return launch_hopper<f8_tile>(stream, hopper_f8_kernel, *c); }
+cudaError_t gemm_sm90_f8(cudaStream_t stream, const struct gemm_call *c) { return launch_sm90<f8_tile>(stream, sm90_f8_kernel, *c); }

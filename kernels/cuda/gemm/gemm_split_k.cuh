@@ -15,7 +15,7 @@ enum { SPLIT_K_SCRATCH_FLOATS = 2 << 20, SPLIT_K_FUSED_FLOATS = SPLIT_K_SCRATCH_
 /* So many slices that blocks_wanted blocks run (fewer than twice as many do), of k_least elements of k each at least. */
 static inline int32_t choose_n_splits(const gemm_call &c, int32_t tile_columns, int32_t blocks_wanted, int32_t k_least)
 {
-    const int32_t n_tiles = (int32_t)blocks_for((size_t)c.n_columns, (size_t)tile_columns), by_k = c.n_in_filled / k_least;
+    const int32_t n_tiles = (int32_t)blocks_for((size_t)c.n_columns, (size_t)tile_columns), by_k = c.n_in_padded / k_least;
     int32_t n = (blocks_wanted + n_tiles - 1) / n_tiles;
     if (!c.scratch || c.begin || c.n_groups > 1 || n_tiles >= blocks_wanted) return 1;
     if (n > by_k) n = by_k;

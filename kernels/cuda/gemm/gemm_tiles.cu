@@ -20,7 +20,7 @@ enum { TILE_K = GEMM_STEP, X_ROW_BYTES = TILE_K * 2, F8_STAGES = GEMM_F8_BLOCK /
 
 /* M by N of y per block, as WARPS_M by WARPS_N warps; N_BLOCKS of them are to fit on an SM by their registers. SPLITS_K: of k, where a call
  * has several (gemm_split_k.cuh). */
-template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS, bool SPLITS_K_ = false> struct tile {
+template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int N_STAGES, int N_BLOCKS, bool SPLITS_K_ = false> struct gemm_tile {
     enum {
         SPLITS_K = SPLITS_K_, PART = M * N,
         ROWS = M, COLUMNS = N, STAGES = N_STAGES, BLOCKS = N_BLOCKS, THREADS = WARPS_M * WARPS_N * WARP,
@@ -75,7 +75,7 @@ template <class T> static __device__ __forceinline__ void skip_stages(tile_sourc
 }
 
 /* Orders the next stage into its place. */
-template <class T> static __device__ __forceinline__ void order_stage(tile_source<T> *s, const gemm_call &c, unsigned char *to)
+template <class T> static __device__ __forceinline__ void load_stage_async(tile_source<T> *s, const gemm_call &c, unsigned char *to)
 {
 #pragma unroll
     for (int i = 0; i < T::X_COPIES; i++) {
@@ -197,7 +197,7 @@ template <class T> static __device__ __forceinline__ void store_partial(float *t
 }
 
 template <enum gemm_weight_layout F, class T>
-static __device__ __forceinline__ void put_tile(const gemm_call &c, const gemm_rows &rows, int32_t first_column, const float *sums)
+static __device__ __forceinline__ void store_tile(const gemm_call &c, const gemm_rows &rows, int32_t first_column, const float *sums)
 {
     const int     pair = (int)threadIdx.x % (T::COLUMNS / 2);
     const int32_t column = first_column + 2 * pair;
@@ -208,7 +208,7 @@ static __device__ __forceinline__ void put_tile(const gemm_call &c, const gemm_r
         const bool   is_split = T::SPLITS_K && c.n_splits > 1;
         const float2 v = is_split ? reduce_splits(c, (int32_t)blockIdx.x, T::PART, row * T::COLUMNS + 2 * pair)
                                 : *(const float2 *)(sums + row * T::Y_PITCH + 2 * pair);
-        put_pair(c, rows, row, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
+        store_pair(c, rows, row, column, __fmul_rn(v.x, scale[0]), __fmul_rn(v.y, scale[1]));
     }
 }
 
@@ -235,7 +235,7 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
     const int32_t first_column = at.column * T::COLUMNS;
     tile_source<T> source;
     find_source<F, T>(&source, c, rows, first_column);
-    int32_t first_stage = 0, n_stages = c.n_in_filled / TILE_K; /* n_stages: where they end */
+    int32_t first_stage = 0, n_stages = c.n_in_padded / TILE_K; /* n_stages: where they end */
     if (T::SPLITS_K && c.n_splits > 1) {
         const int32_t per_split = ((n_stages + c.n_splits - 1) / c.n_splits + F8_STAGES - 1) / F8_STAGES * F8_STAGES;
         first_stage = (int32_t)blockIdx.y * per_split;
@@ -243,7 +243,7 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
         skip_stages<T>(&source, first_stage);
     }
     for (int i = 0; i < T::STAGES - 1; i++) {
-        if (first_stage + i < n_stages) order_stage<T>(&source, c, shared_memory() + i * T::STAGE_BYTES);
+        if (first_stage + i < n_stages) load_stage_async<T>(&source, c, shared_memory() + i * T::STAGE_BYTES);
         copy_async_commit(); /* an empty group keeps the count */
     }
 
@@ -255,7 +255,7 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
     for (int32_t stage = first_stage; stage < n_stages; stage++) {
         copy_async_wait<T::STAGES - 2>();
         __syncthreads(); /* all copies have landed, and nobody reads the place any more that comes next */
-        if (stage + T::STAGES - 1 < n_stages) order_stage<T>(&source, c, shared_memory() + next);
+        if (stage + T::STAGES - 1 < n_stages) load_stage_async<T>(&source, c, shared_memory() + next);
         copy_async_commit();
         multiply_stage<F, T>(F == GEMM_F8 ? part : sums, shared_memory() + now);
         next = now;
@@ -273,37 +273,37 @@ template <enum gemm_weight_layout F, class T> static __global__ void __launch_bo
         store_partial<T>(split_partial(c, (int32_t)blockIdx.x, (int32_t)blockIdx.y, T::PART), collected, rows.n);
         if (!is_last_split(c, (int32_t)blockIdx.x)) return;
     }
-    put_tile<F, T>(c, rows, first_column, collected);
+    store_tile<F, T>(c, rows, first_column, collected);
 }
 
 /* ---- shapes ---- */
 
-struct tile_row {
+struct tile_shape {
     void (*kernel)(const gemm_call);
     int32_t rows, columns, threads;
     size_t  shared;
 };
 
-template <enum gemm_weight_layout F, class T> static tile_row row_of() { return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED }; }
+template <enum gemm_weight_layout F, class T> static tile_shape shape_for() { return { tiles_kernel<F, T>, T::ROWS, T::COLUMNS, T::THREADS, T::SHARED }; }
 
 /* Largest first: for prompts; for batches of decode steps, which read W at memory's rate and x again for every 128 columns (64 KiB and more of W
  * are on their way to an SM; with narrower tiles x would take more of the second cache's rate than W); for experts with some dozens of rows;
  * and for matrices with too few columns to give every SM a larger one. A block of compute capability 8.6 has 99 KiB of shared memory: that
  * limits the stages of the first ones. */
 enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N_SHAPES };
-template <enum gemm_weight_layout F> static tile_row shape_of(int i)
+template <enum gemm_weight_layout F> static tile_shape shape_of(int i)
 {
     enum { BATCH_STAGES = stored<F>::PLAIN ? 4 : F == GEMM_W4 ? 8 : 6, BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2 };
-    if (i == SHAPE_PROMPT) return row_of<F, tile<F, 128, 128, 2, 4, stored<F>::PLAIN ? 3 : 4, 1>>();
-    if (i == SHAPE_64_ROWS) return row_of<F, tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
-    if (i == SHAPE_EXPERTS) return row_of<F, tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
-    if (i == SHAPE_32_ROWS) return row_of<F, tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
-    return row_of<F, tile<F, 32, 32, 2, 2, stored<F>::PLAIN ? 6 : 8, 4>>();
+    if (i == SHAPE_PROMPT) return shape_for<F, gemm_tile<F, 128, 128, 2, 4, stored<F>::PLAIN ? 3 : 4, 1>>();
+    if (i == SHAPE_64_ROWS) return shape_for<F, gemm_tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
+    if (i == SHAPE_EXPERTS) return shape_for<F, gemm_tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
+    if (i == SHAPE_32_ROWS) return shape_for<F, gemm_tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
+    return shape_for<F, gemm_tile<F, 32, 32, 2, 2, stored<F>::PLAIN ? 6 : 8, 4>>();
 }
 
-static tile_row shape_of_layout(enum gemm_weight_layout layout, int i)
+static tile_shape shape_of_layout(enum gemm_weight_layout layout, int i)
 {
-    static tile_row (*const of[GEMM_WEIGHT_LAYOUTS])(int) = { nullptr, shape_of<GEMM_BF16>, shape_of<GEMM_F16>, shape_of<GEMM_W8>, shape_of<GEMM_W4>,
+    static tile_shape (*const of[GEMM_WEIGHT_LAYOUTS])(int) = { nullptr, shape_of<GEMM_BF16>, shape_of<GEMM_F16>, shape_of<GEMM_W8>, shape_of<GEMM_W4>,
                                                     shape_of<GEMM_F8> };
     return of[layout](i);
 }
@@ -311,11 +311,11 @@ static tile_row shape_of_layout(enum gemm_weight_layout layout, int i)
 enum { SMS_USUAL = 128 }; /* 108 of an A100 to 148 of a B200; the choice is of speed alone */
 
 /* The largest tile that a group's usual rows fill to more than a half and that gives every SM one. */
-static tile_row choose_shape(enum gemm_weight_layout layout, const gemm_call &c)
+static tile_shape choose_shape(enum gemm_weight_layout layout, const gemm_call &c)
 {
     const size_t rows = c.begin ? blocks_for((size_t)c.n_rows, (size_t)c.n_groups) : (size_t)c.n_rows;
     for (int i = 0; i + 1 < N_SHAPES; i++) {
-        const tile_row t = shape_of_layout(layout, i);
+        const tile_shape t = shape_of_layout(layout, i);
         const size_t n_blocks = (size_t)blocks_for((size_t)c.n_rows, (size_t)t.rows) * blocks_for((size_t)c.n_columns, (size_t)t.columns) *
                                 (size_t)(c.begin ? 1 : c.n_groups);
         if (2 * rows > (size_t)t.rows && n_blocks >= SMS_USUAL) return t;
@@ -332,7 +332,7 @@ static bool is_batch(const gemm_call &c) { return c.scratch && !c.begin && c.n_g
 cudaError_t gemm_tiles(cudaStream_t stream, enum gemm_weight_layout layout, const struct gemm_call *call)
 {
     gemm_call c = *call;
-    tile_row  t = choose_shape(layout, c);
+    tile_shape  t = choose_shape(layout, c);
     if (is_batch(c)) {
         t = shape_of_layout(layout, c.n_rows <= 32 ? SHAPE_32_ROWS : SHAPE_64_ROWS);
         c.n_splits = choose_n_splits(c, BATCH_COLUMNS, SMS_USUAL, BATCH_SPLIT_LEAST);

@@ -1,8 +1,8 @@
 /* sm90.cuh - what compute capability 9.0 has and CUDA C has no name for: barriers in shared memory, products of a warpgroup.
  *
- * HOPPER_CODE: this compilation may use them: of sm_90a, or for tests/simt. Other passes of nvcc see no function of this file; a kernel has a body
- * that traps there, and HOPPER_BOUND for its __launch_bounds__, by which the host finds out that the card would run that body
- * (has_hopper_code). Facts are from the PTX ISA: mbarrier, wgmma, proxies. Thread: device, but for has_hopper_code. */
+ * SM90_CODE: this compilation may use them: of sm_90a, or for tests/simt. Other passes of nvcc see no function of this file; a kernel has a body
+ * that traps there, and SM90_BOUND for its __launch_bounds__, by which the host finds out that the card would run that body
+ * (has_sm90_code). Facts are from the PTX ISA: mbarrier, wgmma, proxies. Thread: device, but for has_sm90_code. */
 #ifndef BATON_KERNELS_CUDA_GEMM_SM90_CUH
 #define BATON_KERNELS_CUDA_GEMM_SM90_CUH
 
@@ -11,11 +11,11 @@
 enum { WARPGROUP = 128 };
 
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define HOPPER_CODE 1
-#define HOPPER_BOUND(n_threads) n_threads
+#define SM90_CODE 1
+#define SM90_BOUND(n_threads) n_threads
 #else
-#define HOPPER_CODE 0
-#define HOPPER_BOUND(n_threads) WARP
+#define SM90_CODE 0
+#define SM90_BOUND(n_threads) WARP
 #endif
 
 /* An operand of wgmma in shared memory: rows of 128 bytes, close to each other, from a multiple of 1,024 on, 16-byte pieces i of row r at piece
@@ -28,7 +28,7 @@ static __device__ __forceinline__ uint64_t wgmma_descriptor(unsigned address)
 }
 
 #ifdef __CUDACC__
-static inline bool has_hopper_code(const void *kernel, int n_threads)
+static inline bool has_sm90_code(const void *kernel, int n_threads)
 {
     cudaFuncAttributes a;
     if (cudaFuncGetAttributes(&a, kernel) == cudaSuccess) return a.maxThreadsPerBlock >= n_threads;
@@ -36,7 +36,7 @@ static inline bool has_hopper_code(const void *kernel, int n_threads)
     return false;
 }
 
-#if HOPPER_CODE
+#if SM90_CODE
 /* ---- barriers: 8 bytes; a phase ends when n have arrived ---- */
 
 static __device__ __forceinline__ void barrier_init(uint64_t *b, unsigned n)
@@ -65,8 +65,8 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *b, unsigned parity
 static __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* Registers of the threads of a warpgroup, all of which call. The block's threads have what the launch bounds leave each. */
-template <int N> static __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <int N> static __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> static __device__ __forceinline__ void warpgroup_reg_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> static __device__ __forceinline__ void warpgroup_reg_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 
 /* ---- products of a warpgroup: D [64][N] += A [64][32 bytes] B [N][32 bytes] ---- */
 
@@ -76,7 +76,7 @@ static __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.comm
 /* All of the warp's groups but the N latest are over. */
 template <int N> static __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 /* Keeps the compiler from moving accumulators past this place. */
-template <int N> static __device__ __forceinline__ void wgmma_hold(float (&d)[N])
+template <int N> static __device__ __forceinline__ void wgmma_fence_operand(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -130,18 +130,18 @@ static __device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, ui
 }
 #endif
 #else
-static inline bool has_hopper_code(const void *, int) { return true; }
+static inline bool has_sm90_code(const void *, int) { return true; }
 static inline unsigned shared_address(const void *p) { return simt_shared_address(p); }
 static inline void barrier_init(uint64_t *b, unsigned n) { simt_mbarrier_init(b, n); }
 static inline void barrier_arrive(uint64_t *b) { simt_mbarrier_arrive(b); }
 static inline void barrier_wait(uint64_t *b, unsigned parity) { while (!simt_mbarrier_try_wait_parity(b, parity)); }
 static inline void fence_async_proxy() { simt_fence_proxy_async(); }
-template <int N> static inline void give_registers() { static_assert(N % 8 == 0 && N >= 24 && N <= 256, "as setmaxnreg takes them"); }
-template <int N> static inline void take_registers() { static_assert(N % 8 == 0 && N >= 24 && N <= 256, "as setmaxnreg takes them"); }
+template <int N> static inline void warpgroup_reg_dealloc() { static_assert(N % 8 == 0 && N >= 24 && N <= 256, "as setmaxnreg takes them"); }
+template <int N> static inline void warpgroup_reg_alloc() { static_assert(N % 8 == 0 && N >= 24 && N <= 256, "as setmaxnreg takes them"); }
 static inline void wgmma_fence() { simt_wgmma_fence(); }
 static inline void wgmma_commit() { simt_wgmma_commit(); }
 template <int N> static inline void wgmma_wait() { simt_wgmma_wait(N); }
-template <int N> static inline void wgmma_hold(float (&)[N]) {}
+template <int N> static inline void wgmma_fence_operand(float (&)[N]) {}
 static inline int not_before(int v) { return v; }
 template <int N> static inline void wgmma_bf16(float (&d)[N], uint64_t a, uint64_t b, bool add) { simt_wgmma_bf16(d, 2 * N, a, b, add); }
 template <int N> static inline void wgmma_f16(float (&d)[N], uint64_t a, uint64_t b, bool add) { simt_wgmma_f16(d, 2 * N, a, b, add); }
