@@ -21,7 +21,7 @@ static_assert((int)SKINNY_SPAN == (int)GEMM_F8_BLOCK, "a span of F8 has one scal
 /* Per layout: loads that make a span of one row, elements in one, spans at a time. A thread has two rows. */
 template <enum gemm_weight_layout F> struct skinny_shape {
     enum {
-        ELEMENTS = stored<F>::PER_16_BYTES, LOADS = SKINNY_SPAN / (4 * ELEMENTS), SPANS = SKINNY_LOADS / (2 * LOADS), SPAN_BYTES = LOADS * 64
+        ELEMENTS = gemm_stored<F>::PER_16_BYTES, LOADS = SKINNY_SPAN / (4 * ELEMENTS), SPANS = SKINNY_LOADS / (2 * LOADS), SPAN_BYTES = LOADS * 64
     };
 };
 
@@ -74,10 +74,10 @@ static __device__ __forceinline__ void skinny_load(skinny_weights *to, const ski
 template <enum gemm_weight_layout F> static __device__ __forceinline__ void skinny_upconvert(unsigned out[4], const unsigned *in, unsigned *seen)
 {
     if (F != GEMM_F8) {
-        widen_8<F>(out, in);
+        upconvert_8<F>(out, in);
         return;
     }
-    widen_e4m3_numbers(out, in);
+    upconvert_e4m3_numbers(out, in);
     for (int i = 0; i < 2; i++) *seen |= (in[i] & 0x7f7f7f7fu) + 0x01010101u; /* nan_e4m3, but for the last step */
 }
 
@@ -91,8 +91,8 @@ static __device__ __forceinline__ void skinny_multiply(float sums[N_TILES][4], u
 #pragma unroll
     for (int e = 0; e < skinny_shape<F>::ELEMENTS / 8; e++) {
         unsigned a[2][4];
-        skinny_upconvert<F>(a[0], low + e * stored<F>::WORDS_PER_8, seen);
-        skinny_upconvert<F>(a[1], high + e * stored<F>::WORDS_PER_8, seen);
+        skinny_upconvert<F>(a[0], low + e * gemm_stored<F>::WORDS_PER_8, seen);
+        skinny_upconvert<F>(a[1], high + e * gemm_stored<F>::WORDS_PER_8, seen);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
             uint4 x = make_uint4(0, 0, 0, 0);

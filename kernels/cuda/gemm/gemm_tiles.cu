@@ -26,12 +26,12 @@ template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int
         ROWS = M, COLUMNS = N, STAGES = N_STAGES, BLOCKS = N_BLOCKS, THREADS = WARPS_M * WARPS_N * WARP,
         WARP_ROWS = M / WARPS_M, WARP_COLUMNS = N / WARPS_N, WARPS_ACROSS = WARPS_N,
         M_TILES = WARP_ROWS / 16, N_TILES = WARP_COLUMNS / 8,
-        W_ROW_BYTES = TILE_K / stored<F>::PER_16_BYTES * 16,
+        W_ROW_BYTES = TILE_K / gemm_stored<F>::PER_16_BYTES * 16,
         X_BYTES = M * X_ROW_BYTES, W_BYTES = N * W_ROW_BYTES, STAGE_BYTES = X_BYTES + W_BYTES, SHARED = STAGES * STAGE_BYTES,
         Y_PITCH = N + 8, /* floats; rows of 4 lanes are then in banks of their own */
         X_COPIES = X_BYTES / 16 / THREADS,                  /* of 16 bytes, by a thread for a stage */
         W_PIECES = W_ROW_BYTES / 16, W_COPIES = (W_BYTES / 16 + THREADS - 1) / THREADS,
-        PER_HALF = stored<F>::WORDS_PER_8, W_WORDS = 2 * PER_HALF /* of a row of W, that a thread holds of a stage */
+        PER_HALF = gemm_stored<F>::WORDS_PER_8, W_WORDS = 2 * PER_HALF /* of a row of W, that a thread holds of a stage */
     };
     static_assert(X_BYTES / 16 % THREADS == 0 && (W_COPIES == 1 || W_BYTES / 16 % THREADS == 0), "all threads copy as many pieces");
     static_assert(M * Y_PITCH * 4 <= SHARED && THREADS % (N / 2) == 0, "the results' turn in shared memory; a thread has one pair of columns");
@@ -39,7 +39,7 @@ template <enum gemm_weight_layout F, int M, int N, int WARPS_M, int WARPS_N, int
 };
 
 /* Where piece i (16 bytes) of a row lies. Of 16 bits: a thread has pieces t and t + 4 of both operands; otherwise 2t and 2t + 1 of x. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ int piece_at(int row, int i) { return stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1); }
+template <enum gemm_weight_layout F> static __device__ __forceinline__ int piece_at(int row, int i) { return gemm_stored<F>::PLAIN ? i ^ (row & 1) << 2 : i ^ (row & 1); }
 
 /* What a thread copies: piece `tid % 8` of rows tid / 8, ... of x; of W's pieces those with its number. Pointers stand at the next stage. */
 template <class T> struct tile_source {
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void find_source(tile_source<T> *s, const gemm
     s->w = c.w + (size_t)rows.group * c.w_stride + (size_t)(first_column + w_row_0) * c.row_bytes + w_piece * 16;
     s->w_rows = w_row_0 < T::COLUMNS ? c.n_out - first_column - w_row_0 : 0;
     s->x_to = x_row_0 * X_ROW_BYTES + piece_at<F>(x_row_0, tid % 8) * 16;
-    s->w_to = T::X_BYTES + w_row_0 * T::W_ROW_BYTES + (stored<F>::PLAIN ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
+    s->w_to = T::X_BYTES + w_row_0 * T::W_ROW_BYTES + (gemm_stored<F>::PLAIN ? piece_at<F>(w_row_0, w_piece) : w_piece) * 16;
 }
 
 template <class T> static __device__ __forceinline__ void skip_stages(tile_source<T> *s, int32_t n)
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void read_16(unsigned to[4], const unsigned ch
 /* A thread's words of its row of W: of 8 and 4 bits all of the stage, in one load; of 16 those of half `half`. */
 template <enum gemm_weight_layout F> static __device__ __forceinline__ void read_w(unsigned *to, const unsigned char *row, int row_number, int t, int half)
 {
-    if (stored<F>::PLAIN) {
+    if (gemm_stored<F>::PLAIN) {
         read_16(to, row + piece_at<F>(row_number, 4 * half + t) * 16);
     } else if (F == GEMM_W4) {
         const uint2 v = *(const uint2 *)(row + 8 * t);
@@ -115,7 +115,7 @@ template <enum gemm_weight_layout F> static __device__ __forceinline__ void read
 }
 
 template <enum gemm_weight_layout F, class T> struct tile_fragments {
-    unsigned w[T::N_TILES][stored<F>::PLAIN ? 4 : (int)T::W_WORDS];
+    unsigned w[T::N_TILES][gemm_stored<F>::PLAIN ? 4 : (int)T::W_WORDS];
 };
 
 /* Half a stage: 32 elements of k, two steps of mma. */
@@ -125,10 +125,10 @@ static __device__ __forceinline__ void multiply_half(float sums[T::M_TILES][T::N
 {
     unsigned b[T::N_TILES][4];
 #pragma unroll
-    for (int n = 0; n < T::N_TILES; n++) widen_8<F>(b[n], f.w[n] + (stored<F>::PLAIN ? 0 : half * T::PER_HALF));
+    for (int n = 0; n < T::N_TILES; n++) upconvert_8<F>(b[n], f.w[n] + (gemm_stored<F>::PLAIN ? 0 : half * T::PER_HALF));
 #pragma unroll
     for (int m = 0; m < T::M_TILES; m++) {
-        const int piece = piece_at<F>(g, stored<F>::PLAIN ? 4 * half + t : 2 * t + half); /* rows 8 and 16 on are as odd as g */
+        const int piece = piece_at<F>(g, gemm_stored<F>::PLAIN ? 4 * half + t : 2 * t + half); /* rows 8 and 16 on are as odd as g */
         unsigned low[4], high[4];
         read_16(low, x + (16 * m + g) * X_ROW_BYTES + piece * 16);
         read_16(high, x + (16 * m + 8 + g) * X_ROW_BYTES + piece * 16);
@@ -148,7 +148,7 @@ template <enum gemm_weight_layout F, class T> static __device__ __forceinline__ 
     tile_fragments<F, T> f;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (half == 0 || stored<F>::PLAIN) {
+        if (half == 0 || gemm_stored<F>::PLAIN) {
 #pragma unroll
             for (int n = 0; n < T::N_TILES; n++) read_w<F>(f.w[n], w + (8 * n + g) * T::W_ROW_BYTES, g, t, half);
         }
@@ -293,12 +293,12 @@ template <enum gemm_weight_layout F, class T> static tile_shape shape_for() { re
 enum { SHAPE_PROMPT, SHAPE_64_ROWS, SHAPE_EXPERTS, SHAPE_32_ROWS, SHAPE_SMALL, N_SHAPES };
 template <enum gemm_weight_layout F> static tile_shape shape_of(int i)
 {
-    enum { BATCH_STAGES = stored<F>::PLAIN ? 4 : F == GEMM_W4 ? 8 : 6, BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2 };
-    if (i == SHAPE_PROMPT) return shape_for<F, gemm_tile<F, 128, 128, 2, 4, stored<F>::PLAIN ? 3 : 4, 1>>();
+    enum { BATCH_STAGES = gemm_stored<F>::PLAIN ? 4 : F == GEMM_W4 ? 8 : 6, BATCH_BLOCKS = F == GEMM_F8 ? 1 : 2 };
+    if (i == SHAPE_PROMPT) return shape_for<F, gemm_tile<F, 128, 128, 2, 4, gemm_stored<F>::PLAIN ? 3 : 4, 1>>();
     if (i == SHAPE_64_ROWS) return shape_for<F, gemm_tile<F, 64, 128, 2, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
     if (i == SHAPE_EXPERTS) return shape_for<F, gemm_tile<F, 64, 64, 2, 2, 4, F == GEMM_F8 ? 3 : 4>>();
     if (i == SHAPE_32_ROWS) return shape_for<F, gemm_tile<F, 32, 128, 1, 4, BATCH_STAGES, BATCH_BLOCKS, true>>();
-    return shape_for<F, gemm_tile<F, 32, 32, 2, 2, stored<F>::PLAIN ? 6 : 8, 4>>();
+    return shape_for<F, gemm_tile<F, 32, 32, 2, 2, gemm_stored<F>::PLAIN ? 6 : 8, 4>>();
 }
 
 static tile_shape shape_of_layout(enum gemm_weight_layout layout, int i)

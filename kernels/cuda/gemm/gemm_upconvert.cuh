@@ -9,7 +9,7 @@
 #include "kernels/cuda/gemm/gemm_call.cuh"
 
 /* PLAIN: of 16 bits, which are multiplied as they are. Elements in 16 bytes of a row. */
-template <enum gemm_weight_layout F> struct stored {
+template <enum gemm_weight_layout F> struct gemm_stored {
     enum {
         PLAIN = F == GEMM_BF16 || F == GEMM_F16, /* gemm_is_16 */
         PER_16_BYTES = PLAIN ? 8 : F == GEMM_W4 ? 32 : 16, WORDS_PER_8 = PLAIN ? 4 : F == GEMM_W4 ? 1 : 2
@@ -27,13 +27,13 @@ template <int A, int B> static __device__ __forceinline__ unsigned int8_pair(uns
     const unsigned s = spread_bytes<A, B>(v);
     return fma_bf16x2(s & 0xff80ff80u, BF16_MINUS_ONES, s & 0xff7fff7fu);
 }
-static __device__ __forceinline__ void widen_int8(unsigned out[4], const unsigned in[2])
+static __device__ __forceinline__ void upconvert_int8(unsigned out[4], const unsigned in[2])
 {
     for (int i = 0; i < 4; i++) out[i] = i % 2 ? int8_pair<2, 3>(in[i / 2]) : int8_pair<0, 1>(in[i / 2]);
 }
 
 /* Nibbles in k's order; 136 = 128 + 8 off. */
-static __device__ __forceinline__ void widen_int4(unsigned out[4], unsigned in)
+static __device__ __forceinline__ void upconvert_int4(unsigned out[4], unsigned in)
 {
     const unsigned above = in >> 4; /* the odd ones, where the even ones were */
     const unsigned both[4] = { __byte_perm(in, above, 0x0400), __byte_perm(in, above, 0x0501), __byte_perm(in, above, 0x0602),
@@ -48,7 +48,7 @@ template <int A, int B> static __device__ __forceinline__ unsigned e4m3_pair(uns
     constexpr unsigned SELECTOR = 0x8080u | A | A << 4 | B << 8 | B << 12;
     return fma_bf16x2(permute_bytes<SELECTOR>(v, 0) << 4 & 0x87f087f0u, 0x7b807b80u, 0x80008000u);
 }
-static __device__ __forceinline__ void widen_e4m3_numbers(unsigned out[4], const unsigned in[2])
+static __device__ __forceinline__ void upconvert_e4m3_numbers(unsigned out[4], const unsigned in[2])
 {
     for (int i = 0; i < 4; i++) out[i] = i % 2 ? e4m3_pair<2, 3>(in[i / 2]) : e4m3_pair<0, 1>(in[i / 2]);
 }
@@ -56,9 +56,9 @@ static __device__ __forceinline__ void widen_e4m3_numbers(unsigned out[4], const
 /* Bytes of 0x80 where e4m3 has its one pattern of NaN. */
 static __device__ __forceinline__ unsigned nan_e4m3(unsigned v) { return ((v & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
 
-static __device__ __forceinline__ void widen_e4m3(unsigned out[4], const unsigned in[2])
+static __device__ __forceinline__ void upconvert_e4m3(unsigned out[4], const unsigned in[2])
 {
-    widen_e4m3_numbers(out, in);
+    upconvert_e4m3_numbers(out, in);
     const unsigned nan[2] = { nan_e4m3(in[0]), nan_e4m3(in[1]) };
     if (nan[0] | nan[1]) /* which a checkpoint should not have */
         for (int i = 0; i < 4; i++) {
@@ -67,21 +67,21 @@ static __device__ __forceinline__ void widen_e4m3(unsigned out[4], const unsigne
         }
 }
 
-/* Eight elements from stored<F>::WORDS_PER_8 words. */
-template <enum gemm_weight_layout F> static __device__ __forceinline__ void widen_8(unsigned out[4], const unsigned *in)
+/* Eight elements from gemm_stored<F>::WORDS_PER_8 words. */
+template <enum gemm_weight_layout F> static __device__ __forceinline__ void upconvert_8(unsigned out[4], const unsigned *in)
 {
-    if (stored<F>::PLAIN) {
+    if (gemm_stored<F>::PLAIN) {
         for (int i = 0; i < 4; i++) out[i] = in[i];
     } else if (F == GEMM_W8) {
-        widen_int8(out, in);
+        upconvert_int8(out, in);
     } else if (F == GEMM_W4) {
-        widen_int4(out, in[0]);
+        upconvert_int4(out, in[0]);
     } else {
-        widen_e4m3(out, in);
+        upconvert_e4m3(out, in);
     }
 }
 
-/* d += a b of what widen_8 makes and x in the layout's type, m16n8k16. */
+/* d += a b of what upconvert_8 makes and x in the layout's type, m16n8k16. */
 template <enum gemm_weight_layout F> static __device__ __forceinline__ void mma_of(float d[4], const unsigned a[4], const unsigned b[2])
 {
     if (F == GEMM_F16) mma_f16(d, a, b);
