@@ -35,11 +35,11 @@ static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
-enum inputs_as { AS_THEY_ARE, AS_F32, AS_BF16, AS_F16, AS_F8 };
+enum cuda_input_type { INPUT_AS_IS, INPUT_F32, INPUT_BF16, INPUT_F16, INPUT_F8 };
 
 /* Rows of inputs: what is to be made of them, and what was made last. */
-struct inputs_want {
-    enum inputs_as     as;
+struct cuda_input_spec {
+    enum cuda_input_type     as;
     const void        *x;
     bool               bf16;    /* x is: a product left it ready for one that takes it in bf16, or in e4m3 */
     size_t             x_stride, n_rows, n;
@@ -48,7 +48,7 @@ struct inputs_want {
     float              eps;
 };
 
-static bool same_inputs(const struct inputs_want *a, const struct inputs_want *b)
+static bool same_inputs(const struct cuda_input_spec *a, const struct cuda_input_spec *b)
 {
     return a->as == b->as && a->x == b->x && a->x_stride == b->x_stride && a->n == b->n && a->x_rows == b->x_rows && a->norm == b->norm &&
            a->n_rows == b->n_rows && a->bf16 == b->bf16;
@@ -56,44 +56,44 @@ static bool same_inputs(const struct inputs_want *a, const struct inputs_want *b
 
 static size_t f8_bytes(size_t n_rows, size_t n)
 {
-    return n_rows * (round_up(n, INPUTS_F8_STEP) + (n + INPUTS_F8_STEP - 1) / INPUTS_F8_STEP * sizeof(float));
+    return n_rows * (round_up(n, PREPARE_INPUTS_F8_BLOCK) + (n + PREPARE_INPUTS_F8_BLOCK - 1) / PREPARE_INPUTS_F8_BLOCK * sizeof(float));
 }
 
-static enum inputs_as inputs_for(const struct cuda_ctx *c, const struct gemm *g, const struct inputs_want *in, bool ready)
+static enum cuda_input_type choose_input_type(const struct cuda_ctx *c, const struct gemm *g, const struct cuda_input_spec *in, bool ready)
 {
-    if (gemm_wants_f8_x(g) && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return AS_F8;
-    if (ready || (g->layout == GEMM_F32 && !in->norm)) return AS_THEY_ARE;
-    return g->layout == GEMM_F32 ? AS_F32 : g->layout == GEMM_F16 ? AS_F16 : AS_BF16;
+    if (gemm_wants_f8_x(g) && f8_bytes(in->n_rows, in->n) <= c->inputs.bytes) return INPUT_F8;
+    if (ready || (g->layout == GEMM_F32 && !in->norm)) return INPUT_AS_IS;
+    return g->layout == GEMM_F32 ? INPUT_F32 : g->layout == GEMM_F16 ? INPUT_F16 : INPUT_BF16;
 }
 
-static float *f8_scales(const struct cuda_ctx *c, const struct inputs_want *in)
+static float *f8_scales(const struct cuda_ctx *c, const struct cuda_input_spec *in)
 {
-    return (float *)((char *)c->inputs.ptr + in->n_rows * round_up(in->n, INPUTS_F8_STEP));
+    return (float *)((char *)c->inputs.ptr + in->n_rows * round_up(in->n, PREPARE_INPUTS_F8_BLOCK));
 }
 
 /* Into c->inputs; the stream's order keeps a call's products from overwriting each other's. */
-static void make_inputs(struct cuda_ctx *c, const struct inputs_want *in)
+static void run_prepare_inputs(struct cuda_ctx *c, const struct cuda_input_spec *in)
 {
-    const enum dtype    type = in->as == AS_F32 ? DTYPE_F32 : in->as == AS_F16 ? DTYPE_F16 : DTYPE_BF16;
-    const struct inputs plain = { .x = in->x, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps, .n_rows = in->n_rows,
+    const enum dtype    type = in->as == INPUT_F32 ? DTYPE_F32 : in->as == INPUT_F16 ? DTYPE_F16 : DTYPE_BF16;
+    const struct prepare_inputs plain = { .x = in->x, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps, .n_rows = in->n_rows,
                                   .n = in->n, .y = c->inputs.ptr, .type = type };
-    const struct inputs_f8 f8 = { .x = in->x, .bf16 = in->bf16, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps,
+    const struct prepare_inputs_f8 f8 = { .x = in->x, .bf16 = in->bf16, .x_stride = in->x_stride, .x_rows = in->x_rows, .norm = in->norm, .eps = in->eps,
                                   .n_rows = in->n_rows, .n = in->n, .y = c->inputs.ptr, .scales = f8_scales(c, in) };
-    (void)cuda_check(c->device, in->as == AS_F8 ? inputs_f8_run(c->device->stream, &f8) : inputs_run(c->device->stream, &plain), "rounding inputs");
+    (void)cuda_check(c->device, in->as == INPUT_F8 ? prepare_inputs_f8_run(c->device->stream, &f8) : prepare_inputs_run(c->device->stream, &plain), "rounding inputs");
 }
 
 /* Where the product reads what was made. */
-static void take_inputs(const struct cuda_ctx *c, const struct inputs_want *in, struct gemm *g)
+static void set_inputs(const struct cuda_ctx *c, const struct cuda_input_spec *in, struct gemm *g)
 {
-    g->x = in->as == AS_THEY_ARE ? in->x : c->inputs.ptr;
-    g->x_stride = in->as == AS_THEY_ARE ? in->x_stride : round_up(in->n, in->as == AS_F8 ? INPUTS_F8_STEP : GEMM_STEP);
-    g->x_rows = in->as == AS_THEY_ARE ? in->x_rows : NULL;
-    g->x_scales = in->as == AS_F8 ? f8_scales(c, in) : NULL;
+    g->x = in->as == INPUT_AS_IS ? in->x : c->inputs.ptr;
+    g->x_stride = in->as == INPUT_AS_IS ? in->x_stride : round_up(in->n, in->as == INPUT_F8 ? PREPARE_INPUTS_F8_BLOCK : GEMM_STEP);
+    g->x_rows = in->as == INPUT_AS_IS ? in->x_rows : NULL;
+    g->x_scales = in->as == INPUT_F8 ? f8_scales(c, in) : NULL;
 }
 
 /* ---- matmul ------------------------------------------------------------------------------------------------------ */
 
-static void take_outputs(const struct matmul_args *a, struct gemm *g)
+static void set_outputs(const struct matmul_args *a, struct gemm *g)
 {
     g->bias = a->bias;
     g->y = a->y;
@@ -132,7 +132,7 @@ static size_t n_groups_of(const struct matmul_args *jobs, size_t n_jobs)
 }
 
 /* n jobs as one. */
-static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g, struct inputs_want *in)
+static void join_groups(const struct matmul_args *jobs, size_t n, struct gemm *g, struct cuda_input_spec *in)
 {
     if (n < 2) return;
     g->n_groups = (int32_t)n;
@@ -163,27 +163,27 @@ static void add_fused(struct cuda_ctx *c, struct cuda_fused_gemms *b, const stru
     b->g[b->n++] = *g;
 }
 
-/* made: what c->inputs holds. */
-static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t n_jobs, struct inputs_want *made)
+/* prepared: what c->inputs holds. */
+static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t n_jobs, struct cuda_input_spec *prepared)
 {
     struct cuda_fused_gemms products = { .n = 0 };
     for (size_t i = 0, n; i < n_jobs; i += n) {
         const struct matmul_args *a = &jobs[i];
-        struct inputs_want in = { .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_rows, .n = a->w->n_in, .x_rows = a->x_rows, .norm = a->norm, .eps = a->norm_eps };
+        struct cuda_input_spec in = { .x = a->x, .x_stride = a->x_stride, .n_rows = a->n_rows, .n = a->w->n_in, .x_rows = a->x_rows, .norm = a->norm, .eps = a->norm_eps };
         struct gemm        g = gemm_of(c, a->w);
         n = n_groups_of(a, n_jobs - i);
         if (a->n_rows == 0) continue;
         g.n_rows = a->n_rows;
         if (a->x_prequantized) in.bf16 = x_type_of(a->w) == DTYPE_BF16, in.x_stride = prepared_stride(a->w);
         join_groups(a, n, &g, &in);
-        take_outputs(a, &g);
-        in.as = inputs_for(c, &g, &in, a->x_prequantized);
-        if (in.as != AS_THEY_ARE && !same_inputs(&in, made)) {
+        set_outputs(a, &g);
+        in.as = choose_input_type(c, &g, &in, a->x_prequantized);
+        if (in.as != INPUT_AS_IS && !same_inputs(&in, prepared)) {
             flush_fused(c, &products);
-            make_inputs(c, &in);
-            *made = in;
+            run_prepare_inputs(c, &in);
+            *prepared = in;
         }
-        take_inputs(c, &in, &g);
+        set_inputs(c, &in, &g);
         add_fused(c, &products, &g);
     }
     flush_fused(c, &products);
@@ -191,20 +191,20 @@ static void run_jobs(struct cuda_ctx *c, const struct matmul_args *jobs, size_t 
 
 void cuda_matmul(struct kernel_ctx *base, const struct matmul_args *jobs, size_t n_jobs)
 {
-    struct inputs_want made = { 0 };
-    run_jobs(cuda_ctx_of(base), jobs, n_jobs, &made);
+    struct cuda_input_spec prepared = { 0 };
+    run_jobs(cuda_ctx_of(base), jobs, n_jobs, &prepared);
 }
 
 /* ---- experts ----------------------------------------------------------------------------------------------------- */
 
 /* Experts that share inputs: neighbours whose matrices have the same forms, which but in odd checkpoints are all. n is 0 behind the last. */
-struct alike {
+struct cuda_expert_range {
     int32_t first, n;
 };
 
-static struct alike alike_from(const struct experts_args *a, int32_t first)
+static struct cuda_expert_range expert_range_from(const struct experts_args *a, int32_t first)
 {
-    struct alike         s = { first, first < a->n_experts };
+    struct cuda_expert_range         s = { first, first < a->n_experts };
     const struct weight *gate_up = a->gate_up + first, *down = a->down + first;
     while (s.n > 0 && first + s.n < a->n_experts && gate_up[s.n].layout == gate_up->layout && down[s.n].layout == down->layout) s.n++;
     return s;
@@ -230,28 +230,28 @@ static void run_group(struct cuda_ctx *c, const struct weight *w, int32_t n, str
     }
 }
 
-static void run_shared_gate_up(struct cuda_ctx *c, const struct experts_args *a, struct inputs_want *made)
+static void run_shared_gate_up(struct cuda_ctx *c, const struct experts_args *a, struct cuda_input_spec *prepared)
 {
     const struct shared_expert *s = &a->shared;
     if (!s->gate_up) return;
     const struct matmul_args gate_up = { .w = s->gate_up, .bias = s->gate_up_bias, .x = a->h, .x_stride = s->gate_up->n_in, .n_rows = a->n_rows, .y = s->act,
                                          .quantize_for = s->down, .epilogue = MATMUL_SILU_MUL };
-    run_jobs(c, &gate_up, 1, made);
+    run_jobs(c, &gate_up, 1, prepared);
 }
 
-static void run_shared_down(struct cuda_ctx *c, const struct experts_args *a, struct inputs_want *made)
+static void run_shared_down(struct cuda_ctx *c, const struct experts_args *a, struct cuda_input_spec *prepared)
 {
     const struct shared_expert *s = &a->shared;
     if (!s->gate_up) return;
     const struct matmul_args down = { .w = s->down, .bias = s->down_bias, .x = s->act, .x_prequantized = true, .n_rows = a->n_rows, .y = a->x,
                                          .y_stride = s->down->n_out, .epilogue = MATMUL_ADD };
-    run_jobs(c, &down, 1, made);
+    run_jobs(c, &down, 1, prepared);
 }
 
-static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots, struct inputs_want *made)
+static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const struct cuda_expert_range *of, size_t n_slots, struct cuda_input_spec *prepared)
 {
     const struct weight *w = &a->gate_up[of->first], *down = &a->down[of->first];
-    struct inputs_want   in = { .x = a->h, .x_stride = w->n_in, .n_rows = a->n_rows, .n = w->n_in };
+    struct cuda_input_spec   in = { .x = a->h, .x_stride = w->n_in, .n_rows = a->n_rows, .n = w->n_in };
     struct gemm          g = gemm_of(c, w);
     g.begin = a->begin + of->first;
     g.n_groups = of->n;
@@ -259,32 +259,32 @@ static void run_gate_up(struct cuda_ctx *c, const struct experts_args *a, const 
     g.y = a->act;
     g.y_stride = prepared_stride(down);
     g.epilogue = silu_epilogue_for(down);
-    in.as = inputs_for(c, &g, &in, false);
-    if (in.as != AS_THEY_ARE && !same_inputs(&in, made)) {
-        make_inputs(c, &in);
-        *made = in;
+    in.as = choose_input_type(c, &g, &in, false);
+    if (in.as != INPUT_AS_IS && !same_inputs(&in, prepared)) {
+        run_prepare_inputs(c, &in);
+        *prepared = in;
     }
-    take_inputs(c, &in, &g);
+    set_inputs(c, &in, &g);
     g.x_rows = a->rows;
     run_group(c, w, of->n, g, "gate and up of experts"); /* [rows used, I] */
 }
 
-static void run_down(struct cuda_ctx *c, const struct experts_args *a, const struct alike *of, size_t n_slots, struct inputs_want *made)
+static void run_down(struct cuda_ctx *c, const struct experts_args *a, const struct cuda_expert_range *of, size_t n_slots, struct cuda_input_spec *prepared)
 {
     const struct weight *w = &a->down[of->first];
-    struct inputs_want   in = { .x = a->act, .bf16 = x_type_of(w) == DTYPE_BF16, .x_stride = prepared_stride(w), .n_rows = n_slots, .n = w->n_in };
+    struct cuda_input_spec   in = { .x = a->act, .bf16 = x_type_of(w) == DTYPE_BF16, .x_stride = prepared_stride(w), .n_rows = n_slots, .n = w->n_in };
     struct gemm          g = gemm_of(c, w);
     g.begin = a->begin + of->first;
     g.n_groups = of->n;
     g.n_rows = n_slots;
     g.y = a->out;
     g.y_stride = w->n_out;
-    in.as = inputs_for(c, &g, &in, true);
-    if (in.as != AS_THEY_ARE) {
-        make_inputs(c, &in);
-        *made = in;
+    in.as = choose_input_type(c, &g, &in, true);
+    if (in.as != INPUT_AS_IS) {
+        run_prepare_inputs(c, &in);
+        *prepared = in;
     }
-    take_inputs(c, &in, &g);
+    set_inputs(c, &in, &g);
     run_group(c, w, of->n, g, "down of experts"); /* [rows used, H] */
 }
 
@@ -293,14 +293,14 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
 {
     struct cuda_ctx   *c = cuda_ctx_of(base);
     const size_t       n_slots = a->n_rows * (size_t)a->n_used;
-    struct inputs_want made = { 0 };
+    struct cuda_input_spec prepared = { 0 };
     if (a->n_rows == 0) return;
     if (!a->sorted) (void)cuda_check(c->device, rows_sort(c->device->stream, a, cuda_live_rows(c)), "sorting rows by expert");
-    run_shared_gate_up(c, a, &made);
-    for (struct alike of = alike_from(a, 0); of.n > 0; of = alike_from(a, of.first + of.n)) { /* what one leaves ready may lie where another's does */
-        run_gate_up(c, a, &of, n_slots, &made);
-        if (of.first == 0) run_shared_down(c, a, &made);
-        run_down(c, a, &of, n_slots, &made);
+    run_shared_gate_up(c, a, &prepared);
+    for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0; of = expert_range_from(a, of.first + of.n)) { /* what one leaves ready may lie where another's does */
+        run_gate_up(c, a, &of, n_slots, &prepared);
+        if (of.first == 0) run_shared_down(c, a, &prepared);
+        run_down(c, a, &of, n_slots, &prepared);
     }
     const struct combine_args all = { .y = a->x, .rows = a->out, .index = a->index, .weights = a->weights, .n_rows = a->n_rows,
                                       .n_used = (size_t)a->n_used, .n = a->down[0].n_out, .add = true };

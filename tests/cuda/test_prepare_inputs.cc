@@ -25,11 +25,11 @@ static void run_inputs(inputs_trial *t)
     const size_t y_bytes = t->n_rows * filled(t->n) * t->y_bytes();
     std::vector<unsigned char> before(y_bytes + 64, GUARD);
     device_bytes  x(t->x), by(t->by), x_rows(t->x_rows), y(before);
-    struct inputs in = {};
+    struct prepare_inputs in = {};
     in.x = (const float *)x.p, in.x_stride = t->x_stride, in.n_rows = t->n_rows, in.n = t->n, in.y = y.p, in.type = t->type, in.eps = t->eps;
     if (t->gathered) in.x_rows = (const int32_t *)x_rows.p;
     if (t->norm) in.norm = (const float *)by.p;
-    GOOD(inputs_run(nullptr, &in));
+    GOOD(prepare_inputs_run(nullptr, &in));
     GOOD(cudaDeviceSynchronize());
     t->y.resize(before.size());
     GOOD(cudaMemcpy(t->y.data(), y.p, before.size(), cudaMemcpyDeviceToHost));
@@ -150,9 +150,9 @@ TEST(inputs_beyond_f16_end_at_its_largest)
 TEST(inputs_refuse_a_type_that_no_product_takes)
 {
     need_card();
-    struct inputs in = {};
+    struct prepare_inputs in = {};
     in.n_rows = in.n = 1, in.type = DTYPE_F8_E4M3;
-    CHECK(inputs_run(nullptr, &in) == cudaErrorInvalidValue);
+    CHECK(prepare_inputs_run(nullptr, &in) == cudaErrorInvalidValue);
 }
 
 TEST_MAIN(CASE(inputs_equal_a_plain_loop), CASE(inputs_do_not_depend_on_alignment), CASE(inputs_fill_up_with_zeros_whatever_the_row_is),

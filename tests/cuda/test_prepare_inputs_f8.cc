@@ -13,7 +13,7 @@ struct f8_trial {
     std::vector<int32_t> x_rows;
     std::vector<uint8_t> y;
     std::vector<float>   scales;
-    size_t n_blocks() const { return (n + INPUTS_F8_STEP - 1) / INPUTS_F8_STEP; }
+    size_t n_blocks() const { return (n + PREPARE_INPUTS_F8_BLOCK - 1) / PREPARE_INPUTS_F8_BLOCK; }
 };
 
 static const float EPS = 1e-5f;
@@ -35,15 +35,15 @@ static void run_trial(f8_trial *t)
 {
     std::vector<uint16_t> halves;
     for (float v : t->x) halves.push_back(bf16_of(v));
-    std::vector<uint8_t> y_before(t->n_rows * t->n_blocks() * INPUTS_F8_STEP + 16, GUARD);
+    std::vector<uint8_t> y_before(t->n_rows * t->n_blocks() * PREPARE_INPUTS_F8_BLOCK + 16, GUARD);
     std::vector<float>   scales_before(t->n_rows * t->n_blocks() + 1, -1);
     device_bytes         x(t->x), x_halves(halves), by(t->by), x_rows(t->x_rows), y(y_before), scales(scales_before);
-    struct inputs_f8     in = {};
+    struct prepare_inputs_f8     in = {};
     in.x = t->bf16 ? x_halves.p : x.p, in.bf16 = t->bf16, in.x_stride = t->x_stride, in.n_rows = t->n_rows, in.n = t->n, in.eps = EPS;
     in.x_rows = t->gathered ? (const int32_t *)x_rows.p : nullptr;
     in.norm = t->norm ? (const float *)by.p : nullptr;
     in.y = (uint8_t *)y.p, in.scales = (float *)scales.p;
-    GOOD(inputs_f8_run(nullptr, &in));
+    GOOD(prepare_inputs_f8_run(nullptr, &in));
     GOOD(cudaDeviceSynchronize());
     t->y = y_before, t->scales = scales_before;
     GOOD(cudaMemcpy(t->y.data(), y.p, t->y.size(), cudaMemcpyDeviceToHost));
@@ -55,16 +55,16 @@ static void run_trial(f8_trial *t)
 /* An element may err by half a step: a sixteenth of itself, and 2^-10 of what is below all steps. */
 static void check_block(const f8_trial &t, size_t row, size_t block, const std::vector<double> &want)
 {
-    const size_t at = (row * t.n_blocks() + block) * INPUTS_F8_STEP;
+    const size_t at = (row * t.n_blocks() + block) * PREPARE_INPUTS_F8_BLOCK;
     const double scale = (double)t.scales[row * t.n_blocks() + block], loose = t.norm ? 0x1p-18 : 0x1p-22;
     double       largest = 1e-4;
     for (double v : want) largest = fmax(largest, fabs(v));
     CHECK_NEAR(scale, largest / 448, largest / 448 * loose);
-    for (size_t i = 0; i < INPUTS_F8_STEP; i++) {
+    for (size_t i = 0; i < PREPARE_INPUTS_F8_BLOCK; i++) {
         const double v = i < want.size() ? want[i] : 0, got = (double)float_of_e4m3(t.y[at + i]) * scale;
         if (!(fabs(got - v) <= fabs(v) * (0x1p-4 + loose) + scale * 0x1.01p-10))
             test_fail(__FILE__, __LINE__, "n %zu norm %d bf16 %d: [%zu][%zu] is %.9g, not %.9g", t.n, t.norm, t.bf16, row,
-                      block * INPUTS_F8_STEP + i, got, v);
+                      block * PREPARE_INPUTS_F8_BLOCK + i, got, v);
         if (i >= want.size()) CHECK_EQ_INT(t.y[at + i], 0);
     }
 }
@@ -78,7 +78,7 @@ static void check_trial(const f8_trial &t)
         const double root = t.norm ? sqrt(squares / (double)t.n + (double)EPS) : 1;
         for (size_t block = 0; block < t.n_blocks(); block++) {
             std::vector<double> want;
-            for (size_t k = block * INPUTS_F8_STEP; k < t.n && k < (block + 1) * INPUTS_F8_STEP; k++)
+            for (size_t k = block * PREPARE_INPUTS_F8_BLOCK; k < t.n && k < (block + 1) * PREPARE_INPUTS_F8_BLOCK; k++)
                 want.push_back((t.norm ? (double)t.by[k] : 1) * (double)x[k] / root);
             check_block(t, row, block, want);
         }
@@ -124,11 +124,11 @@ TEST(inputs_f8_refuse_a_norm_of_bf16)
 {
     need_card();
     const float      one = 1;
-    struct inputs_f8 in = {};
+    struct prepare_inputs_f8 in = {};
     in.x = &one, in.norm = &one, in.bf16 = true, in.n_rows = in.n = 1;
-    CHECK(inputs_f8_run(nullptr, &in) == cudaErrorInvalidValue);
+    CHECK(prepare_inputs_f8_run(nullptr, &in) == cudaErrorInvalidValue);
     in.n_rows = 0;
-    GOOD(inputs_f8_run(nullptr, &in));
+    GOOD(prepare_inputs_f8_run(nullptr, &in));
 }
 
 TEST_MAIN(CASE(inputs_f8_equal_a_plain_loop), CASE(inputs_f8_round_as_e4m3_does), CASE(inputs_f8_refuse_a_norm_of_bf16))

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* All pointers are to device memory. */
-struct inputs {
+struct prepare_inputs {
     const float   *x;
     size_t         x_stride;  /* floats */
     const int32_t *x_rows;    /* [n_rows]: which row of x; NULL: 0, 1, 2 .. */
@@ -27,7 +27,7 @@ struct inputs {
     enum dtype     type;      /* of y: F32, F16 or BF16 */
 };
 /* cudaErrorInvalidValue: another type. */
-cudaError_t inputs_run(cudaStream_t stream, const struct inputs *in);
+cudaError_t prepare_inputs_run(cudaStream_t stream, const struct prepare_inputs *in);
 
 #ifdef __cplusplus
 }

@@ -12,10 +12,10 @@
 extern "C" {
 #endif
 
-enum { INPUTS_F8_STEP = 128 }; /* elements that share a scale, and that rows of y are filled up to */
+enum { PREPARE_INPUTS_F8_BLOCK = 128 }; /* elements that share a scale, and that rows of y are filled up to */
 
 /* All pointers are to device memory. */
-struct inputs_f8 {
+struct prepare_inputs_f8 {
     const void    *x;         /* f32, or bf16 */
     bool           bf16;      /* x is; without norm only */
     size_t         x_stride;  /* elements */
@@ -23,11 +23,11 @@ struct inputs_f8 {
     const float   *norm;      /* [n]: rows are norm * x / sqrt(mean(x^2) + eps), as prepare_inputs.h has it; NULL: as they are */
     float          eps;
     size_t         n_rows, n;
-    uint8_t       *y;         /* e4m3: rows of n, filled up with zeros to a multiple of INPUTS_F8_STEP; aligned to 16 bytes */
-    float         *scales;    /* [n_rows][ceil(n / INPUTS_F8_STEP)]: the largest magnitude of the elements, 1e-4 at least, / 448 */
+    uint8_t       *y;         /* e4m3: rows of n, filled up with zeros to a multiple of PREPARE_INPUTS_F8_BLOCK; aligned to 16 bytes */
+    float         *scales;    /* [n_rows][ceil(n / PREPARE_INPUTS_F8_BLOCK)]: the largest magnitude of the elements, 1e-4 at least, / 448 */
 };
 /* cudaErrorInvalidValue: norm of bf16. */
-cudaError_t inputs_f8_run(cudaStream_t stream, const struct inputs_f8 *in);
+cudaError_t prepare_inputs_f8_run(cudaStream_t stream, const struct prepare_inputs_f8 *in);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/dtype_convert.cuh"
 
-enum { INPUTS_THREADS = 256, QUAD = 4 };
+enum { PREPARE_INPUTS_THREADS = 256, QUAD = 4 };
 
 static __device__ __forceinline__ bool is_aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
 
@@ -23,9 +23,9 @@ static __device__ __forceinline__ float4 read_quad(const float *x, size_t k, siz
 
 static __device__ __forceinline__ float norm_factor(const float *x, size_t n, float eps, bool aligned)
 {
-    __shared__ float room[INPUTS_THREADS / WARP];
+    __shared__ float room[PREPARE_INPUTS_THREADS / WARP];
     float sum = 0;
-    for (size_t k = threadIdx.x * QUAD; k < n; k += INPUTS_THREADS * QUAD) {
+    for (size_t k = threadIdx.x * QUAD; k < n; k += PREPARE_INPUTS_THREADS * QUAD) {
         const float4 v = read_quad(x, k, n, aligned);
         sum = __fmaf_rn(v.x, v.x, sum);
         sum = __fmaf_rn(v.y, v.y, sum);
