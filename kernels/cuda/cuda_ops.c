@@ -5,7 +5,7 @@
 void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, rows_combine(c->device->stream, a), "combining experts");
+    (void)cuda_check(c->device, elementwise_combine(c->device->stream, a), "combining experts");
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
@@ -13,7 +13,7 @@ void cuda_combine(struct kernel_ctx *base, const struct combine_args *a)
 static void cuda_rope(struct kernel_ctx *base, const struct rope_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, rows_rope(c->device->stream, a), "rotating");
+    (void)cuda_check(c->device, elementwise_rope(c->device->stream, a), "rotating");
 }
 
 static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args *a)
@@ -50,32 +50,32 @@ static void cuda_embed(struct kernel_ctx *base, float *x, const struct weight *w
     struct cuda_ctx *c = cuda_ctx_of(base);
     const struct embed_rows e = { .x = x, .layout = (enum gemm_weight_layout)w->layout, .w = w->data, .n_out = w->n_out, .n_in = w->n_in, .n_rows = n_rows, .ids = ids,
                                   .chosen = c->sampling.chosen.ptr };
-    (void)cuda_check(c->device, rows_embed(c->device->stream, &e), "embedding");
+    (void)cuda_check(c->device, elementwise_embed(c->device->stream, &e), "embedding");
 }
 
 static void cuda_rms_norm(struct kernel_ctx *base, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows,
                           size_t n, float eps)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, rows_norm(c->device->stream, y, y_stride, x, x_stride, weight, n_rows, n, eps), "a norm");
+    (void)cuda_check(c->device, elementwise_rms_norm(c->device->stream, y, y_stride, x, x_stride, weight, n_rows, n, eps), "a norm");
 }
 
 static void cuda_add(struct kernel_ctx *base, float *x, const float *y, size_t n)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, rows_add(c->device->stream, x, y, n), "an addition");
+    (void)cuda_check(c->device, elementwise_add(c->device->stream, x, y, n), "an addition");
 }
 
 static void cuda_copy_rows(struct kernel_ctx *base, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, rows_copy(c->device->stream, to, to_stride, from, from_stride, n_rows, n), "copying rows");
+    (void)cuda_check(c->device, elementwise_copy_rows(c->device->stream, to, to_stride, from, from_stride, n_rows, n), "copying rows");
 }
 
 static void cuda_route(struct kernel_ctx *base, const struct route_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, rows_route(c->device->stream, a, cuda_live_rows(c)), "routing");
+    (void)cuda_check(c->device, moe_route(c->device->stream, a, cuda_live_rows(c)), "routing");
 }
 
 static bool has_device(void) { return cuda_device_count() > 0; }

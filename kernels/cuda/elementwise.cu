@@ -26,7 +26,7 @@ static __global__ void __launch_bounds__(THREADS) norm_kernel(norm_rows a)
     for (size_t i = threadIdx.x; i < a.n; i += THREADS) y[i] = a.weight[i] * (x[i] * factor);
 }
 
-cudaError_t rows_norm(cudaStream_t s, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
+cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps)
 {
     if (n_rows == 0) return cudaSuccess;
     const norm_rows a = { y, x, weight, y_stride, x_stride, n, eps };
@@ -42,7 +42,7 @@ static __global__ void add_kernel(float *x, const float *y, size_t n)
     if (i < n) x[i] += y[i];
 }
 
-cudaError_t rows_add(cudaStream_t s, float *x, const float *y, size_t n)
+cudaError_t elementwise_add(cudaStream_t s, float *x, const float *y, size_t n)
 {
     return n ? launch(s, add_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, x, y, n) : cudaSuccess;
 }
@@ -60,7 +60,7 @@ static __global__ void copy_kernel(copy_rows a)
     if (i < a.total) a.to[row * a.to_stride + at] = a.from[row * a.from_stride + at];
 }
 
-cudaError_t rows_copy(cudaStream_t s, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
+cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
 {
     const copy_rows a = { to, from, to_stride, from_stride, n, n_rows * n };
     return a.total ? launch(s, copy_kernel, dim3(blocks_for(a.total, THREADS)), dim3(THREADS), 0, a) : cudaSuccess;
@@ -79,7 +79,7 @@ static __global__ void combine_kernel(combine_args a)
     a.y[i] = sum;
 }
 
-cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a)
+cudaError_t elementwise_combine(cudaStream_t s, const struct combine_args *a)
 {
     const size_t n = a->n_rows * a->n;
     return n ? launch(s, combine_kernel, dim3(blocks_for(n, THREADS)), dim3(THREADS), 0, *a) : cudaSuccess;
@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(THREADS) rope_kernel(const __grid_const
     rotate_head(a, h, h.x + row * h.x_stride + (is_first ? i : i - a.heads[0].n_heads) * h.head_dim, a.pos[row]);
 }
 
-cudaError_t rows_rope(cudaStream_t s, const struct rope_args *a)
+cudaError_t elementwise_rope(cudaStream_t s, const struct rope_args *a)
 {
     size_t n = 0;
     for (size_t i = 0; i < a->n_heads; i++) n += a->n_rows * a->heads[i].n_heads;
@@ -132,7 +132,7 @@ static __global__ void embed_kernel(embed_rows e, size_t row_bytes, size_t scale
     for (size_t k = threadIdx.x; k < e.n_in; k += THREADS) e.x[blockIdx.x * e.n_in + k] = element(e, w + row * row_bytes, scales, row, k);
 }
 
-cudaError_t rows_embed(cudaStream_t s, const struct embed_rows *e)
+cudaError_t elementwise_embed(cudaStream_t s, const struct embed_rows *e)
 {
     if (e->n_rows == 0) return cudaSuccess;
     return launch(s, embed_kernel, dim3((unsigned)e->n_rows), dim3(THREADS), 0, *e, gemm_row_bytes(e->layout, e->n_in),

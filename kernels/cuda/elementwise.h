@@ -13,12 +13,12 @@ extern "C" {
 #endif
 
 /* Strides in floats. */
-cudaError_t rows_norm(cudaStream_t s, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps);
-cudaError_t rows_copy(cudaStream_t s, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
-cudaError_t rows_add(cudaStream_t s, float *x, const float *y, size_t n);
-cudaError_t rows_combine(cudaStream_t s, const struct combine_args *a);
+cudaError_t elementwise_rms_norm(cudaStream_t s, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n, float eps);
+cudaError_t elementwise_copy_rows(cudaStream_t s, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n);
+cudaError_t elementwise_add(cudaStream_t s, float *x, const float *y, size_t n);
+cudaError_t elementwise_combine(cudaStream_t s, const struct combine_args *a);
 
-cudaError_t rows_rope(cudaStream_t s, const struct rope_args *a);
+cudaError_t elementwise_rope(cudaStream_t s, const struct rope_args *a);
 
 /* Rows of a matrix of any layout as f32. */
 struct embed_rows {
@@ -29,13 +29,13 @@ struct embed_rows {
     const int32_t *ids;     /* -1 - i: chosen[i] */
     const int32_t *chosen;
 };
-cudaError_t rows_embed(cudaStream_t s, const struct embed_rows *e);
+cudaError_t elementwise_embed(cudaStream_t s, const struct embed_rows *e);
 
-/* With rows, index and begin also what rows_sort does. */
-cudaError_t rows_route(cudaStream_t s, const struct route_args *a, const int32_t *n_live);
-/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an experts call. `n_live`, in device memory:
+/* With rows, index and begin also what moe_sort_rows does. */
+cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t *n_real_rows);
+/* Slots in order of expert, and inside an expert in order of row: fills rows, index and begin of an experts call. `n_real_rows`, in device memory:
  * rows from there on get no slots; NULL: all get theirs. */
-cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a, const int32_t *n_live);
+cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows);
 
 #ifdef __cplusplus
 }

@@ -8,16 +8,16 @@
 #include "kernels/cuda/elementwise.h"
 
 enum { ROUTE_WARPS = 4, SORT_THREADS = 256 };
-enum { ALONE_WARPS_MIN = 8, ALONE_WARPS = 32 /* a row each, where one block does all */, ALONE_CHOICES = 1024 /* that one block sorts */ };
-enum { ALONE_SHARED = 96 * 1024 /* bytes: what cards from 8.0 on give to a block, 8.6 and 8.9 included */ };
+enum { ONE_BLOCK_WARPS_MIN = 8, ONE_BLOCK_WARPS = 32 /* a row each, where one block does all */, ONE_BLOCK_CHOICES = 1024 /* that one block sorts */ };
+enum { ONE_BLOCK_SHARED = 96 * 1024 /* bytes: what cards from 8.0 on give to a block, 8.6 and 8.9 included */ };
 
 /* A value and where it is. NaN counts as smallest; of equals the first. */
-struct best {
+struct moe_best {
     float value;
     int   at;
 };
 
-static __device__ bool beats(best a, best b)
+static __device__ bool beats(moe_best a, moe_best b)
 {
     const bool a_nan = isnan(a.value), b_nan = isnan(b.value);
     if (a_nan || b_nan) return a_nan && b_nan ? a.at < b.at : b_nan;
@@ -27,13 +27,13 @@ static __device__ bool beats(best a, best b)
 /* Of v [n], over the warp; every lane gets it. */
 static __device__ int warp_best(const float *v, int n)
 {
-    best b = { NAN, n };
+    moe_best b = { NAN, n };
     for (int i = (int)(threadIdx.x % WARP); i < n; i += WARP) {
-        const best here = { v[i], i };
+        const moe_best here = { v[i], i };
         if (beats(here, b)) b = here;
     }
     for (int step = WARP / 2; step > 0; step /= 2) {
-        const best other = { __shfl_xor_sync(0xffffffffu, b.value, step), __shfl_xor_sync(0xffffffffu, b.at, step) };
+        const moe_best other = { __shfl_xor_sync(0xffffffffu, b.value, step), __shfl_xor_sync(0xffffffffu, b.at, step) };
         if (beats(other, b)) b = other;
     }
     return b.at;
@@ -75,25 +75,25 @@ static __device__ float group_score(const route_args &a, const float *choice, in
 }
 
 /* Experts of groups that are not among the best can no longer be chosen. groups, kept [n_groups]. */
-static __device__ void drop_groups(const route_args &a, float *choice, float *groups, float *kept)
+static __device__ void drop_groups(const route_args &a, float *choice, float *groups, float *is_kept)
 {
     const int lane = (int)(threadIdx.x % WARP), size = a.n_experts / a.n_groups;
     for (int g = lane; g < a.n_groups; g += WARP) {
         groups[g] = group_score(a, choice + g * size, size);
-        kept[g] = 0;
+        is_kept[g] = 0;
     }
     __syncwarp();
     for (int i = 0; i < a.topk_groups; i++) {
         const int g = warp_best(groups, a.n_groups);
         __syncwarp();
         if (lane == 0) {
-            kept[g] = 1;
+            is_kept[g] = 1;
             groups[g] = NAN;
         }
         __syncwarp();
     }
     for (int e = lane; e < a.n_experts; e += WARP)
-        if (kept[e / size] == 0) choice[e] = NAN;
+        if (is_kept[e / size] == 0) choice[e] = NAN;
     __syncwarp();
 }
 
@@ -139,15 +139,15 @@ static __global__ void __launch_bounds__(ROUTE_WARPS * WARP) route_kernel(route_
 
 /* ---- sorting ----------------------------------------------------------------------------------------------------- */
 
-struct sort_rows {
+struct moe_sort_args {
     const int32_t *experts;
     int32_t       *rows, *index, *begin;
     int32_t        n_experts, n_used, n; /* n: rows times used */
-    const int32_t *n_live;
+    const int32_t *n_real_rows;
 };
 
 /* Choices of rows that get slots. */
-static __device__ __forceinline__ int live_choices(const sort_rows &a) { return a.n_live ? min(a.n, *a.n_live * a.n_used) : a.n; }
+static __device__ __forceinline__ int real_choices(const moe_sort_args &a) { return a.n_real_rows ? min(a.n, *a.n_real_rows * a.n_used) : a.n; }
 
 /* count[1 .. n] become sums of all up to there, by the first warp. */
 static __device__ __forceinline__ void sum_up(int *count, int n)
@@ -166,9 +166,9 @@ static __device__ __forceinline__ void sum_up(int *count, int n)
 }
 
 /* By one block: how many slots each expert has, and where they begin, in count [n_experts + 1] too. */
-static __device__ __forceinline__ void begin_slots(const sort_rows &a, int *count)
+static __device__ __forceinline__ void begin_slots(const moe_sort_args &a, int *count)
 {
-    const int step = (int)blockDim.x, n = live_choices(a);
+    const int step = (int)blockDim.x, n = real_choices(a);
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) count[e] = 0;
     __syncthreads();
     for (int i = (int)threadIdx.x; i < n; i += step) atomicAdd(&count[a.experts[i] + 1], 1);
@@ -179,12 +179,12 @@ static __device__ __forceinline__ void begin_slots(const sort_rows &a, int *coun
     for (int e = (int)threadIdx.x; e <= a.n_experts; e += step) a.begin[e] = count[e];
 }
 
-static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(sort_rows a) { grid_dependency_sync(); begin_slots(a, (int *)(void *)shared_memory()); }
+static __global__ void __launch_bounds__(SORT_THREADS) begin_kernel(moe_sort_args a) { grid_dependency_sync(); begin_slots(a, (int *)(void *)shared_memory()); }
 
 /* By one block: a warp has every so many-th expert and looks for it in all choices. */
-static __device__ __forceinline__ void sort_alone(const sort_rows &a, int *count)
+static __device__ __forceinline__ void sort_one_block(const moe_sort_args &a, int *count)
 {
-    const int lane = (int)(threadIdx.x % WARP), n = live_choices(a);
+    const int lane = (int)(threadIdx.x % WARP), n = real_choices(a);
     begin_slots(a, count);
     for (int e = (int)(threadIdx.x / WARP); e < a.n_experts; e += (int)(blockDim.x / WARP)) {
         int slot = count[e];
@@ -198,25 +198,25 @@ static __device__ __forceinline__ void sort_alone(const sort_rows &a, int *count
     }
 }
 
-static __global__ void __launch_bounds__(ALONE_WARPS * WARP) sort_kernel(sort_rows a) { grid_dependency_sync(); sort_alone(a, (int *)(void *)shared_memory()); }
+static __global__ void __launch_bounds__(ONE_BLOCK_WARPS * WARP) sort_kernel(moe_sort_args a) { grid_dependency_sync(); sort_one_block(a, (int *)(void *)shared_memory()); }
 
 /* A warp for every row. Shared memory: the warps' rooms, then counts. */
-static __global__ void __launch_bounds__(ALONE_WARPS * WARP) route_alone_kernel(route_args a, sort_rows sort)
+static __global__ void __launch_bounds__(ONE_BLOCK_WARPS * WARP) route_one_block_kernel(route_args a, moe_sort_args sort)
 {
     grid_dependency_sync();
     float       *rooms = (float *)(void *)shared_memory();
     const size_t warp = threadIdx.x / WARP;
     if (warp < a.n_rows) route_row(a, warp, rooms + warp * route_floats(a));
     __syncthreads();
-    sort_alone(sort, (int *)(void *)(rooms + blockDim.x / WARP * route_floats(a)));
+    sort_one_block(sort, (int *)(void *)(rooms + blockDim.x / WARP * route_floats(a)));
 }
 
 /* A block has an expert and looks for it in all choices, SORT_THREADS at a time. */
-static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(sort_rows a)
+static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(moe_sort_args a)
 {
     grid_dependency_sync();
     __shared__ int found[SORT_THREADS / WARP];
-    const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP), end = a.begin[blockIdx.x + 1], n = live_choices(a);
+    const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP), end = a.begin[blockIdx.x + 1], n = real_choices(a);
     int       slot = a.begin[blockIdx.x];
     for (int at = 0; at < n && slot < end; at += SORT_THREADS) {
         const int      i = at + (int)threadIdx.x;
@@ -239,28 +239,28 @@ static __global__ void __launch_bounds__(SORT_THREADS) slots_kernel(sort_rows a)
     }
 }
 
-static cudaError_t run_sort(cudaStream_t s, const sort_rows &a)
+static cudaError_t run_sort(cudaStream_t s, const moe_sort_args &a)
 {
     const size_t counts = sizeof(int) * ((size_t)a.n_experts + 1);
-    if (a.n <= ALONE_CHOICES) return launch(s, sort_kernel, dim3(1), dim3(ALONE_WARPS * WARP), counts, a);
+    if (a.n <= ONE_BLOCK_CHOICES) return launch(s, sort_kernel, dim3(1), dim3(ONE_BLOCK_WARPS * WARP), counts, a);
     cudaError_t e = launch(s, begin_kernel, dim3(1), dim3(SORT_THREADS), counts, a);
     return e == cudaSuccess ? launch(s, slots_kernel, dim3((unsigned)a.n_experts), dim3(SORT_THREADS), 0, a) : e;
 }
 
-cudaError_t rows_sort(cudaStream_t s, const struct experts_args *a, const int32_t *n_live)
+cudaError_t moe_sort_rows(cudaStream_t s, const struct experts_args *a, const int32_t *n_real_rows)
 {
-    const sort_rows sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_live };
+    const moe_sort_args sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_real_rows };
     return run_sort(s, sort);
 }
 
-cudaError_t rows_route(cudaStream_t s, const struct route_args *a, const int32_t *n_live)
+cudaError_t moe_route(cudaStream_t s, const struct route_args *a, const int32_t *n_real_rows)
 {
     if (a->n_rows == 0) return cudaSuccess;
-    const sort_rows sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_live };
-    const size_t    warps = a->n_rows > ALONE_WARPS_MIN ? a->n_rows : (size_t)ALONE_WARPS_MIN, room = sizeof(float) * route_floats(*a);
+    const moe_sort_args sort = { a->experts, a->rows, a->index, a->begin, a->n_experts, a->n_used, (int32_t)(a->n_rows * (size_t)a->n_used), n_real_rows };
+    const size_t    warps = a->n_rows > ONE_BLOCK_WARPS_MIN ? a->n_rows : (size_t)ONE_BLOCK_WARPS_MIN, room = sizeof(float) * route_floats(*a);
     const size_t    alone = warps * room + sizeof(int) * ((size_t)a->n_experts + 1);
-    if (a->rows && a->n_rows <= ALONE_WARPS && alone <= ALONE_SHARED)
-        return launch(s, route_alone_kernel, dim3(1), dim3((unsigned)(warps * WARP)), alone, *a, sort);
+    if (a->rows && a->n_rows <= ONE_BLOCK_WARPS && alone <= ONE_BLOCK_SHARED)
+        return launch(s, route_one_block_kernel, dim3(1), dim3((unsigned)(warps * WARP)), alone, *a, sort);
     cudaError_t e = launch(s, route_kernel, dim3(blocks_for(a->n_rows, ROUTE_WARPS)), dim3(ROUTE_WARPS * WARP), ROUTE_WARPS * room, *a);
     return e == cudaSuccess && a->rows ? run_sort(s, sort) : e;
 }

@@ -31,7 +31,7 @@ cudaError_t ep_run_sort(cudaStream_t s, const struct ep_call *c)
                                        .experts = c->chosen, .weights = NULL, .shared = {}, .x = NULL, .rows = c->rows, .index = c->index, .begin = c->begin,
                                        .sorted = false, .act = NULL, .out = NULL, .jobs = NULL };
     cudaError_t e = n ? launch(s, place_kernel, dim3(blocks_for(n, PLACE_THREADS)), dim3(PLACE_THREADS), 0, *c) : cudaSuccess;
-    return e == cudaSuccess ? rows_sort(s, &sort, NULL) : e;
+    return e == cudaSuccess ? moe_sort_rows(s, &sort, NULL) : e;
 }
 
 static __global__ void counts_kernel(ep_call c)

@@ -56,7 +56,7 @@ struct ep_call {
     unsigned           *epochs, *done;        /* [EP_FLAGS]; blocks that have ended */
     const int32_t      *first, *copies, *physical, *owner; /* of ep_placement; owner [n_physical]: the rank */
     const int32_t      *experts;              /* [n_rows, n_used] logical ones */
-    int32_t            *chosen, *rows, *index, *back_at; /* [n_rows n_used]: physical expert; of rows_sort; which result of `back` */
+    int32_t            *chosen, *rows, *index, *back_at; /* [n_rows n_used]: physical expert; of moe_sort_rows; which result of `back` */
     int32_t            *begin;                /* [n_physical + 1]: slots of this rank's rows by physical expert */
     int32_t            *recv_begin, *x_rows;  /* of struct ep_batch */
 };
