@@ -24,13 +24,13 @@
 enum { CUDA_EDITS_PER_LOGITS = 16 << 10 }; /* bytes of changes to a row of logits: some 1,000 tokens that penalties count, on the average of a step */
 
 /* Rows that a step really has, of those that it is filled up to. */
-struct cuda_live {
+struct cuda_step_rows {
     int32_t n_rows;
 };
 
 /* Parts of a step in pinned memory, to be written. */
-struct cuda_step_parts {
-    struct cuda_live  *live;
+struct cuda_step_host {
+    struct cuda_step_rows  *real;
     int32_t           *ids, *pos, *logit_rows;
     struct sample_ask *asks;
     char              *variable; /* tables, then sampling's edits and masks */
@@ -41,17 +41,17 @@ struct cuda_list_host {
     struct cuda_attn_row    *rows;
 };
 
-struct cuda_staging {
+struct cuda_step_upload {
     char                   *host[2];   /* pinned, in turn */
     cudaEvent_t             copied[2]; /* its last copy is over: it may be written again */
-    int                     turn;
+    int                     parity;
     struct dev_mem          device_mem;
     size_t                  bytes, used;
     struct cuda_attn_list       *lists;     /* [max_lists] */
-    struct cuda_list_host *places;    /* [max_lists] */
+    struct cuda_list_host *host_lists;    /* [max_lists] */
     int32_t                 max_lists;
     /* On the card: */
-    const struct cuda_live *live;
+    const struct cuda_step_rows *real;
     const int32_t          *ids, *pos, *logit_rows;
     const struct sample_ask *asks;
     const char             *variable;
@@ -68,7 +68,7 @@ struct cuda_recording {
 /* The step between stage and commit. */
 struct cuda_step {
     int32_t                      n_logits; /* that it really has */
-    int                          turn;     /* of its results */
+    int                          parity;     /* of its results */
     bool                         records;
     const struct cuda_recording *recording; /* what computes it; NULL: its slots are called */
 };
@@ -87,7 +87,7 @@ struct cuda_ctx {
     struct kernel_ctx      base; /* first */
     struct cuda_device    *device;
     struct kernel_limits   limits;    /* of cuda_prepare; all 0 without it */
-    struct cuda_staging    staging;
+    struct cuda_step_upload    upload_step;
     struct weight_upload       upload;      /* while weights are packed */
     struct cuda_step       step;
     struct cuda_sampling   sampling;
@@ -105,7 +105,7 @@ extern const struct kernel_ops cuda_backend;
 static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struct cuda_ctx *)c; }
 
 /* Rows that a recorded step is filled up with ask for no experts: reading their weights would be for nothing. NULL: all rows are real. */
-static inline const int32_t *cuda_live_rows(const struct cuda_ctx *c) { return c->step.records ? &c->staging.live->n_rows : NULL; }
+static inline const int32_t *cuda_n_real_rows(const struct cuda_ctx *c) { return c->step.records ? &c->upload_step.real->n_rows : NULL; }
 
 /* cuda_ctx.c */
 enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
@@ -115,11 +115,11 @@ enum status cuda_ctx_reserve(struct kernel_ctx *c, size_t n_rows, size_t n_in);
 enum status cuda_prepare(struct kernel_ctx *c, const struct kernel_limits *l, struct err *err);
 
 /* cuda_upload_step.c */
-void   cuda_stage(struct kernel_ctx *c, struct kernel_step *s);
-void   cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_attn_counts *bounds);
-size_t cuda_staging_bytes(const struct cuda_ctx *c);
-bool   cuda_staging_grow(struct cuda_ctx *c, size_t bytes);
-void   cuda_staging_release(struct cuda_ctx *c);
+void   cuda_upload_step(struct kernel_ctx *c, struct kernel_step *s);
+void   cuda_upload_step_capture(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_attn_counts *bounds);
+size_t cuda_step_upload_bytes(const struct cuda_ctx *c);
+bool   cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes);
+void   cuda_step_upload_release(struct cuda_ctx *c);
 
 /* cuda_graph.c */
 bool   cuda_record(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
@@ -132,9 +132,9 @@ void   cuda_recordings_release(struct cuda_ctx *c);
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err);
 void   cuda_sampling_release(struct cuda_ctx *c);
 /* Stages what n rows want, behind the tables, which are written. False: the host has to sample, since it is too much or wants are NULL. */
-bool   cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n, const struct cuda_step_parts *to);
+bool   cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n, const struct cuda_step_host *to);
 void   cuda_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab);
-void   cuda_fetch(struct kernel_ctx *c, int turn, struct token_logprobs *out, size_t n);
+void   cuda_fetch(struct kernel_ctx *c, int parity, struct token_logprobs *out, size_t n);
 
 /* cuda_matmul.c */
 void cuda_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs);

@@ -20,7 +20,7 @@ enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations a
     enum status st = device_open("cuda", &c->base.device, err);
     if (st == OK) c->device = cuda_device_of(c->base.device);
     for (int i = 0; i < 2 && st == OK; i++)
-        if (!cuda_check(c->device, cudaEventCreateWithFlags(&c->staging.copied[i], cudaEventDisableTiming), "making an event"))
+        if (!cuda_check(c->device, cudaEventCreateWithFlags(&c->upload_step.copied[i], cudaEventDisableTiming), "making an event"))
             st = device_fault(c->base.device, err);
     if (st == OK) st = device_mem_alloc(c->base.device, gemm_scratch_bytes(), DEVICE_MEM_PRIVATE, &c->products, err);
     if (st == OK) *out = &c->base;
@@ -35,7 +35,7 @@ void cuda_ctx_free(struct kernel_ctx *base)
         device_wait(base->device);
         cuda_recordings_release(c);
         cuda_sampling_release(c);
-        cuda_staging_release(c);
+        cuda_step_upload_release(c);
         weight_upload_release(c);
         device_mem_free(base->device, &c->inputs);
         device_mem_free(base->device, &c->products);
@@ -95,6 +95,6 @@ enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l,
     (void)gemm_wants_f8_x(&(struct gemm){ .layout = GEMM_F8 }); /* asks the card what it can, which a recording should not */
     TRY(cuda_sampling_prepare(c, err));
     TRY(prepare_cublaslt(c, err));
-    if (!cuda_staging_grow(c, cuda_staging_bytes(c))) return device_fault(base->device, err);
+    if (!cuda_step_upload_grow(c, cuda_step_upload_bytes(c))) return device_fault(base->device, err);
     return device_fault(base->device, err);
 }

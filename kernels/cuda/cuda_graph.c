@@ -76,7 +76,7 @@ bool cuda_record(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
     s->graph_launched = false;
     const struct attention shape = attention_shape(c);
     attention_recorded_bounds(&shape, r.n_rows, r.n_rows, r.prompts ? r.n_rows : 0, (int32_t)c->limits.max_len, &r.bounds);
-    cuda_stage_recording(c, s, &r.bounds);
+    cuda_upload_step_capture(c, s, &r.bounds);
     c->step = (struct cuda_step){ .records = true };
     c->recordings[c->n_recordings] = r;
     /* Relaxed: a kernel that no step has run yet is loaded while it is recorded. */
@@ -124,14 +124,14 @@ void cuda_recordings_release(struct cuda_ctx *c)
 static bool has_prompts(const struct cuda_ctx *c, const struct kernel_step *s)
 {
     for (int32_t i = 0; i < s->n_lists; i++)
-        if (c->staging.lists[i].bounds.n_prefill > 0) return true;
+        if (c->upload_step.lists[i].bounds.n_prefill > 0) return true;
     return false;
 }
 
 static bool lists_fit(const struct cuda_ctx *c, const struct kernel_step *s, const struct cuda_recording *r)
 {
     for (int32_t i = 0; i < s->n_lists; i++)
-        if (!attention_recordable(&r->bounds, &c->staging.lists[i].bounds)) return false;
+        if (!attention_recordable(&r->bounds, &c->upload_step.lists[i].bounds)) return false;
     return true;
 }
 

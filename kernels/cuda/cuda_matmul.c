@@ -295,7 +295,7 @@ void cuda_experts(struct kernel_ctx *base, const struct experts_args *a)
     const size_t       n_slots = a->n_rows * (size_t)a->n_used;
     struct cuda_input_spec prepared = { 0 };
     if (a->n_rows == 0) return;
-    if (!a->sorted) (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_live_rows(c)), "sorting rows by expert");
+    if (!a->sorted) (void)cuda_check(c->device, moe_sort_rows(c->device->stream, a, cuda_n_real_rows(c)), "sorting rows by expert");
     run_shared_gate_up(c, a, &prepared);
     for (struct cuda_expert_range of = expert_range_from(a, 0); of.n > 0; of = expert_range_from(a, of.first + of.n)) { /* what one leaves ready may lie where another's does */
         run_gate_up(c, a, &of, n_slots, &prepared);

@@ -84,10 +84,10 @@ static bool write_ask(struct cuda_sampling *s, const struct sample_request *w, s
     return true;
 }
 
-bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n, const struct cuda_step_parts *to)
+bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants, int32_t n, const struct cuda_step_host *to)
 {
-    struct cuda_staging *st = &c->staging;
-    const size_t         begin = (size_t)(to->variable - st->host[st->turn]);
+    struct cuda_step_upload *st = &c->upload_step;
+    const size_t         begin = (size_t)(to->variable - st->host[st->parity]);
     struct ask_room      room = { .begin = to->variable, .used = st->used - begin, .bytes = st->used - begin + c->sampling.room };
     if (!wants || !c->sampling.scratch.ptr) return false;
     ASSERT(begin + room.bytes <= st->bytes);
@@ -104,21 +104,21 @@ void cuda_sample(struct kernel_ctx *base, const float *logits, size_t n_vocab)
 {
     struct cuda_ctx      *c = cuda_ctx_of(base);
     struct cuda_sampling *s = &c->sampling;
-    const int             turn = c->step.turn;
+    const int             parity = c->step.parity;
     const size_t          n = (size_t)c->step.n_logits;
     const struct sample_call call = { .logits = logits, .stride = n_vocab, .n_vocab = (int32_t)n_vocab, .n_rows = (int32_t)n, .work = s->work,
-                                      .asks = c->staging.asks, .edits = (const void *)c->staging.variable, .allowed = (const void *)c->staging.variable,
+                                      .asks = c->upload_step.asks, .edits = (const void *)c->upload_step.variable, .allowed = (const void *)c->upload_step.variable,
                                       .results = s->results.ptr, .ids = s->chosen.ptr, .scratch = s->scratch.ptr };
     if (n > 0 && !cuda_check(c->device, sample_run(c->device->stream, &call), "choosing tokens")) return;
-    if (n > 0 && !cuda_check(c->device, cudaMemcpyAsync(s->fetched[turn], s->results.ptr, n * sizeof *s->fetched[turn], cudaMemcpyDeviceToHost,
+    if (n > 0 && !cuda_check(c->device, cudaMemcpyAsync(s->fetched[parity], s->results.ptr, n * sizeof *s->fetched[parity], cudaMemcpyDeviceToHost,
                                                         c->device->stream), "fetching tokens"))
         return;
-    (void)cuda_check(c->device, cudaEventRecord(s->there[turn], c->device->stream), "fetching tokens");
+    (void)cuda_check(c->device, cudaEventRecord(s->there[parity], c->device->stream), "fetching tokens");
 }
 
-void cuda_fetch(struct kernel_ctx *base, int turn, struct token_logprobs *out, size_t n)
+void cuda_fetch(struct kernel_ctx *base, int parity, struct token_logprobs *out, size_t n)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    if (!cuda_check(c->device, cudaEventSynchronize(c->sampling.there[turn]), "a step")) return;
-    if (n > 0) memcpy(out, c->sampling.fetched[turn], n * sizeof *out);
+    if (!cuda_check(c->device, cudaEventSynchronize(c->sampling.there[parity]), "a step")) return;
+    if (n > 0) memcpy(out, c->sampling.fetched[parity], n * sizeof *out);
 }

@@ -15,7 +15,7 @@
 #include "shared/base/assert.h"
 #include "shared/base/mem.h"
 
-enum { ALIGN = 64, LEAST_BYTES = 1 << 20 };
+enum { ALIGN = 64, MIN_BYTES = 1 << 20 };
 
 /* ---- room -------------------------------------------------------------------------------------------------------- */
 
@@ -28,13 +28,13 @@ static size_t list_bytes(size_t n_seqs, size_t n_rows)
 
 static size_t rows_bytes(size_t n_rows, size_t n_logits)
 {
-    return padded(1, sizeof(struct cuda_live)) + 2 * padded(n_rows, sizeof(int32_t)) + padded(n_logits, sizeof(int32_t)) +
+    return padded(1, sizeof(struct cuda_step_rows)) + 2 * padded(n_rows, sizeof(int32_t)) + padded(n_logits, sizeof(int32_t)) +
            padded(n_logits, sizeof(struct sample_ask));
 }
 
 
 /* A row is in two lists at most, all and one other; a sequence that lists cut is in one more for every cut, with its table. */
-size_t cuda_staging_bytes(const struct cuda_ctx *c)
+size_t cuda_step_upload_bytes(const struct cuda_ctx *c)
 {
     const struct kernel_limits *l = &c->limits;
     const size_t lists = l->max_lists, times = lists > 1 ? 2 : 1, rows = times * l->max_rows;
@@ -43,23 +43,23 @@ size_t cuda_staging_bytes(const struct cuda_ctx *c)
            c->sampling.room;
 }
 
-void cuda_staging_release(struct cuda_ctx *c)
+void cuda_step_upload_release(struct cuda_ctx *c)
 {
-    struct cuda_staging *st = &c->staging;
+    struct cuda_step_upload *st = &c->upload_step;
     for (int i = 0; i < 2; i++) {
         if (st->copied[i]) (void)cuda_check(c->device, cudaEventDestroy(st->copied[i]), "ending an event");
         if (st->host[i]) (void)cuda_check(c->device, cudaFreeHost(st->host[i]), "freeing pinned memory");
     }
     device_mem_free(c->base.device, &st->device_mem);
     mem_free(st->lists);
-    mem_free(st->places);
-    *st = (struct cuda_staging){ 0 };
+    mem_free(st->host_lists);
+    *st = (struct cuda_step_upload){ 0 };
 }
 
 /* The copies that read the pinned pieces must be over. */
-static bool replace_room(struct cuda_ctx *c, size_t bytes)
+static bool replace_buffers(struct cuda_ctx *c, size_t bytes)
 {
-    struct cuda_staging *st = &c->staging;
+    struct cuda_step_upload *st = &c->upload_step;
     struct err           err;
     st->bytes = 0;
     device_mem_free(c->base.device, &st->device_mem);
@@ -77,47 +77,47 @@ static bool replace_room(struct cuda_ctx *c, size_t bytes)
 }
 
 /* False: the card failed, or has no memory for it, which then counts as a failure. */
-bool cuda_staging_grow(struct cuda_ctx *c, size_t bytes)
+bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes)
 {
-    if (bytes <= c->staging.bytes) return true;
+    if (bytes <= c->upload_step.bytes) return true;
     ASSERT(c->n_recordings == 0); /* they hold addresses; cuda_prepare's room is enough for all steps */
-    if (c->limits.max_rows == 0) bytes = bytes < LEAST_BYTES ? LEAST_BYTES : bytes + bytes / 2;
-    return cuda_check(c->device, cudaStreamSynchronize(c->device->stream), "a step") && replace_room(c, bytes);
+    if (c->limits.max_rows == 0) bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes + bytes / 2;
+    return cuda_check(c->device, cudaStreamSynchronize(c->device->stream), "a step") && replace_buffers(c, bytes);
 }
 
 /* ---- places ------------------------------------------------------------------------------------------------------ */
 
 /* The next n elements on both sides; *device gets the card's address. */
-static void *put(struct cuda_staging *st, size_t n, size_t size, const void **device)
+static void *put(struct cuda_step_upload *st, size_t n, size_t size, const void **device)
 {
-    void *host = st->host[st->turn] + st->used;
+    void *host = st->host[st->parity] + st->used;
     *device = (const char *)st->device_mem.ptr + st->used;
     st->used += padded(n, size);
     ASSERT(st->used <= st->bytes);
     return host;
 }
 
-static void room_for_lists(struct cuda_staging *st, int32_t n)
+static void reserve_lists(struct cuda_step_upload *st, int32_t n)
 {
     if (n <= st->max_lists) return;
     st->lists = mem_realloc(st->lists, (size_t)n, sizeof *st->lists);
-    st->places = mem_realloc(st->places, (size_t)n, sizeof *st->places);
+    st->host_lists = mem_realloc(st->host_lists, (size_t)n, sizeof *st->host_lists);
     st->max_lists = n;
 }
 
 /* Gives every part its place; what `to` and `places` then point at is not written yet. n_seqs and n_rows of lists: `most`, or each list's own. */
-static void lay_out(struct cuda_staging *st, const struct kernel_step *s, size_t most, struct cuda_step_parts *to)
+static void lay_out(struct cuda_step_upload *st, const struct kernel_step *s, size_t most, struct cuda_step_host *to)
 {
-    room_for_lists(st, s->n_lists);
+    reserve_lists(st, s->n_lists);
     st->used = 0;
-    to->live = put(st, 1, sizeof *to->live, (const void **)&st->live);
+    to->real = put(st, 1, sizeof *to->real, (const void **)&st->real);
     to->ids = put(st, (size_t)s->n_rows, sizeof *to->ids, (const void **)&st->ids);
     to->pos = put(st, (size_t)s->n_rows, sizeof *to->pos, (const void **)&st->pos);
     to->logit_rows = put(st, (size_t)s->n_logits, sizeof *to->logit_rows, (const void **)&st->logit_rows);
     to->asks = put(st, (size_t)s->n_logits, sizeof *to->asks, (const void **)&st->asks);
     for (int32_t i = 0; i < s->n_lists; i++) {
         struct cuda_attn_list       *l = &st->lists[i];
-        struct cuda_list_host *p = &st->places[i];
+        struct cuda_list_host *p = &st->host_lists[i];
         size_t n_seqs = most, n_rows = most;
         if (most == 0) {
             n_seqs = (size_t)s->lists[i].n_seqs;
@@ -131,7 +131,7 @@ static void lay_out(struct cuda_staging *st, const struct kernel_step *s, size_t
     for (int32_t i = 0; i < s->n_lists; i++) st->lists[i].tables = (const int32_t *)st->variable;
 }
 
-static void hand_over(const struct cuda_staging *st, struct kernel_step *s)
+static void point_at_device(const struct cuda_step_upload *st, struct kernel_step *s)
 {
     s->ids = st->ids;
     s->pos = st->pos;
@@ -166,7 +166,7 @@ static size_t step_bytes(const struct kernel_step *s)
 }
 
 /* Copies n, then zeros up to n_all: a row that is there. */
-static void fill(int32_t *to, const int32_t *from, size_t n, size_t n_all)
+static void copy_padded(int32_t *to, const int32_t *from, size_t n, size_t n_all)
 {
     if (n > 0) memcpy(to, from, n * sizeof *to);
     if (n_all > n) memset(to + n, 0, (n_all - n) * sizeof *to);
@@ -184,69 +184,69 @@ static void put_list(const struct attn_list *l, int32_t block_tokens, const stru
     }
 }
 
-static bool send(struct cuda_ctx *c)
+static bool copy_to_device(struct cuda_ctx *c)
 {
-    struct cuda_staging *st = &c->staging;
-    return cuda_check(c->device, cudaMemcpyAsync(st->device_mem.ptr, st->host[st->turn], st->used, cudaMemcpyHostToDevice, c->device->stream), "sending a step's rows") &&
-           cuda_check(c->device, cudaEventRecord(st->copied[st->turn], c->device->stream), "sending a step's rows");
+    struct cuda_step_upload *st = &c->upload_step;
+    return cuda_check(c->device, cudaMemcpyAsync(st->device_mem.ptr, st->host[st->parity], st->used, cudaMemcpyHostToDevice, c->device->stream), "sending a step's rows") &&
+           cuda_check(c->device, cudaEventRecord(st->copied[st->parity], c->device->stream), "sending a step's rows");
 }
 
 /* Rows and sequences of the lists, whose counts a recording is chosen by. They are numbered before anything has its place: into the lists' bounds. */
-static void count_lists(struct cuda_staging *st, const struct kernel_step *s)
+static void count_lists(struct cuda_step_upload *st, const struct kernel_step *s)
 {
-    room_for_lists(st, s->n_lists);
+    reserve_lists(st, s->n_lists);
     for (int32_t i = 0; i < s->n_lists; i++) attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, NULL);
 }
 
 /* True: what its rows want of sampling is part of it. */
-static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const struct kernel_step *filled, const struct cuda_recording *r)
+static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const struct kernel_step *padded_step, const struct cuda_recording *r)
 {
-    struct cuda_staging   *st = &c->staging;
-    struct cuda_step_parts to;
+    struct cuda_step_upload   *st = &c->upload_step;
+    struct cuda_step_host to;
     int32_t                table = 0;
-    lay_out(st, filled, r ? (size_t)r->n_rows : 0, &to);
-    *to.live = (struct cuda_live){ .n_rows = s->n_rows };
-    fill(to.ids, s->ids, (size_t)s->n_rows, (size_t)filled->n_rows);
-    fill(to.pos, s->pos, (size_t)s->n_rows, (size_t)filled->n_rows);
-    fill(to.logit_rows, s->logit_rows, (size_t)s->n_logits, (size_t)filled->n_logits);
+    lay_out(st, padded_step, r ? (size_t)r->n_rows : 0, &to);
+    *to.real = (struct cuda_step_rows){ .n_rows = s->n_rows };
+    copy_padded(to.ids, s->ids, (size_t)s->n_rows, (size_t)padded_step->n_rows);
+    copy_padded(to.pos, s->pos, (size_t)s->n_rows, (size_t)padded_step->n_rows);
+    copy_padded(to.logit_rows, s->logit_rows, (size_t)s->n_logits, (size_t)padded_step->n_logits);
     for (int32_t i = 0; i < s->n_lists; i++) {
-        put_list(&s->lists[i], s->block_tokens, &st->places[i], (int32_t *)(void *)to.variable, &table);
-        attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, st->places[i].rows);
-        *st->places[i].counts = st->lists[i].bounds;
+        put_list(&s->lists[i], s->block_tokens, &st->host_lists[i], (int32_t *)(void *)to.variable, &table);
+        attention_list_rows(&st->lists[i].bounds, s->lists[i].seqs, s->lists[i].n_seqs, s->block_tokens, st->host_lists[i].rows);
+        *st->host_lists[i].counts = st->lists[i].bounds;
     }
     st->used += padded((size_t)table, sizeof(int32_t));
     return cuda_sampling_write(c, s->sample_requests, s->n_logits, &to);
 }
 
-void cuda_stage(struct kernel_ctx *base, struct kernel_step *s)
+void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
 {
     struct cuda_ctx     *c = cuda_ctx_of(base);
-    struct cuda_staging *st = &c->staging;
-    struct kernel_step   filled = *s;
-    st->turn ^= 1;
+    struct cuda_step_upload *st = &c->upload_step;
+    struct kernel_step   padded_step = *s;
+    st->parity ^= 1;
     s->graph_launched = false;
-    c->step = (struct cuda_step){ .n_logits = s->n_logits, .turn = s->parity };
-    if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->turn]), "a step") || !cuda_staging_grow(c, step_bytes(s))) return;
+    c->step = (struct cuda_step){ .n_logits = s->n_logits, .parity = s->parity };
+    if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->parity]), "a step") || !cuda_step_upload_grow(c, step_bytes(s))) return;
     count_lists(st, s);
     const struct cuda_recording *r = cuda_recording_for(c, s);
     if (r) {
-        filled.n_rows = r->n_rows;
-        filled.n_logits = r->n_logits;
+        padded_step.n_rows = r->n_rows;
+        padded_step.n_logits = r->n_logits;
     }
-    s->sampled = write_step(c, s, &filled, r);
-    if (!send(c)) return;
-    hand_over(st, s);
-    s->n_rows = filled.n_rows;
-    s->n_logits = filled.n_logits;
+    s->sampled = write_step(c, s, &padded_step, r);
+    if (!copy_to_device(c)) return;
+    point_at_device(st, s);
+    s->n_rows = padded_step.n_rows;
+    s->n_logits = padded_step.n_logits;
     s->graph_launched = r != NULL;
     c->step.recording = r;
 }
 
 /* Where the parts of a recording's steps will lie. Nothing is sent: its launches are not run. */
-void cuda_stage_recording(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_attn_counts *bounds)
+void cuda_upload_step_capture(struct cuda_ctx *c, struct kernel_step *s, const struct cuda_attn_counts *bounds)
 {
-    struct cuda_step_parts unused;
-    lay_out(&c->staging, s, (size_t)s->n_rows, &unused);
-    for (int32_t i = 0; i < s->n_lists; i++) c->staging.lists[i].bounds = *bounds;
-    hand_over(&c->staging, s);
+    struct cuda_step_host unused;
+    lay_out(&c->upload_step, s, (size_t)s->n_rows, &unused);
+    for (int32_t i = 0; i < s->n_lists; i++) c->upload_step.lists[i].bounds = *bounds;
+    point_at_device(&c->upload_step, s);
 }

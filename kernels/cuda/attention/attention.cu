@@ -118,11 +118,11 @@ static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum
     if (attention_latents_fit(a)) how = attention_latents_launch;
     else if (which == ATTN_ROWS_DECODE && attention_answers_fit(a)) how = attention_answers_launch;
     c.is_all = wave >= n_items;
-    for (int32_t turn = 0; m.end < n_items; turn ^= 1) {
+    for (int32_t parity = 0; m.end < n_items; parity ^= 1) {
         m.begin = c.item_begin = m.end;
         m.end = c.item_end = n_items - m.begin < wave ? n_items : m.begin + wave;
-        m.before = a->scratch + 2 * a->n_heads * turn;
-        m.after = a->scratch + 2 * a->n_heads * (1 - turn);
+        m.before = a->scratch + 2 * a->n_heads * parity;
+        m.after = a->scratch + 2 * a->n_heads * (1 - parity);
         cudaError_t e = how(stream, &c, a->max_blocks);
         if (e == cudaSuccess && n_items > n_rows) e = merge_launch(stream, a, m, n_rows);
         if (e != cudaSuccess) return e;
