@@ -58,9 +58,9 @@ struct cuda_step_upload {
 };
 
 /* Steps that a graph serves: of up to n_rows and n_logits, with rows of prompts among them or without. */
-struct cuda_recording {
+struct cuda_captured_graph {
     int32_t         n_rows, n_logits;
-    bool            prompts;
+    bool            has_prefill;
     struct cuda_attn_counts bounds; /* of its lists */
     cudaGraphExec_t exec;
 };
@@ -69,8 +69,8 @@ struct cuda_recording {
 struct cuda_step {
     int32_t                      n_logits; /* that it really has */
     int                          parity;     /* of its results */
-    bool                         records;
-    const struct cuda_recording *recording; /* what computes it; NULL: its slots are called */
+    bool                         capturing;
+    const struct cuda_captured_graph *graph; /* what computes it; NULL: its slots are called */
 };
 
 struct cuda_sampling {
@@ -91,8 +91,8 @@ struct cuda_ctx {
     struct weight_upload       upload;      /* while weights are packed */
     struct cuda_step       step;
     struct cuda_sampling   sampling;
-    struct cuda_recording *recordings;
-    int32_t                n_recordings, max_recordings;
+    struct cuda_captured_graph *graphs;
+    int32_t                n_graphs, max_graphs;
     struct dev_mem         inputs;    /* of the running matmul call: rows made ready */
     struct dev_mem         products, workspace; /* what products work in, and the library's */
     struct gemm_cublaslt   *cublaslt;   /* NULL: none, or none wanted */
@@ -105,7 +105,7 @@ extern const struct kernel_ops cuda_backend;
 static inline struct cuda_ctx *cuda_ctx_of(struct kernel_ctx *c) { return (struct cuda_ctx *)c; }
 
 /* Rows that a recorded step is filled up with ask for no experts: reading their weights would be for nothing. NULL: all rows are real. */
-static inline const int32_t *cuda_n_real_rows(const struct cuda_ctx *c) { return c->step.records ? &c->upload_step.real->n_rows : NULL; }
+static inline const int32_t *cuda_n_real_rows(const struct cuda_ctx *c) { return c->step.capturing ? &c->upload_step.real->n_rows : NULL; }
 
 /* cuda_ctx.c */
 enum status cuda_ctx_create(const struct kernel_ops *backend, enum activations activations, int n_threads, struct kernel_ctx **out, struct err *err);
@@ -122,11 +122,11 @@ bool   cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes);
 void   cuda_step_upload_release(struct cuda_ctx *c);
 
 /* cuda_graph.c */
-bool   cuda_record(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
+bool   cuda_capture(struct kernel_ctx *c, int32_t i, struct kernel_step *s);
 /* What computes this staged step, whose lists are counted; NULL: nothing recorded fits. */
-const struct cuda_recording *cuda_recording_for(const struct cuda_ctx *c, const struct kernel_step *s);
+const struct cuda_captured_graph *cuda_graph_for(const struct cuda_ctx *c, const struct kernel_step *s);
 void   cuda_submit(struct kernel_ctx *c);
-void   cuda_recordings_release(struct cuda_ctx *c);
+void   cuda_graphs_release(struct cuda_ctx *c);
 
 /* cuda_sampling.c */
 enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err);

@@ -33,7 +33,7 @@ void cuda_ctx_free(struct kernel_ctx *base)
     struct cuda_ctx *c = cuda_ctx_of(base);
     if (base->device) {
         device_wait(base->device);
-        cuda_recordings_release(c);
+        cuda_graphs_release(c);
         cuda_sampling_release(c);
         cuda_step_upload_release(c);
         weight_upload_release(c);
@@ -55,7 +55,7 @@ enum status cuda_ctx_reserve(struct kernel_ctx *base, size_t n_rows, size_t n_in
     struct dev_mem   more;
     if (bytes <= c->inputs.bytes) return OK;
     TRY(device_mem_alloc(base->device, bytes, DEVICE_MEM_PRIVATE, &more, NULL));
-    cuda_recordings_release(c); /* they hold the address; another model's, whose engine is yet to come */
+    cuda_graphs_release(c); /* they hold the address; another model's, whose engine is yet to come */
     device_mem_free(base->device, &c->inputs);
     c->inputs = more;
     return OK;
@@ -89,7 +89,7 @@ enum status cuda_prepare(struct kernel_ctx *base, const struct kernel_limits *l,
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
     device_wait(base->device);
-    cuda_recordings_release(c); /* they hold addresses of what is made anew here */
+    cuda_graphs_release(c); /* they hold addresses of what is made anew here */
     c->limits = *l;
     TRY(prepare_attention(c, err));
     (void)gemm_wants_f8_x(&(struct gemm){ .layout = GEMM_F8 }); /* asks the card what it can, which a recording should not */

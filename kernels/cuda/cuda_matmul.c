@@ -29,7 +29,7 @@ static enum gemm_epilogue silu_epilogue_for(const struct weight *reader)
 static struct gemm gemm_of(const struct cuda_ctx *c, const struct weight *w)
 {
     return (struct gemm){ .layout = layout_of(w), .paired = w->paired, .n_out = w->n_out, .n_in = w->n_in, .w = w->data, .n_groups = 1,
-                          .scratch = c->products.ptr, .cublaslt = c->step.records ? NULL : c->cublaslt, .workspace = c->workspace.ptr,
+                          .scratch = c->products.ptr, .cublaslt = c->step.capturing ? NULL : c->cublaslt, .workspace = c->workspace.ptr,
                           .deterministic = c->base.deterministic };
 }
 

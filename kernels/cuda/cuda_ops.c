@@ -83,7 +83,7 @@ static bool has_device(void) { return cuda_device_count() > 0; }
 const struct kernel_ops cuda_backend = {
     .name = "cuda", .weight_layouts = "cuda rows", .absorbed_only = true, .available = has_device, .create = cuda_ctx_create, .free = cuda_ctx_free,
     .reserve = cuda_ctx_reserve, .weight_plan = cuda_weight_plan, .weight_pack = cuda_weight_pack, .weights_finish = weight_upload_finish,
-    .weight_release = cuda_weight_release, .upload_step = cuda_upload_step, .prepare = cuda_prepare, .capture = cuda_record, .submit = cuda_submit,
+    .weight_release = cuda_weight_release, .upload_step = cuda_upload_step, .prepare = cuda_prepare, .capture = cuda_capture, .submit = cuda_submit,
     .sample = cuda_sample, .fetch = cuda_fetch, .embed = cuda_embed, .matmul = cuda_matmul, .rms_norm = cuda_rms_norm, .add = cuda_add,
     .copy_rows = cuda_copy_rows, .rope = cuda_rope, .kv_append = cuda_kv_append, .attention = cuda_attention, .route = cuda_route,
     .combine = cuda_combine,

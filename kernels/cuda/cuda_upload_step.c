@@ -80,7 +80,7 @@ static bool replace_buffers(struct cuda_ctx *c, size_t bytes)
 bool cuda_step_upload_grow(struct cuda_ctx *c, size_t bytes)
 {
     if (bytes <= c->upload_step.bytes) return true;
-    ASSERT(c->n_recordings == 0); /* they hold addresses; cuda_prepare's room is enough for all steps */
+    ASSERT(c->n_graphs == 0); /* they hold addresses; cuda_prepare's room is enough for all steps */
     if (c->limits.max_rows == 0) bytes = bytes < MIN_BYTES ? MIN_BYTES : bytes + bytes / 2;
     return cuda_check(c->device, cudaStreamSynchronize(c->device->stream), "a step") && replace_buffers(c, bytes);
 }
@@ -199,7 +199,7 @@ static void count_lists(struct cuda_step_upload *st, const struct kernel_step *s
 }
 
 /* True: what its rows want of sampling is part of it. */
-static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const struct kernel_step *padded_step, const struct cuda_recording *r)
+static bool write_step(struct cuda_ctx *c, const struct kernel_step *s, const struct kernel_step *padded_step, const struct cuda_captured_graph *r)
 {
     struct cuda_step_upload   *st = &c->upload_step;
     struct cuda_step_host to;
@@ -228,7 +228,7 @@ void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
     c->step = (struct cuda_step){ .n_logits = s->n_logits, .parity = s->parity };
     if (!cuda_check(c->device, cudaEventSynchronize(st->copied[st->parity]), "a step") || !cuda_step_upload_grow(c, step_bytes(s))) return;
     count_lists(st, s);
-    const struct cuda_recording *r = cuda_recording_for(c, s);
+    const struct cuda_captured_graph *r = cuda_graph_for(c, s);
     if (r) {
         padded_step.n_rows = r->n_rows;
         padded_step.n_logits = r->n_logits;
@@ -239,7 +239,7 @@ void cuda_upload_step(struct kernel_ctx *base, struct kernel_step *s)
     s->n_rows = padded_step.n_rows;
     s->n_logits = padded_step.n_logits;
     s->graph_launched = r != NULL;
-    c->step.recording = r;
+    c->step.graph = r;
 }
 
 /* Where the parts of a recording's steps will lie. Nothing is sent: its launches are not run. */

@@ -150,7 +150,7 @@ static inline void replay(const char *name, const struct shape &s)
         memory       scratch(4 * attention_scratch_floats(n_rows, (size_t)s.n_heads, (size_t)s.v_dim, 5000));
         struct cuda_attn_list list = { {}, on.counts.at<struct cuda_attn_counts>(), on.seqs.at<cuda_attn_seq>(), on.rows.at<cuda_attn_row>(), on.tables.at<int32_t>() };
         const struct attention a = { w.kv, &list, q.at<float>(), out.at<float>(), s.n_heads, s.v_dim, w.scale, s.exact, scratch.at<float>(), 0, 0 };
-        attention_recorded_bounds(&a, n_rows, n_rows, n_rows, 5000, &list.bounds);
+        attention_capture_bounds(&a, n_rows, n_rows, n_rows, 5000, &list.bounds);
         cudaStream_t stream;
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
         cudaGraphExec_t exec = record(stream, [&] {
@@ -165,7 +165,7 @@ static inline void replay(const char *name, const struct shape &s)
             w.run(lists[i], &alone);
             const int32_t n = world::place(lists[i], &begins);
             w.stage(&st, lists[i], begins);
-            CHECK(attention_recordable(&list.bounds, &st.list.bounds), "list %zu is not within the bounds", i);
+            CHECK(attention_fits_capture(&list.bounds, &st.list.bounds), "list %zu is not within the bounds", i);
             on.put(st);
             w.unstage(&st);
             q.put_some(w.rows_of(lists[i], begins, n, q_row, &sequence::q));

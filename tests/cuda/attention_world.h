@@ -403,8 +403,8 @@ private:
     {
         const struct cuda_attn_counts exact = list->bounds;
         const int                n = 2 * exact.n_rows + 3;
-        attention_recorded_bounds(a, n, n, n, 2 * exact.n_keys_max + 5000, &list->bounds);
-        CHECK(attention_recordable(&list->bounds, &exact), "a list of half its bounds is not within them");
+        attention_capture_bounds(a, n, n, n, 2 * exact.n_keys_max + 5000, &list->bounds);
+        CHECK(attention_fits_capture(&list->bounds, &exact), "a list of half its bounds is not within them");
     }
     static void fill(std::vector<float> *v, size_t n)
     {

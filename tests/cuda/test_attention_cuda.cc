@@ -120,11 +120,11 @@ static void test_replay(void)
     test("lists that a recording does not compute", [] {
         const struct cuda_attn_counts bounds = { 8, 8, 8, 20, 20, 5000, 5000 };
         struct cuda_attn_counts       over = bounds;
-        CHECK(attention_recordable(&bounds, &over), "its own bounds");
+        CHECK(attention_fits_capture(&bounds, &over), "its own bounds");
         for (int32_t *n : { &over.n_rows, &over.n_decode, &over.n_prefill, &over.n_segments, &over.n_segments_decode, &over.n_keys_max,
                             &over.n_keys_prefill }) {
             ++*n;
-            CHECK(!attention_recordable(&bounds, &over), "more than the bounds have room for");
+            CHECK(!attention_fits_capture(&bounds, &over), "more than the bounds have room for");
             --*n;
         }
     });
@@ -133,7 +133,7 @@ static void test_replay(void)
         struct cuda_attn_counts bounds;
         a.kv = { nullptr, DTYPE_BF16, true, 1, 576, 16 };
         a.n_heads = 128, a.v_dim = 512;
-        attention_recorded_bounds(&a, 256, 256, 256, 131072, &bounds);
+        attention_capture_bounds(&a, 256, 256, 256, 131072, &bounds);
         CHECK(bounds.n_segments > 0 && bounds.n_segments < 256 * 256, "%d segments", bounds.n_segments);
         CHECK(attention_scratch_floats(256, 128, 512, 131072) >= (size_t)bounds.n_segments * 128 * 512, "%d segments have no room", bounds.n_segments);
     });

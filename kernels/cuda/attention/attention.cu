@@ -191,7 +191,7 @@ extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention
 
 /* ---- recording ---- */
 
-extern "C" void attention_recorded_bounds(const struct attention *shape, int32_t n_rows, int32_t n_decode, int32_t n_prefill, int32_t n_keys,
+extern "C" void attention_capture_bounds(const struct attention *shape, int32_t n_rows, int32_t n_decode, int32_t n_prefill, int32_t n_keys,
                                           struct cuda_attn_counts *bounds)
 {
     const size_t room = room_of(shape), n_segments = segments_of((size_t)n_keys), fit = n_prefill > 0 ? room / (size_t)n_prefill : 0;
@@ -206,7 +206,7 @@ extern "C" void attention_recorded_bounds(const struct attention *shape, int32_t
     if (attention_tiles_fit(shape)) bounds->n_segments = n_rows * (int32_t)n_segments; /* those of prompts are never in a row */
 }
 
-extern "C" bool attention_recordable(const struct cuda_attn_counts *bounds, const struct cuda_attn_counts *counts)
+extern "C" bool attention_fits_capture(const struct cuda_attn_counts *bounds, const struct cuda_attn_counts *counts)
 {
     return counts->n_rows <= bounds->n_rows && counts->n_decode <= bounds->n_decode && counts->n_prefill <= bounds->n_prefill &&
            counts->n_segments <= bounds->n_segments && counts->n_segments_decode <= bounds->n_segments_decode &&

@@ -71,10 +71,10 @@ void        attention_list_rows(struct cuda_attn_counts *counts, const struct at
 size_t      attention_scratch_floats(size_t n_rows, size_t n_heads, size_t v_dim, size_t n_keys);
 /* Bounds for recording: at most n_rows rows, of which at most n_decode are of answer tokens and n_prefill of prompts, and as many keys up to
  * n_keys as one pass over the scratch has room for. Of `shape` the model's shape is read: no list, no pointers. */
-void        attention_recorded_bounds(const struct attention *shape, int32_t n_rows, int32_t n_decode, int32_t n_prefill, int32_t n_keys,
+void        attention_capture_bounds(const struct attention *shape, int32_t n_rows, int32_t n_decode, int32_t n_prefill, int32_t n_keys,
                                       struct cuda_attn_counts *bounds);
 /* Do launches that were recorded with these bounds compute a list of these counts? */
-bool        attention_recordable(const struct cuda_attn_counts *bounds, const struct cuda_attn_counts *counts);
+bool        attention_fits_capture(const struct cuda_attn_counts *bounds, const struct cuda_attn_counts *counts);
 /* Both: cudaErrorInvalidValue for a type that such a pool does not have. */
 /* `rope`, or NULL, is done first: its first heads are the list's rows' queries, its second k, of a pool of heads. */
 cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_attn_list *on, const float *k, const float *v,
