@@ -32,7 +32,7 @@ struct cuda_step_rows {
 struct cuda_step_host {
     struct cuda_step_rows  *real;
     int32_t           *ids, *pos, *logit_rows;
-    struct sample_ask *asks;
+    struct sample_row_params *row_params;
     char              *variable; /* tables, then sampling's edits and masks */
 };
 struct cuda_list_host {
@@ -53,7 +53,7 @@ struct cuda_step_upload {
     /* On the card: */
     const struct cuda_step_rows *real;
     const int32_t          *ids, *pos, *logit_rows;
-    const struct sample_ask *asks;
+    const struct sample_row_params *row_params;
     const char             *variable;
 };
 
@@ -76,10 +76,10 @@ struct cuda_step {
 struct cuda_sampling {
     struct dev_mem         results, chosen, scratch; /* [max_logits]; [max_logits] ids; what the kernels work in */
     struct token_logprobs *fetched[2];               /* [max_logits], pinned, by turn */
-    cudaEvent_t            there[2];                 /* they are */
+    cudaEvent_t            ready[2];                 /* they are */
     size_t                 n_rows, n_vocab;          /* that all this is for */
     size_t                 room;                     /* bytes of a step's edits and masks; with more it is sampled by the host */
-    struct sample_maker   *maker;
+    struct sample_encoder   *encoder;
     unsigned               work;                     /* of the step: enum sample_work */
 };
 

@@ -19,14 +19,14 @@ enum status cuda_sampling_prepare(struct cuda_ctx *c, struct err *err)
     if (s->n_rows == n && s->n_vocab == c->limits.n_vocab) return OK;
     cuda_sampling_release(c); /* scratch must be new where the vocabulary is another */
     if (c->limits.n_vocab > SAMPLE_VOCAB_MAX || n > SAMPLE_ROWS_MAX) return OK; /* the host samples */
-    s->maker = sample_maker_create(c->limits.n_vocab);
+    s->encoder = sample_encoder_create(c->limits.n_vocab);
     s->room = c->base.sampling_edit_bytes ? c->base.sampling_edit_bytes : n * CUDA_EDITS_PER_LOGITS;
     TRY(device_mem_alloc(d, n * sizeof(struct token_logprobs), DEVICE_MEM_PRIVATE, &s->results, err));
     TRY(device_mem_alloc(d, n * sizeof(int32_t), DEVICE_MEM_PRIVATE, &s->chosen, err));
     TRY(device_mem_alloc(d, sample_scratch_bytes(n, c->limits.n_vocab), DEVICE_MEM_PRIVATE, &s->scratch, err));
     for (int i = 0; i < 2; i++) {
         if (!cuda_check(c->device, cudaMallocHost((void **)&s->fetched[i], n * sizeof *s->fetched[i]), "getting pinned memory") ||
-            !cuda_check(c->device, cudaEventCreateWithFlags(&s->there[i], cudaEventDisableTiming), "making an event"))
+            !cuda_check(c->device, cudaEventCreateWithFlags(&s->ready[i], cudaEventDisableTiming), "making an event"))
             return device_fault(c->base.device, err);
     }
     s->n_rows = n;
@@ -41,22 +41,22 @@ void cuda_sampling_release(struct cuda_ctx *c)
     for (size_t i = 0; i < COUNT_OF(all); i++) device_mem_free(c->base.device, all[i]);
     for (int i = 0; i < 2; i++) {
         if (s->fetched[i]) (void)cuda_check(c->device, cudaFreeHost(s->fetched[i]), "freeing pinned memory");
-        if (s->there[i]) (void)cuda_check(c->device, cudaEventDestroy(s->there[i]), "ending an event");
+        if (s->ready[i]) (void)cuda_check(c->device, cudaEventDestroy(s->ready[i]), "ending an event");
     }
-    sample_maker_free(s->maker);
+    sample_encoder_free(s->encoder);
     *s = (struct cuda_sampling){ 0 };
 }
 
 /* ---- asking ------------------------------------------------------------------------------------------------------ */
 
 /* Edits and masks from `used` on, behind one another; both are counted from where the tables begin, in elements. */
-struct ask_room {
+struct cuda_edits_buffer {
     char  *begin;
     size_t used, bytes;
 };
 
 /* n elements of `size`, at a multiple of their size; SIZE_MAX: no room. */
-static size_t add(struct ask_room *r, const void *from, size_t n, size_t size)
+static size_t add(struct cuda_edits_buffer *r, const void *from, size_t n, size_t size)
 {
     const size_t first = (r->used + size - 1) / size, end = (first + n) * size;
     if (end > r->bytes) return SIZE_MAX;
@@ -65,22 +65,22 @@ static size_t add(struct ask_room *r, const void *from, size_t n, size_t size)
     return first;
 }
 
-static bool write_ask(struct cuda_sampling *s, const struct sample_request *w, struct ask_room *room, struct sample_ask *to)
+static bool write_row_params(struct cuda_sampling *s, const struct sample_request *w, struct cuda_edits_buffer *room, struct sample_row_params *to)
 {
-    struct sample_made made;
-    sample_maker_make(s->maker, w, &made);
-    if (made.ask.n_edits > 0) {
-        const size_t at = add(room, made.edits, (size_t)made.ask.n_edits, sizeof *made.edits);
+    struct sample_encoded encoded;
+    sample_encoder_encode(s->encoder, w, &encoded);
+    if (encoded.params.n_edits > 0) {
+        const size_t at = add(room, encoded.edits, (size_t)encoded.params.n_edits, sizeof *encoded.edits);
         if (at == SIZE_MAX) return false;
-        made.ask.edits = (int32_t)at;
+        encoded.params.edits = (int32_t)at;
     }
-    if (made.n_words > 0) {
-        const size_t at = add(room, made.allowed, made.n_words, sizeof *made.allowed);
+    if (encoded.n_words > 0) {
+        const size_t at = add(room, encoded.allowed, encoded.n_words, sizeof *encoded.allowed);
         if (at == SIZE_MAX) return false;
-        made.ask.allowed = (int32_t)at;
+        encoded.params.allowed = (int32_t)at;
     }
-    s->work |= made.work;
-    *to = made.ask;
+    s->work |= encoded.work;
+    *to = encoded.params;
     return true;
 }
 
@@ -88,12 +88,12 @@ bool cuda_sampling_write(struct cuda_ctx *c, const struct sample_request *wants,
 {
     struct cuda_step_upload *st = &c->upload_step;
     const size_t         begin = (size_t)(to->variable - st->host[st->parity]);
-    struct ask_room      room = { .begin = to->variable, .used = st->used - begin, .bytes = st->used - begin + c->sampling.room };
+    struct cuda_edits_buffer      room = { .begin = to->variable, .used = st->used - begin, .bytes = st->used - begin + c->sampling.room };
     if (!wants || !c->sampling.scratch.ptr) return false;
     ASSERT(begin + room.bytes <= st->bytes);
     c->sampling.work = 0;
     for (int32_t i = 0; i < n; i++)
-        if (!write_ask(&c->sampling, &wants[i], &room, &to->asks[i])) return false;
+        if (!write_row_params(&c->sampling, &wants[i], &room, &to->row_params[i])) return false;
     st->used = begin + room.used;
     return true;
 }
@@ -107,18 +107,18 @@ void cuda_sample(struct kernel_ctx *base, const float *logits, size_t n_vocab)
     const int             parity = c->step.parity;
     const size_t          n = (size_t)c->step.n_logits;
     const struct sample_call call = { .logits = logits, .stride = n_vocab, .n_vocab = (int32_t)n_vocab, .n_rows = (int32_t)n, .work = s->work,
-                                      .asks = c->upload_step.asks, .edits = (const void *)c->upload_step.variable, .allowed = (const void *)c->upload_step.variable,
+                                      .row_params = c->upload_step.row_params, .edits = (const void *)c->upload_step.variable, .allowed = (const void *)c->upload_step.variable,
                                       .results = s->results.ptr, .ids = s->chosen.ptr, .scratch = s->scratch.ptr };
     if (n > 0 && !cuda_check(c->device, sample_run(c->device->stream, &call), "choosing tokens")) return;
     if (n > 0 && !cuda_check(c->device, cudaMemcpyAsync(s->fetched[parity], s->results.ptr, n * sizeof *s->fetched[parity], cudaMemcpyDeviceToHost,
                                                         c->device->stream), "fetching tokens"))
         return;
-    (void)cuda_check(c->device, cudaEventRecord(s->there[parity], c->device->stream), "fetching tokens");
+    (void)cuda_check(c->device, cudaEventRecord(s->ready[parity], c->device->stream), "fetching tokens");
 }
 
 void cuda_fetch(struct kernel_ctx *base, int parity, struct token_logprobs *out, size_t n)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    if (!cuda_check(c->device, cudaEventSynchronize(c->sampling.there[parity]), "a step")) return;
+    if (!cuda_check(c->device, cudaEventSynchronize(c->sampling.ready[parity]), "a step")) return;
     if (n > 0) memcpy(out, c->sampling.fetched[parity], n * sizeof *out);
 }

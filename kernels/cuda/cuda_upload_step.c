@@ -29,7 +29,7 @@ static size_t list_bytes(size_t n_seqs, size_t n_rows)
 static size_t rows_bytes(size_t n_rows, size_t n_logits)
 {
     return padded(1, sizeof(struct cuda_step_rows)) + 2 * padded(n_rows, sizeof(int32_t)) + padded(n_logits, sizeof(int32_t)) +
-           padded(n_logits, sizeof(struct sample_ask));
+           padded(n_logits, sizeof(struct sample_row_params));
 }
 
 
@@ -114,7 +114,7 @@ static void lay_out(struct cuda_step_upload *st, const struct kernel_step *s, si
     to->ids = put(st, (size_t)s->n_rows, sizeof *to->ids, (const void **)&st->ids);
     to->pos = put(st, (size_t)s->n_rows, sizeof *to->pos, (const void **)&st->pos);
     to->logit_rows = put(st, (size_t)s->n_logits, sizeof *to->logit_rows, (const void **)&st->logit_rows);
-    to->asks = put(st, (size_t)s->n_logits, sizeof *to->asks, (const void **)&st->asks);
+    to->row_params = put(st, (size_t)s->n_logits, sizeof *to->row_params, (const void **)&st->row_params);
     for (int32_t i = 0; i < s->n_lists; i++) {
         struct cuda_attn_list       *l = &st->lists[i];
         struct cuda_list_host *p = &st->host_lists[i];

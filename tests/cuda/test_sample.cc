@@ -166,7 +166,7 @@ enum { UNTOUCHED = -77 };
 
 struct asked_rows {
     std::vector<float>       logits;
-    std::vector<sample_ask>  asks;
+    std::vector<sample_row_params>  row_params;
     std::vector<sample_edit> edits;
     std::vector<uint64_t>    allowed;
     std::vector<int32_t>     ids; /* before the call: late tokens, each at another row's place */
@@ -176,24 +176,24 @@ struct asked_rows {
 static asked_rows ask(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride)
 {
     asked_rows    all;
-    sample_maker *m = sample_maker_create(n_vocab);
+    sample_encoder *m = sample_encoder_create(n_vocab);
     all.logits.assign(rows.size() * stride, 1e30f); /* what lies between rows would win */
     all.ids.assign(rows.size(), UNTOUCHED);
     for (size_t i = 0; i < rows.size(); i++) {
         const size_t      place = rows.size() - 1 - i;
         const sample_request w = rows[i].wish(rows[i].is_late ? -1 - (int32_t)place : 0);
-        sample_made       made;
+        sample_encoded       made;
         if (rows[i].is_late) all.ids[place] = rows[i].tokens.back();
-        sample_maker_make(m, &w, &made);
-        made.ask.edits = (int32_t)all.edits.size();
-        if (made.n_words) made.ask.allowed = (int32_t)all.allowed.size();
-        all.edits.insert(all.edits.end(), made.edits, made.edits + made.ask.n_edits);
+        sample_encoder_encode(m, &w, &made);
+        made.params.edits = (int32_t)all.edits.size();
+        if (made.n_words) made.params.allowed = (int32_t)all.allowed.size();
+        all.edits.insert(all.edits.end(), made.edits, made.edits + made.params.n_edits);
         all.allowed.insert(all.allowed.end(), made.allowed, made.allowed + made.n_words);
-        all.asks.push_back(made.ask);
+        all.row_params.push_back(made.params);
         all.work |= made.work;
         std::copy(rows[i].logits.begin(), rows[i].logits.end(), all.logits.begin() + (ptrdiff_t)(i * stride));
     }
-    sample_maker_free(m);
+    sample_encoder_free(m);
     return all;
 }
 
@@ -212,15 +212,15 @@ struct card_call {
     size_t         n_rows;
     asked_rows     all;
     token_logprobs guard;
-    device_bytes   logits, asks, edits, allowed, n_live, results, ids;
+    device_bytes   logits, row_params, edits, allowed, n_live, results, ids;
     sample_call    call = {};
     card_call(std::vector<wish_row> &rows, uint32_t n_vocab, size_t stride, int32_t live, const card_scratch &scratch)
-        : n_rows(rows.size()), all(ask(rows, n_vocab, stride)), guard(make_guard()), logits(all.logits), asks(all.asks), edits(all.edits),
+        : n_rows(rows.size()), all(ask(rows, n_vocab, stride)), guard(make_guard()), logits(all.logits), row_params(all.row_params), edits(all.edits),
           allowed(all.allowed), n_live(&live, sizeof live), results(std::vector<token_logprobs>(n_rows, guard)),
           ids(all.ids)
     {
         call.logits = (const float *)logits.p, call.stride = stride, call.n_vocab = (int32_t)n_vocab, call.n_rows = (int32_t)n_rows;
-        call.work = all.work, call.n_live = live < 0 ? nullptr : (const int32_t *)n_live.p, call.asks = (const sample_ask *)asks.p;
+        call.work = all.work, call.n_real_rows = live < 0 ? nullptr : (const int32_t *)n_live.p, call.row_params = (const sample_row_params *)row_params.p;
         call.edits = (const sample_edit *)edits.p, call.allowed = (const uint64_t *)allowed.p;
         call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p, call.scratch = scratch.p;
     }
@@ -408,7 +408,7 @@ TEST(a_recorded_call_takes_other_asks)
     cudaStream_t       stream;
     cudaGraph_t        graph;
     cudaGraphExec_t    exec;
-    c.call.work = SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS | SAMPLE_LATE;
+    c.call.work = SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS | SAMPLE_FUTURE_TOKEN;
     c.call.edits = (const sample_edit *)edits.p;
     GOOD(cudaMemcpy(edits.p, c.all.edits.data(), c.all.edits.size() * sizeof(sample_edit), cudaMemcpyHostToDevice));
     GOOD(cudaStreamCreate(&stream));
@@ -420,7 +420,7 @@ TEST(a_recorded_call_takes_other_asks)
     check_rows(rows, n_vocab, c.fetch());
     const asked_rows next = ask(others, n_vocab, n_vocab);
     CHECK(next.edits.size() <= room.size());
-    GOOD(cudaMemcpy(c.asks.p, next.asks.data(), next.asks.size() * sizeof(sample_ask), cudaMemcpyHostToDevice));
+    GOOD(cudaMemcpy(c.row_params.p, next.row_params.data(), next.row_params.size() * sizeof(sample_row_params), cudaMemcpyHostToDevice));
     if (!next.edits.empty()) GOOD(cudaMemcpy(edits.p, next.edits.data(), next.edits.size() * sizeof(sample_edit), cudaMemcpyHostToDevice));
     GOOD(cudaMemcpy(c.ids.p, next.ids.data(), next.ids.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
     GOOD(cudaDeviceSynchronize());
@@ -476,48 +476,48 @@ TEST(a_row_that_asks_for_more_than_the_call_has_ends_it)
 /* What a maker says of a row, in detail: edits sorted, each token's in the order of sampler.c, none without an effect. */
 TEST(edits_are_few_and_in_order)
 {
-    sample_maker *m = sample_maker_create(100);
+    sample_encoder *m = sample_encoder_create(100);
     wish_row      row;
-    sample_made   made;
+    sample_encoded   made;
     row.params.top_p = 1, row.params.repetition_penalty = 1, row.params.n_logprobs = -1;
     row.tokens = { 9, 8, 7, 8, 70 }, row.n_prompt = 2, row.eos = { 99, 100 };
     sample_request w = row.wish();
-    sample_maker_make(m, &w, &made);
-    CHECK_EQ_INT(made.ask.n_edits, 0);
+    sample_encoder_encode(m, &w, &made);
+    CHECK_EQ_INT(made.params.n_edits, 0);
     CHECK_EQ_INT(made.work, 0);
-    CHECK_EQ_INT(made.ask.allowed, -1);
-    CHECK_EQ_INT(made.ask.index, 3);
+    CHECK_EQ_INT(made.params.allowed, -1);
+    CHECK_EQ_INT(made.params.index, 3);
     row.params.frequency_penalty = 0.5f, row.params.min_tokens = 4, row.params.temperature = 1, row.params.top_k = 3;
     row.bias = { { 8, 1 }, { 3, 2 }, { 8, 4 }, { -1, 5 }, { 100, 6 } };
     row.allowed = { 5, 1 };
     w = row.wish();
     for (int again = 0; again < 2; again++) { /* the first leaves no marks */
-        sample_maker_make(m, &w, &made);
+        sample_encoder_encode(m, &w, &made);
         const int32_t ids[] = { 3, 7, 8, 8, 70, 99 };
-        CHECK_EQ_INT(made.ask.n_edits, 6);
+        CHECK_EQ_INT(made.params.n_edits, 6);
         for (int i = 0; i < 6; i++) CHECK_EQ_INT(made.edits[i].id, ids[i]);
         CHECK(made.edits[2].bias == 1 && made.edits[3].bias == 4 && !made.edits[2].penalise && made.edits[3].penalise);
         CHECK(made.edits[3].count == 1 && made.edits[5].forbid && !made.edits[5].penalise);
-        CHECK(made.ask.frequency == 0.5f && made.ask.presence == 0 && made.ask.repetition == 1 && made.ask.late == 0);
+        CHECK(made.params.frequency == 0.5f && made.params.presence == 0 && made.params.repetition == 1 && made.params.future_token == 0);
         CHECK_EQ_INT(made.n_words, 2);
-        CHECK(made.allowed == row.allowed.data() && made.ask.allowed == 0);
+        CHECK(made.allowed == row.allowed.data() && made.params.allowed == 0);
         CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT);
     }
     row.params.repetition_penalty = 2, row.params.presence_penalty = 0.7f;
     w = row.wish();
-    sample_maker_make(m, &w, &made);
-    CHECK_EQ_INT(made.ask.n_edits, 7);
+    sample_encoder_encode(m, &w, &made);
+    CHECK_EQ_INT(made.params.n_edits, 7);
     CHECK(made.edits[4].id == 9 && made.edits[4].penalise && made.edits[4].count == 0);
-    CHECK(made.edits[1].id == 7 && made.edits[1].count == 1 && made.ask.presence == 0.7f && made.ask.repetition == 2);
+    CHECK(made.edits[1].id == 7 && made.edits[1].count == 1 && made.params.presence == 0.7f && made.params.repetition == 2);
     w = row.wish(-3); /* the last, 70, is known to the card alone */
-    sample_maker_make(m, &w, &made);
-    CHECK(made.ask.n_edits == 6 && made.edits[5].id == 99 && made.ask.late == -3 && made.ask.index == 3);
-    CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LATE);
+    sample_encoder_encode(m, &w, &made);
+    CHECK(made.params.n_edits == 6 && made.edits[5].id == 99 && made.params.future_token == -3 && made.params.index == 3);
+    CHECK_EQ_INT(made.work, SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_FUTURE_TOKEN);
     w = row.wish();
     w.score = 5;
-    sample_maker_make(m, &w, &made);
-    CHECK(made.ask.n_edits == 0 && made.n_words == 0 && made.ask.allowed == -1 && made.work == SAMPLE_LOGPROBS);
-    sample_maker_free(m);
+    sample_encoder_encode(m, &w, &made);
+    CHECK(made.params.n_edits == 0 && made.n_words == 0 && made.params.allowed == -1 && made.work == SAMPLE_LOGPROBS);
+    sample_encoder_free(m);
 }
 
 TEST_MAIN(CASE_T(tokens_of_a_large_vocabulary_as_the_host, 250), CASE_T(tokens_of_a_small_vocabulary_as_the_host, 250),

@@ -50,15 +50,15 @@ struct drawn_row {
     token_logprobs             result;
     explicit drawn_row(unsigned work, float top_p)
     {
-        sample_ask  ask = {};
+        sample_row_params  ask = {};
         sample_call call = {};
         uint32_t    mix = 1;
         for (float &v : logits) mix = mix * 1664525u + 1013904223u, v = (float)(int32_t)mix * 0x1p-28f;
         ask.temperature = 0.7f, ask.top_p = top_p, ask.allowed = ask.score = -1, ask.n_logprobs = work & SAMPLE_LOGPROBS ? 0 : -1;
-        const device_bytes x(logits), asks(&ask, sizeof ask), room(scratch);
+        const device_bytes x(logits), row_params(&ask, sizeof ask), room(scratch);
         const device_bytes results(std::vector<token_logprobs>(1)), ids(std::vector<int32_t>(1));
         call.logits = (const float *)x.p, call.stride = N, call.n_vocab = N, call.n_rows = 1;
-        call.work = work, call.asks = (const sample_ask *)asks.p;
+        call.work = work, call.row_params = (const sample_row_params *)row_params.p;
         call.results = (token_logprobs *)results.p, call.ids = (int32_t *)ids.p, call.scratch = room.p;
         GOOD(sample_run(nullptr, &call));
         GOOD(cudaDeviceSynchronize());
@@ -88,7 +88,7 @@ TEST(masses_are_added_as_on_the_host)
 {
     const drawn_row    row(SAMPLE_DRAW, 1);
     const size_t       n = drawn_row::N;
-    const row_layout   at = row_layout_of(n);
+    const sample_row_layout   at = sample_row_layout_of(n);
     std::vector<float> p(n);
     kernel_ctx        *c = host_kernels();
     float              max = row.logits[0];
@@ -103,7 +103,7 @@ TEST(masses_are_added_as_on_the_host)
 /* Rounding may leave a number beyond the last entry of the chunk whose mass passed it: the walk goes on, and the last entry stands by. */
 TEST(a_draw_walks_on_from_chunk_to_chunk)
 {
-    std::unique_ptr<draw_room> room(new draw_room());
+    std::unique_ptr<sample_draw_smem> room(new sample_draw_smem());
     room->p[3] = 0.5f, room->p[900] = 0.25f, room->sum = 1, room->id = -5;
     draw_in_chunk(room.get(), 2048, 1.4);
     CHECK(room->found && room->id == 2048 + 3);
@@ -135,7 +135,7 @@ TEST(log_sum_exp_is_added_as_on_the_host)
     float           lse;
     c->ops->log_sum_exp(c, &lse, row.logits.data(), drawn_row::N, 1, drawn_row::N);
     CHECK(bits_of(row.result.logprob) == bits_of(row.logits[(size_t)row.result.id] - lse));
-    const double *sums = row.at<double>(row_layout_of(drawn_row::N).sums); /* the last phase left its own there */
+    const double *sums = row.at<double>(sample_row_layout_of(drawn_row::N).sums); /* the last phase left its own there */
     const float   max = *std::max_element(row.logits.begin(), row.logits.end());
     for (size_t first = 0; first < drawn_row::N; first += SAMPLE_CHUNK)
         CHECK(sums[first / SAMPLE_CHUNK] == (double)chunk_sum_exp(&row.logits[first], std::min(drawn_row::N - first, (size_t)SAMPLE_CHUNK), max));
@@ -146,7 +146,7 @@ TEST(log_sum_exp_is_added_as_on_the_host)
 TEST(parts_of_the_scratch_are_aligned)
 {
     for (size_t n = 1; n <= SAMPLE_VOCAB_MAX; n += n < 9000 ? 1 : 1009) {
-        const row_layout at = row_layout_of(n);
+        const sample_row_layout at = sample_row_layout_of(n);
         CHECK(at.sums % 16 == 0 && at.tops % 16 == 0 && at.maxima % 16 == 0 && at.list % 16 == 0 && at.x % 16 == 0 && at.bytes % 256 == 0);
         CHECK(at.bytes >= at.x + n * sizeof(float));
     }
@@ -155,7 +155,7 @@ TEST(parts_of_the_scratch_are_aligned)
 TEST(counters_are_zero_when_a_call_is_over)
 {
     const drawn_row  row(SAMPLE_DRAW | SAMPLE_CUT | SAMPLE_LOGPROBS, 0.8f);
-    const row_state &s = *row.at<row_state>(0);
+    const sample_row_state &s = *row.at<sample_row_state>(0);
     CHECK(s.draws && s.cuts); /* all phases ran */
     CHECK(s.best == 0 && s.raw_max == 0 && s.n_done == 0 && s.n_kept == 0 && s.n_listed == 0 && s.n_reach == 0);
 }

@@ -1,6 +1,6 @@
 /* sample.cu - the sampler's phases after the first two, and the call.
  *
- *   late    the token before, where only the card knows it                    rows whose penalties count it
+ *   future_token    the token before, where only the card knows it                    rows whose penalties count it
  *   look    mask, edits, largest logit (sample_argmax.cuh)                      all rows; a greedy row is done
  *   terms   p = exp((x - max) / T); masses of chunks                          rows that draw; one that nothing cuts is done
  *   gather  candidates for the last that top_k and top_p keep; that one       rows that are cut
@@ -16,43 +16,43 @@
 #include "kernels/cuda/sampling/sample_radix_select.cuh"
 
 /* Shared memory: for one of these at a time, with a barrier in between. */
-union sample_room {
+union sample_smem {
     float       tile[SUM_TILE];
-    select_room select;
-    draw_room   draw;
+    sample_select_smem select;
+    sample_draw_smem   draw;
 };
 
 /* ---- terms ------------------------------------------------------------------------------------------------------- */
 
 /* The draw's token, by the block that is last. */
-static __device__ void draw_end(sample_room *room, const sample_call &call, const sample_row &r, const sample_cutoff &keep)
+static __device__ void draw_end(sample_smem *room, const sample_call &call, const sample_row &r, const sample_cutoff &keep)
 {
     const int32_t id = draw_entry(&room->draw, r, keep);
     if (threadIdx.x == 0) choose(call, r, id);
-    if (!wants_logprobs(*r.ask)) write_plain(call, id);
+    if (!wants_logprobs(*r.params)) write_plain(call, id);
 }
 
 /* A value that everything top_k keeps is above, as high as is cheap to find; 0 where there is none. */
-static __device__ float above_top(sample_room *room, const sample_row &r)
+static __device__ float above_top(sample_smem *room, const sample_row &r)
 {
     const select_from   from = { r.maxima, (int)gridDim.x * SAMPLE_WARPS, 0, 0x1p-126f };
-    const select_for    want = { true, (double)r.ask->top_k, false };
+    const select_for    want = { true, (double)r.params->top_k, false };
     const select_border border = select_head(&room->select, from, want);
     return border.reached ? __uint_as_float(__float_as_uint(border.p) - 1) : 0;
 }
 
 /* Either draws, or says what candidates are to be gathered. */
-static __device__ void terms_end(sample_room *room, const sample_call &call, const sample_row &r)
+static __device__ void terms_end(sample_smem *room, const sample_call &call, const sample_row &r)
 {
     __shared__ unsigned n_kept;
     if (threadIdx.x == 0) n_kept = atomicExch(&r.state->n_kept, 0u);
     __syncthreads();
-    const bool by_count = counts_top(*r.ask, r.n_vocab) && (unsigned)r.ask->top_k <= n_kept, by_mass = r.ask->top_p < 1;
+    const bool by_count = counts_top(*r.params, r.n_vocab) && (unsigned)r.params->top_k <= n_kept, by_mass = r.params->top_p < 1;
     if (!by_count && !by_mass) {
-        draw_end(room, call, r, first_cutoff(*r.ask));
+        draw_end(room, call, r, first_cutoff(*r.params));
         return;
     }
-    const double total = sum_upto(r, room->draw.upto), top_p = r.ask->top_p > 0 ? (double)r.ask->top_p : 0;
+    const double total = sum_upto(r, room->draw.upto), top_p = r.params->top_p > 0 ? (double)r.params->top_p : 0;
     /* All entries of at most (1 - top_p) / n of the mass weigh together at most 1 - top_p: none of them is needed. */
     const float above = by_count ? above_top(room, r) : (float)((1 - top_p) * total / (double)n_kept * 0.999);
     if (threadIdx.x > 0) return;
@@ -65,11 +65,11 @@ static __device__ void terms_end(sample_room *room, const sample_call &call, con
 static __global__ void __launch_bounds__(SAMPLE_THREADS) terms_kernel(const sample_call call)
 {
     grid_dependency_sync();
-    __shared__ sample_room room;
+    __shared__ sample_smem room;
     sample_row r;
     if (!open_row(call, &r) || !r.state->draws) return;
-    const sample_cutoff keep = first_cutoff(*r.ask);
-    const float max = r.state->max, by = __fdiv_rn(1.0f, r.ask->temperature < 1e-2f ? 1e-2f : r.ask->temperature);
+    const sample_cutoff keep = first_cutoff(*r.params);
+    const float max = r.state->max, by = __fdiv_rn(1.0f, r.params->temperature < 1e-2f ? 1e-2f : r.params->temperature);
     float       v[SAMPLE_EACH], largest = 0;
     unsigned    n_kept = 0;
     load_elements(v, r.changed ? r.x : r.logits, r.n_vocab);
@@ -93,21 +93,21 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) terms_kernel(const samp
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
 /* The last entry that is kept, in the order of larger p, then smaller id. */
-static __device__ void gather_end(sample_room *room, const sample_row &r)
+static __device__ void gather_end(sample_smem *room, const sample_row &r)
 {
     __shared__ unsigned n_listed;
     if (threadIdx.x == 0) n_listed = atomicExch(&r.state->n_listed, 0u);
     __syncthreads();
-    const row_state &s = *r.state;
+    const sample_row_state &s = *r.state;
     const bool  fits = n_listed <= SAMPLE_LIST;
-    select_from from = { fits ? r.list : r.x, fits ? (int)n_listed : r.n_vocab, s.above, first_cutoff(*r.ask).p };
+    select_from from = { fits ? r.list : r.x, fits ? (int)n_listed : r.n_vocab, s.above, first_cutoff(*r.params).p };
     sample_cutoff keep = { from.least, INT32_MAX };
     if (s.by_count) {
-        const select_for want = { true, (double)r.ask->top_k, false };
+        const select_for want = { true, (double)r.params->top_k, false };
         keep.p = from.least = select_head(&room->select, from, want).p; /* values equal to the k-th stay */
     }
-    if (r.ask->top_p < 1) {
-        const double     top_p = r.ask->top_p > 0 ? (double)r.ask->top_p : 0;
+    if (r.params->top_p < 1) {
+        const double     top_p = r.params->top_p > 0 ? (double)r.params->top_p : 0;
         const select_for want = { false, s.by_count ? top_p : top_p * s.total, s.by_count };
         const select_border border = select_head(&room->select, from, want);
         keep.p = border.p;
@@ -119,10 +119,10 @@ static __device__ void gather_end(sample_room *room, const sample_row &r)
 static __global__ void __launch_bounds__(SAMPLE_THREADS) gather_kernel(const sample_call call)
 {
     grid_dependency_sync();
-    __shared__ sample_room room;
+    __shared__ sample_smem room;
     sample_row r;
     if (!open_row(call, &r) || !r.state->cuts) return;
-    const float above = r.state->above, least = first_cutoff(*r.ask).p;
+    const float above = r.state->above, least = first_cutoff(*r.params).p;
     const int   lane = (int)(threadIdx.x % WARP);
     float       v[SAMPLE_EACH];
     load_elements(v, r.x, r.n_vocab);
@@ -143,7 +143,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) gather_kernel(const sam
 static __global__ void __launch_bounds__(SAMPLE_THREADS) mass_kernel(const sample_call call)
 {
     grid_dependency_sync();
-    __shared__ sample_room room;
+    __shared__ sample_smem room;
     sample_row r;
     if (!open_row(call, &r) || !r.state->cuts) return;
     const sample_cutoff keep = { r.state->cut_p, r.state->cut_id };
@@ -186,7 +186,7 @@ static __device__ void block_top(const sample_key key[SAMPLE_EACH], int n, sampl
     warp_top<EACH>(mine, n, best);
 }
 
-static __device__ __forceinline__ int n_top_of(const sample_ask &a)
+static __device__ __forceinline__ int n_top_of(const sample_row_params &a)
 {
     return a.n_logprobs < SAMPLER_LOGPROBS_MAX ? a.n_logprobs : SAMPLER_LOGPROBS_MAX;
 }
@@ -237,7 +237,7 @@ static __device__ void count_end(const sample_call &call, const sample_row &r)
     struct token_logprobs &to = call.results[blockIdx.y];
     const float   max = r.state->max_raw;
     const float   lse = max == -INFINITY ? max : (float)((double)max + log(sum_upto(r, upto)));
-    const int     n_top = n_top_of(*r.ask);
+    const int     n_top = n_top_of(*r.params);
     const int32_t id = r.state->id;
     if (n_top > 0) count_top(r, n_top, best);
     __syncthreads();
@@ -263,9 +263,9 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) count_kernel(const samp
     grid_dependency_sync();
     __shared__ float tile[SUM_TILE];
     sample_row r;
-    if (!open_row(call, &r) || !wants_logprobs(*r.ask)) return;
+    if (!open_row(call, &r) || !wants_logprobs(*r.params)) return;
     const float mark = r.logits[r.state->id];
-    const int   n_top = n_top_of(*r.ask);
+    const int   n_top = n_top_of(*r.params);
     unsigned    n_reach = 0;
     float       v[SAMPLE_EACH];
     load_elements(v, r.logits, r.n_vocab);
@@ -285,7 +285,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) count_kernel(const samp
 
 /* ---- the call ---------------------------------------------------------------------------------------------------- */
 
-size_t sample_scratch_bytes(size_t n_rows, size_t n_vocab) { return n_rows * row_layout_of(n_vocab).bytes; }
+size_t sample_scratch_bytes(size_t n_rows, size_t n_vocab) { return n_rows * sample_row_layout_of(n_vocab).bytes; }
 
 cudaError_t sample_run(cudaStream_t stream, const struct sample_call *call)
 {
@@ -294,8 +294,8 @@ cudaError_t sample_run(cudaStream_t stream, const struct sample_call *call)
     const bool draws = call->work & SAMPLE_DRAW, cuts = draws && call->work & SAMPLE_CUT;
     const dim3 grid(blocks_for((size_t)call->n_vocab, SAMPLE_PIECE), (unsigned)call->n_rows), block(SAMPLE_THREADS);
     cudaError_t e = cudaSuccess;
-    if (call->work & SAMPLE_LATE) e = launch(stream, late_kernel, dim3(1, (unsigned)call->n_rows), dim3(WARP), 0, *call);
-    if (e == cudaSuccess) e = launch(stream, look_kernel, grid, block, 0, *call);
+    if (call->work & SAMPLE_FUTURE_TOKEN) e = launch(stream, future_token_kernel, dim3(1, (unsigned)call->n_rows), dim3(WARP), 0, *call);
+    if (e == cudaSuccess) e = launch(stream, argmax_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && draws) e = launch(stream, terms_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && cuts) e = launch(stream, gather_kernel, grid, block, 0, *call);
     if (e == cudaSuccess && cuts) e = launch(stream, mass_kernel, grid, block, 0, *call);

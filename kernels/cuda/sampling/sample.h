@@ -28,16 +28,16 @@ enum sample_work {
     SAMPLE_DRAW = 1,     /* temperature >= 1e-5 */
     SAMPLE_CUT = 2,      /* a draw among fewer: 0 < top_k < n_vocab, or top_p < 1. Only with SAMPLE_DRAW */
     SAMPLE_LOGPROBS = 4, /* n_logprobs >= 0, or score >= 0 */
-    SAMPLE_LATE = 8      /* late < 0 */
+    SAMPLE_FUTURE_TOKEN = 8      /* future_token < 0 */
 };
 
 /* One row's wishes, in device memory. */
-struct sample_ask {
+struct sample_row_params {
     uint64_t seed;
     uint32_t index;          /* the draw is rng_uniform(seed, 0, index) */
     float    temperature, min_p, top_p;
-    float    repetition, frequency, presence; /* of edits that penalise, and of the late token */
-    int32_t  late;           /* < 0: the token that ids[-1 - late] held before the call is one more occurrence for penalties; 0: there is none */
+    float    repetition, frequency, presence; /* of edits that penalise, and of the future token */
+    int32_t  future_token;           /* < 0: the token that ids[-1 - future_token] held before the call is one more occurrence for penalties; 0: there is none */
     int32_t  top_k;
     int32_t  edits, n_edits; /* its own among the call's edits: from `edits` on */
     int32_t  allowed;        /* where its mask begins among the call's words, as sampling_params.allowed; -1: all tokens are */
@@ -46,7 +46,7 @@ struct sample_ask {
 };
 
 /* A change of one logit: -inf if forbidden; then x += bias; then, if penalised, x = x > 0 ? x / repetition : x * repetition, x -= frequency * count,
- * and with a count above 0 x -= presence. A row's are sorted by id; several of one id are done one after the other, and a late token counts in the
+ * and with a count above 0 x -= presence. A row's are sorted by id; several of one id are done one after the other, and a future token counts in the
  * last. Those of ids outside of the vocabulary do nothing. */
 struct sample_edit {
     int32_t  id;
@@ -62,12 +62,12 @@ struct sample_call {
     int32_t                   n_vocab; /* 1 to SAMPLE_VOCAB_MAX */
     int32_t                   n_rows;  /* the most, which grids are made for; at most SAMPLE_ROWS_MAX */
     unsigned                  work;    /* enum sample_work; a row that asks for more is a bug, which ends the kernel with a trap */
-    const int32_t            *n_live;  /* how many rows, the first ones, are asked: nothing of the others is read or written. NULL: all */
-    const struct sample_ask  *asks;    /* [n_rows] */
+    const int32_t            *n_real_rows;  /* how many rows, the first ones, are asked: nothing of the others is read or written. NULL: all */
+    const struct sample_row_params  *row_params;    /* [n_rows] */
     const struct sample_edit *edits;
     const uint64_t           *allowed;
     struct token_logprobs    *results; /* [n_rows], as sampler_sample and sampler_logprobs leave them */
-    int32_t                  *ids;     /* [n_rows]: the tokens chosen; of rows that are scored left alone. What late names is read before */
+    int32_t                  *ids;     /* [n_rows]: the tokens chosen; of rows that are scored left alone. What future_token names is read before */
     void                     *scratch; /* aligned to 256 bytes */
 };
 

@@ -21,30 +21,30 @@ static __device__ int count_edits_below(const sample_edit *e, int n, int id)
     return low;
 }
 
-static __device__ float penalised(const sample_ask &a, unsigned count, float x)
+static __device__ float penalised(const sample_row_params &a, unsigned count, float x)
 {
     x = x > 0 ? __fdiv_rn(x, a.repetition) : __fmul_rn(x, a.repetition);
     x = __fsub_rn(x, __fmul_rn(a.frequency, (float)count));
     return count ? __fsub_rn(x, a.presence) : x;
 }
 
-/* `late`: one more occurrence of the token. */
-static __device__ float edited(const sample_ask &a, const sample_edit &e, bool late, float x)
+/* `future_token`: one more occurrence of the token. */
+static __device__ float edited(const sample_row_params &a, const sample_edit &e, bool future_token, float x)
 {
     if (e.forbid) x = -INFINITY;
     x = __fadd_rn(x, e.bias);
-    return e.penalise || late ? penalised(a, (e.penalise ? e.count : 0) + late, x) : x;
+    return e.penalise || future_token ? penalised(a, (e.penalise ? e.count : 0) + future_token, x) : x;
 }
 
 enum { NO_TOKEN = -1 };
 
-/* The row's edits e [n] that fall in the block's piece of r.x, and the late token if it does; NO_TOKEN: there is none. */
-static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n, int late)
+/* The row's edits e [n] that fall in the block's piece of r.x, and the future token if it does; NO_TOKEN: there is none. */
+static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int n, int future_token)
 {
-    __shared__ int bounds[3]; /* edits below the piece, below its end, below the late token */
+    __shared__ int bounds[3]; /* edits below the piece, below its end, below the future token */
     const int begin = (int)blockIdx.x * SAMPLE_PIECE, end = begin + SAMPLE_PIECE < r.n_vocab ? begin + SAMPLE_PIECE : r.n_vocab;
     if (threadIdx.x < 3 * WARP) {
-        const int which = (int)threadIdx.x / WARP, at = count_edits_below(e, n, which == 0 ? begin : which == 1 ? end : late);
+        const int which = (int)threadIdx.x / WARP, at = count_edits_below(e, n, which == 0 ? begin : which == 1 ? end : future_token);
         if (threadIdx.x % WARP == 0) bounds[which] = at;
     }
     __syncthreads();
@@ -52,20 +52,20 @@ static __device__ void edit_piece(const sample_row &r, const sample_edit *e, int
         const int id = e[i].id;
         if (i > bounds[0] && e[i - 1].id == id) continue; /* the thread of the first does all of an id */
         float x = r.x[id];
-        for (int j = i; j < bounds[1] && e[j].id == id; j++) x = edited(*r.ask, e[j], id == late && (j + 1 == n || e[j + 1].id != id), x);
+        for (int j = i; j < bounds[1] && e[j].id == id; j++) x = edited(*r.params, e[j], id == future_token && (j + 1 == n || e[j + 1].id != id), x);
         r.x[id] = x;
     }
-    const bool is_edited = bounds[2] < n && e[bounds[2]].id == late;
-    if (threadIdx.x == 0 && late >= begin && late < end && !is_edited) r.x[late] = penalised(*r.ask, 1, r.x[late]);
+    const bool is_edited = bounds[2] < n && e[bounds[2]].id == future_token;
+    if (threadIdx.x == 0 && future_token >= begin && future_token < end && !is_edited) r.x[future_token] = penalised(*r.params, 1, r.x[future_token]);
     __syncthreads();
 }
 
 /* v: the thread's logits, which come back as the mask and the edits leave them, in r.x too. */
 static __device__ void change_piece(const sample_call &call, const sample_row &r, float v[SAMPLE_EACH])
 {
-    const sample_ask &ask = *r.ask;
-    if (ask.allowed >= 0) {
-        const uint64_t *allowed = call.allowed + ask.allowed;
+    const sample_row_params &params = *r.params;
+    if (params.allowed >= 0) {
+        const uint64_t *allowed = call.allowed + params.allowed;
         UNROLL
         for (int k = 0; k < SAMPLE_EACH; k++) {
             const int i = element_of(k);
@@ -73,9 +73,9 @@ static __device__ void change_piece(const sample_call &call, const sample_row &r
         }
     }
     store_elements(r.x, v, r.n_vocab);
-    if (ask.n_edits <= 0 && ask.late >= 0) return;
+    if (params.n_edits <= 0 && params.future_token >= 0) return;
     __syncthreads();
-    edit_piece(r, call.edits + ask.edits, ask.n_edits, ask.late < 0 ? r.state->late : (int)NO_TOKEN);
+    edit_piece(r, call.edits + params.edits, params.n_edits, params.future_token < 0 ? r.state->future_token : (int)NO_TOKEN);
     load_elements(v, r.x, r.n_vocab);
 }
 
@@ -108,9 +108,9 @@ static __device__ int32_t first_allowed(const sample_call &call, const sample_ro
     __shared__ int first;
     if (threadIdx.x == 0) first = r.n_vocab;
     __syncthreads();
-    const int n_words = r.ask->allowed >= 0 ? (r.n_vocab + 63) / 64 : 0;
+    const int n_words = r.params->allowed >= 0 ? (r.n_vocab + 63) / 64 : 0;
     for (int i = (int)threadIdx.x; i < n_words; i += SAMPLE_THREADS) {
-        const uint64_t word = call.allowed[r.ask->allowed + i];
+        const uint64_t word = call.allowed[r.params->allowed + i];
         if (word) atomicMin(&first, i * 64 + __ffsll((long long)word) - 1);
     }
     __syncthreads();
@@ -133,7 +133,7 @@ static __device__ void write_plain(const sample_call &call, int32_t id)
 }
 
 /* By the block that is last: the token is chosen, unless it is to be drawn. */
-static __device__ void look_end(const sample_call &call, const sample_row &r)
+static __device__ void argmax_end(const sample_call &call, const sample_row &r)
 {
     __shared__ sample_key best;
     if (threadIdx.x == 0) {
@@ -143,41 +143,41 @@ static __device__ void look_end(const sample_call &call, const sample_row &r)
         r.state->draws = r.state->cuts = false;
     }
     __syncthreads();
-    if (r.ask->score >= 0) {
-        if (threadIdx.x == 0) r.state->id = r.ask->score;
+    if (r.params->score >= 0) {
+        if (threadIdx.x == 0) r.state->id = r.params->score;
         return;
     }
     const int32_t id = best ? id_of(best) : first_allowed(call, r);
-    const bool    draws = best && !is_greedy(*r.ask);
+    const bool    draws = best && !is_greedy(*r.params);
     if (threadIdx.x == 0) {
         choose(call, r, id);
         r.state->draws = draws;
         r.state->max = fminf(best ? value_of(best) : 0.0f, 3.402823466e+38f);
     }
-    if (!wants_logprobs(*r.ask)) write_plain(call, id);
+    if (!wants_logprobs(*r.params)) write_plain(call, id);
 }
 
 /* A row that asks for what the call has no launches for would get no token, or a wrong one; a token that there is not has no logit. */
-static __device__ void check_ask(const sample_call &call, const sample_row &r)
+static __device__ void check_params(const sample_call &call, const sample_row &r)
 {
-    const sample_ask &a = *r.ask;
+    const sample_row_params &a = *r.params;
     const bool draws = a.score < 0 && !is_greedy(a);
     if (a.score >= r.n_vocab) __trap();
     if (draws && !(call.work & SAMPLE_DRAW)) __trap();
     if (draws && (counts_top(a, r.n_vocab) || a.top_p < 1) && !(call.work & SAMPLE_CUT)) __trap();
     if (wants_logprobs(a) && !(call.work & SAMPLE_LOGPROBS)) __trap();
-    if (a.late < 0 && !(call.work & SAMPLE_LATE)) __trap();
+    if (a.future_token < 0 && !(call.work & SAMPLE_FUTURE_TOKEN)) __trap();
 }
 
 /* In a launch of its own: ids[] is written by the block that first has a row's token. */
-static __global__ void __launch_bounds__(WARP) late_kernel(const sample_call call)
+static __global__ void __launch_bounds__(WARP) future_token_kernel(const sample_call call)
 {
     grid_dependency_sync();
     sample_row r;
-    if (threadIdx.x == 0 && open_row(call, &r) && r.ask->late < 0) r.state->late = call.ids[-1 - r.ask->late];
+    if (threadIdx.x == 0 && open_row(call, &r) && r.params->future_token < 0) r.state->future_token = call.ids[-1 - r.params->future_token];
 }
 
-static __global__ void __launch_bounds__(SAMPLE_THREADS) look_kernel(const sample_call call)
+static __global__ void __launch_bounds__(SAMPLE_THREADS) argmax_kernel(const sample_call call)
 {
     grid_dependency_sync();
     __shared__ sample_key keys[SAMPLE_WARPS];
@@ -185,12 +185,12 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) look_kernel(const sampl
     sample_row r;
     if (!open_row(call, &r)) return;
     const int warp = (int)(threadIdx.x / WARP), lane = (int)(threadIdx.x % WARP);
-    if (blockIdx.x == 0 && threadIdx.x == 0) check_ask(call, r);
+    if (blockIdx.x == 0 && threadIdx.x == 0) check_params(call, r);
     float v[SAMPLE_EACH];
     load_elements(v, r.logits, r.n_vocab);
-    const unsigned raw = wants_logprobs(*r.ask) ? __reduce_max_sync(0xffffffffu, best_bits(v)) : 0;
+    const unsigned raw = wants_logprobs(*r.params) ? __reduce_max_sync(0xffffffffu, best_bits(v)) : 0;
     if (r.changed) change_piece(call, r, v);
-    const sample_key key = r.ask->score < 0 ? warp_best_key(best_key(v)) : 0;
+    const sample_key key = r.params->score < 0 ? warp_best_key(best_key(v)) : 0;
     if (lane == 0) keys[warp] = key, raws[warp] = raw;
     __syncthreads();
     if (warp == 0) {
@@ -199,7 +199,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) look_kernel(const sampl
         if (lane == 0 && best) atomicMax(&r.state->best, best);
         if (lane == 0 && best_raw) atomicMax(&r.state->raw_max, best_raw);
     }
-    if (is_last_of_row(r)) look_end(call, r);
+    if (is_last_of_row(r)) argmax_end(call, r);
 }
 
 #endif

@@ -17,7 +17,7 @@ struct sample_cutoff {
 static __device__ __forceinline__ bool is_kept(const sample_cutoff &c, float p, int32_t id) { return p > c.p || (p == c.p && id <= c.id); }
 
 /* What min_p leaves. */
-static __device__ __forceinline__ sample_cutoff first_cutoff(const sample_ask &a)
+static __device__ __forceinline__ sample_cutoff first_cutoff(const sample_row_params &a)
 {
     sample_cutoff keep = { 0x1p-126f, INT32_MAX };
     if (a.min_p > keep.p) keep.p = a.min_p < 1 ? a.min_p : 1;
@@ -74,7 +74,7 @@ static __device__ double draw_uniform(uint64_t key, uint32_t counter)
     return (double)(((uint64_t)c1 << 32 | c0) >> 11) * 0x1p-53;
 }
 
-struct draw_room {
+struct sample_draw_smem {
     double  upto[SAMPLE_CHUNKS_MAX];
     float   p[SAMPLE_CHUNK];
     double  sum;
@@ -84,7 +84,7 @@ struct draw_room {
 };
 
 /* Goes on from room->sum over one chunk, whose entries lie in room->p, zero where they are not kept: one thread, as each sum needs the one before. */
-static __device__ void draw_in_chunk(draw_room *room, int first, double u)
+static __device__ void draw_in_chunk(sample_draw_smem *room, int first, double u)
 {
     double sum = room->sum;
     for (int i = 0; i < SAMPLE_CHUNK; i += 8) {
@@ -105,9 +105,9 @@ static __device__ void draw_in_chunk(draw_room *room, int first, double u)
 }
 
 /* The kept entry at which the running mass passes a number drawn for the row, once the masses of all chunks are known; all threads get it. */
-static __device__ int32_t draw_entry(draw_room *room, const sample_row &r, const sample_cutoff &keep)
+static __device__ int32_t draw_entry(sample_draw_smem *room, const sample_row &r, const sample_cutoff &keep)
 {
-    const double u = draw_uniform(r.ask->seed, r.ask->index) * sum_upto(r, room->upto);
+    const double u = draw_uniform(r.params->seed, r.params->index) * sum_upto(r, room->upto);
     if (threadIdx.x == 0) room->chunk = r.n_chunks, room->found = false, room->id = r.state->id;
     __syncthreads();
     if ((int)threadIdx.x < r.n_chunks && room->upto[threadIdx.x] > u) atomicMin(&room->chunk, (int)threadIdx.x);

@@ -11,7 +11,7 @@
 #define BIASED    0x20000000u
 #define FLAGS     (IN_PROMPT | FORBIDDEN | BIASED)
 
-struct sample_maker {
+struct sample_encoder {
     uint32_t            n_vocab;
     uint32_t           *marks;   /* [n_vocab]; all 0 between calls */
     uint64_t           *marked;  /* [n_vocab / 64 + 1] bits: marks[] is not 0; all 0 between calls */
@@ -20,9 +20,9 @@ struct sample_maker {
     struct sample_edit *edits;   /* [n_vocab + SAMPLER_BIAS_MAX] */
 };
 
-struct sample_maker *sample_maker_create(uint32_t n_vocab)
+struct sample_encoder *sample_encoder_create(uint32_t n_vocab)
 {
-    struct sample_maker *m = MEM_NEW(struct sample_maker);
+    struct sample_encoder *m = MEM_NEW(struct sample_encoder);
     m->n_vocab = n_vocab;
     m->marks = MEM_ARRAY(uint32_t, n_vocab);
     m->marked = MEM_ARRAY(uint64_t, n_vocab / 64 + 1);
@@ -31,7 +31,7 @@ struct sample_maker *sample_maker_create(uint32_t n_vocab)
     return m;
 }
 
-void sample_maker_free(struct sample_maker *m)
+void sample_encoder_free(struct sample_encoder *m)
 {
     if (!m) return;
     mem_free(m->marks);
@@ -42,14 +42,14 @@ void sample_maker_free(struct sample_maker *m)
 }
 
 /* The token's marks; NULL: it is not of the vocabulary. */
-static uint32_t *mark(struct sample_maker *m, int32_t id)
+static uint32_t *mark(struct sample_encoder *m, int32_t id)
 {
     if (id < 0 || (uint32_t)id >= m->n_vocab) return NULL;
     m->marked[id / 64] |= 1ull << (id % 64);
     return &m->marks[id];
 }
 
-static void mark_all(struct sample_maker *m, const int32_t *ids, uint32_t n, uint32_t with)
+static void mark_all(struct sample_encoder *m, const int32_t *ids, uint32_t n, uint32_t with)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t *marks = mark(m, ids[i]);
@@ -58,7 +58,7 @@ static void mark_all(struct sample_maker *m, const int32_t *ids, uint32_t n, uin
 }
 
 /* Biases of a token keep their order: each goes before those that follow it. */
-static void mark_biases(struct sample_maker *m, const struct sampling_params *p)
+static void mark_biases(struct sample_encoder *m, const struct sampling_params *p)
 {
     ASSERT(p->n_bias <= SAMPLER_BIAS_MAX);
     for (int32_t i = (int32_t)p->n_bias - 1; i >= 0; i--) {
@@ -73,7 +73,7 @@ static void mark_biases(struct sample_maker *m, const struct sampling_params *p)
 
 static float repetition_of(const struct sampling_params *p) { return p->repetition_penalty > 0 ? p->repetition_penalty : 1; }
 
-static void mark_occurrences(struct sample_maker *m, const struct sample_request *w)
+static void mark_occurrences(struct sample_encoder *m, const struct sample_request *w)
 {
     /* Only repetition_penalty looks at the prompt. */
     if (repetition_of(w->params) != 1) mark_all(m, w->tokens, w->n_prompt, IN_PROMPT);
@@ -84,7 +84,7 @@ static void mark_occurrences(struct sample_maker *m, const struct sample_request
 }
 
 /* Appends a token's edits at e; how many. */
-static int32_t write_edits(const struct sample_maker *m, const struct sampling_params *p, int32_t id, uint32_t marks, struct sample_edit *e)
+static int32_t write_edits(const struct sample_encoder *m, const struct sampling_params *p, int32_t id, uint32_t marks, struct sample_edit *e)
 {
     uint32_t n_out = marks & ~FLAGS;
     int32_t  n = 1;
@@ -101,7 +101,7 @@ static int32_t write_edits(const struct sample_maker *m, const struct sampling_p
 }
 
 /* Edits of all marked tokens; takes the marks away. */
-static int32_t collect_edits(struct sample_maker *m, const struct sampling_params *p)
+static int32_t collect_edits(struct sample_encoder *m, const struct sampling_params *p)
 {
     int32_t n = 0;
     for (uint32_t i = 0; i < m->n_vocab / 64 + 1; i++) {
@@ -115,7 +115,7 @@ static int32_t collect_edits(struct sample_maker *m, const struct sampling_param
     return n;
 }
 
-static int32_t make_edits(struct sample_maker *m, const struct sample_request *w)
+static int32_t make_edits(struct sample_encoder *m, const struct sample_request *w)
 {
     const struct sampling_params *p = w->params;
     bool too_early = w->n_out < p->min_tokens;
@@ -129,33 +129,33 @@ static int32_t make_edits(struct sample_maker *m, const struct sample_request *w
     return collect_edits(m, p);
 }
 
-static unsigned work_of(const struct sample_ask *a, uint32_t n_vocab)
+static unsigned work_of(const struct sample_row_params *a, uint32_t n_vocab)
 {
-    unsigned work = (a->score >= 0 || a->n_logprobs >= 0 ? SAMPLE_LOGPROBS : 0) | (a->late < 0 ? SAMPLE_LATE : 0);
+    unsigned work = (a->score >= 0 || a->n_logprobs >= 0 ? SAMPLE_LOGPROBS : 0) | (a->future_token < 0 ? SAMPLE_FUTURE_TOKEN : 0);
     if (a->score >= 0 || !(a->temperature >= 1e-5f)) return work;
     if ((a->top_k > 0 && (uint32_t)a->top_k < n_vocab) || a->top_p < 1) work |= SAMPLE_CUT;
     return work | SAMPLE_DRAW;
 }
 
-void sample_maker_make(struct sample_maker *m, const struct sample_request *w, struct sample_made *out)
+void sample_encoder_encode(struct sample_encoder *m, const struct sample_request *w, struct sample_encoded *out)
 {
     const struct sampling_params *p = w->params;
     bool chooses = w->score < 0;
     ASSERT(w->n_tokens >= w->n_prompt);
     ASSERT(w->future_token <= 0 && w->n_out == w->n_tokens - w->n_prompt + (w->future_token < 0));
-    *out = (struct sample_made){
-        .ask = { .seed = p->seed, .index = w->n_out, .temperature = p->temperature, .min_p = p->min_p, .top_p = p->top_p,
+    *out = (struct sample_encoded){
+        .params = { .seed = p->seed, .index = w->n_out, .temperature = p->temperature, .min_p = p->min_p, .top_p = p->top_p,
                  .top_k = p->top_k, .allowed = chooses && p->allowed ? 0 : -1, .n_logprobs = p->n_logprobs, .score = w->score },
         .edits = m->edits,
         .allowed = chooses ? p->allowed : NULL,
         .n_words = chooses && p->allowed ? (m->n_vocab + 63) / 64 : 0,
     };
-    if (chooses) out->ask.n_edits = make_edits(m, w);
+    if (chooses) out->params.n_edits = make_edits(m, w);
     if (chooses && sampling_has_penalties(p)) {
-        out->ask.repetition = repetition_of(p);
-        out->ask.frequency = p->frequency_penalty;
-        out->ask.presence = p->presence_penalty;
-        out->ask.late = w->future_token;
+        out->params.repetition = repetition_of(p);
+        out->params.frequency = p->frequency_penalty;
+        out->params.presence = p->presence_penalty;
+        out->params.future_token = w->future_token;
     }
-    out->work = work_of(&out->ask, m->n_vocab);
+    out->work = work_of(&out->params, m->n_vocab);
 }

@@ -4,8 +4,8 @@
  * token. What comes out says first how much there is of it, and lies in the maker's memory until the next row: the caller copies it to where the card
  * reads, or samples on the host if there is no room.
  *
- *     sample_maker_make(m, &want, &made);
- *     made.ask.edits = where made.edits will lie among the call's; if (made.n_words) made.ask.allowed = where made.allowed will
+ *     sample_encoder_encode(m, &want, &made);
+ *     made.params.edits = where made.edits will lie among the call's; if (made.n_words) made.params.allowed = where made.allowed will
  *
  * Life cycle: one for all rows, create .. free. Thread: engine, one row at a time. */
 #ifndef BATON_KERNELS_CUDA_SAMPLING_SAMPLE_ENCODER_H
@@ -18,20 +18,20 @@
 extern "C" {
 #endif
 
-struct sample_made {
-    struct sample_ask         ask;   /* `edits` is 0; `allowed` is 0, or -1 without a mask */
-    const struct sample_edit *edits; /* [ask.n_edits] */
+struct sample_encoded {
+    struct sample_row_params         params;   /* `edits` is 0; `allowed` is 0, or -1 without a mask */
+    const struct sample_edit *edits; /* [params.n_edits] */
     const uint64_t           *allowed;
     size_t                    n_words; /* of allowed; 0: no mask */
     unsigned                  work;  /* enum sample_work: what the call must be able to */
 };
 
-struct sample_maker;
+struct sample_encoder;
 
-struct sample_maker *sample_maker_create(uint32_t n_vocab);
-void                 sample_maker_free(struct sample_maker *m);
+struct sample_encoder *sample_encoder_create(uint32_t n_vocab);
+void                 sample_encoder_free(struct sample_encoder *m);
 /* `want` is borrowed for the call, but for params->allowed, which out->allowed points to. n_bias is at most SAMPLER_BIAS_MAX. */
-void                 sample_maker_make(struct sample_maker *m, const struct sample_request *want, struct sample_made *out);
+void                 sample_encoder_encode(struct sample_encoder *m, const struct sample_request *want, struct sample_encoded *out);
 
 #ifdef __cplusplus
 }

@@ -31,7 +31,7 @@ struct select_border {
 };
 
 /* Mantissas of 24 bits are added in two halves, so that 2^19 of them fit 32 bits. */
-struct select_room {
+struct sample_select_smem {
     unsigned count[SELECT_BINS], low[SELECT_BINS], high[SELECT_BINS];
     double   weights[SAMPLE_WARPS];
     unsigned counts[SAMPLE_WARPS];
@@ -39,7 +39,7 @@ struct select_room {
     double   before;
 };
 
-static __device__ void select_add(select_room *room, float v, const select_from &from, unsigned prefix, int shift, int width)
+static __device__ void select_add(sample_select_smem *room, float v, const select_from &from, unsigned prefix, int shift, int width)
 {
     const unsigned bits = __float_as_uint(v);
     if (!(v > from.above && v >= from.least) || bits >> (shift + width) != prefix) return;
@@ -50,7 +50,7 @@ static __device__ void select_add(select_room *room, float v, const select_from 
 }
 
 /* Histogram of one digit of the entries whose higher bits are `prefix`. */
-static __device__ void select_count(select_room *room, const select_from &from, unsigned prefix, int shift, int width)
+static __device__ void select_count(sample_select_smem *room, const select_from &from, unsigned prefix, int shift, int width)
 {
     for (int bin = (int)threadIdx.x; bin < 1 << width; bin += SAMPLE_THREADS) room->count[bin] = room->low[bin] = room->high[bin] = 0;
     if (threadIdx.x == 0) room->reaches = -1, room->lowest = SELECT_BINS;
@@ -69,7 +69,7 @@ static __device__ void select_count(select_room *room, const select_from &from, 
 }
 
 /* Of a bin whose entries' bits begin with `prefix`, the bin's digit included, above `shift` others. */
-static __device__ double select_weight(const select_room *room, int bin, unsigned prefix, int shift, bool by_count)
+static __device__ double select_weight(const sample_select_smem *room, int bin, unsigned prefix, int shift, bool by_count)
 {
     if (by_count) return room->count[bin];
     const int exponent = (int)(prefix << shift >> 23);
@@ -77,7 +77,7 @@ static __device__ double select_weight(const select_room *room, int bin, unsigne
 }
 
 /* Weight and number of entries before the thread's bins, which go from the highest down; `all` of both. */
-static __device__ void select_scan(select_room *room, double *weight, unsigned *count, double *all, unsigned *all_count)
+static __device__ void select_scan(sample_select_smem *room, double *weight, unsigned *count, double *all, unsigned *all_count)
 {
     const int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP);
     double    w = *weight;
@@ -112,7 +112,7 @@ struct select_step {
 };
 
 /* Takes one more digit of the border. False: there are no entries. */
-static __device__ bool select_digit(select_room *room, const select_for &want, select_step *at, int shift, int width, bool first)
+static __device__ bool select_digit(sample_select_smem *room, const select_for &want, select_step *at, int shift, int width, bool first)
 {
     const int each = (1 << width) / SAMPLE_THREADS, top = (1 << width) - 1 - (int)threadIdx.x * each;
     double    weight = 0, all;
@@ -159,7 +159,7 @@ static __device__ int select_equals(double before, double target, float p, int n
 
 /* The smallest head of the entries, largest first, that weighs at least the target; all of them if they do not.
  * A barrier comes before and behind what it does with `room`. */
-static __device__ select_border select_head(select_room *room, const select_from &from, const select_for &want)
+static __device__ select_border select_head(sample_select_smem *room, const select_from &from, const select_for &want)
 {
     select_step at = { 0, want.target, 0, false };
     int         shift = 31;
@@ -177,7 +177,7 @@ static __device__ select_border select_head(select_room *room, const select_from
 }
 
 /* The place of the n-th (from 1) entry of x [n_x] that equals p. */
-static __device__ int32_t select_nth(select_room *room, const float *x, int n_x, float p, int n)
+static __device__ int32_t select_nth(sample_select_smem *room, const float *x, int n_x, float p, int n)
 {
     const int each = (n_x + SAMPLE_THREADS - 1) / SAMPLE_THREADS, first = (int)threadIdx.x * each, end = first + each < n_x ? first + each : n_x;
     int       mine = 0;

@@ -20,7 +20,7 @@ static_assert((int)SAMPLE_VOCAB_MAX / SAMPLE_PIECE * (int)SAMPLER_LOGPROBS_MAX <
 
 typedef unsigned long long sample_key; /* larger: a larger logit, or of equals a smaller id; 0: nothing */
 
-struct row_state {
+struct sample_row_state {
     /* Counters: zero between phases. */
     sample_key best;
     unsigned   raw_max;   /* of the untouched logits, as ordered_bits */
@@ -30,7 +30,7 @@ struct row_state {
     unsigned   n_reach;   /* logits not below the token's */
     /* What the last block of a phase leaves for the next ones. */
     int32_t    id;        /* the token, once it is chosen */
-    int32_t    late;      /* the token that ask.late names */
+    int32_t    future_token;      /* the token that params.future_token names */
     bool       draws;     /* it is to be drawn */
     bool       cuts;      /* among fewer than min_p leaves */
     bool       by_count;  /* top_k is one of the reasons */
@@ -42,17 +42,17 @@ struct row_state {
 };
 
 /* In a row's scratch, which depends on n_vocab alone: calls of different n_rows find the same states. Each part is aligned for reading fours. */
-struct row_layout {
+struct sample_row_layout {
     size_t sums, tops, maxima, list, x, bytes;
 };
 
 static __host__ __device__ inline size_t row_part(size_t n, size_t size) { return (n * size + 15) / 16 * 16; }
 
-static __host__ __device__ inline row_layout row_layout_of(size_t n_vocab)
+static __host__ __device__ inline sample_row_layout sample_row_layout_of(size_t n_vocab)
 {
     const size_t n_pieces = (n_vocab + SAMPLE_PIECE - 1) / SAMPLE_PIECE, n_chunks = (n_vocab + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
-    row_layout   at;
-    at.sums = row_part(1, sizeof(row_state));
+    sample_row_layout   at;
+    at.sums = row_part(1, sizeof(sample_row_state));
     at.tops = at.sums + row_part(n_chunks, sizeof(double));
     at.maxima = at.tops + row_part(n_pieces * SAMPLER_LOGPROBS_MAX, sizeof(sample_key));
     at.list = at.maxima + row_part(n_pieces * SAMPLE_WARPS, sizeof(float));
@@ -63,8 +63,8 @@ static __host__ __device__ inline row_layout row_layout_of(size_t n_vocab)
 
 /* A block's row. */
 struct sample_row {
-    const sample_ask *ask;
-    row_state        *state;
+    const sample_row_params *params;
+    sample_row_state        *state;
     const float      *logits;
     float            *x;      /* [n_vocab] logits after mask and edits where there are any, then p */
     double           *sums;   /* [chunks] */
@@ -79,11 +79,11 @@ struct sample_row {
 static __device__ bool open_row(const sample_call &call, sample_row *r)
 {
     const size_t row = blockIdx.y;
-    if ((int)row >= (call.n_live ? *call.n_live : call.n_rows)) return false;
-    const row_layout at = row_layout_of((size_t)call.n_vocab);
+    if ((int)row >= (call.n_real_rows ? *call.n_real_rows : call.n_rows)) return false;
+    const sample_row_layout at = sample_row_layout_of((size_t)call.n_vocab);
     unsigned char   *scratch = (unsigned char *)call.scratch + row * at.bytes;
-    r->ask = call.asks + row;
-    r->state = (row_state *)(void *)scratch;
+    r->params = call.row_params + row;
+    r->state = (sample_row_state *)(void *)scratch;
     r->logits = call.logits + row * call.stride;
     r->sums = (double *)(void *)(scratch + at.sums);
     r->tops = (sample_key *)(void *)(scratch + at.tops);
@@ -92,13 +92,13 @@ static __device__ bool open_row(const sample_call &call, sample_row *r)
     r->x = (float *)(void *)(scratch + at.x);
     r->n_vocab = call.n_vocab;
     r->n_chunks = (call.n_vocab + SAMPLE_CHUNK - 1) / SAMPLE_CHUNK;
-    r->changed = r->ask->score < 0 && (r->ask->n_edits > 0 || r->ask->allowed >= 0 || r->ask->late < 0);
+    r->changed = r->params->score < 0 && (r->params->n_edits > 0 || r->params->allowed >= 0 || r->params->future_token < 0);
     return true;
 }
 
-static __device__ __forceinline__ bool wants_logprobs(const sample_ask &a) { return a.score >= 0 || a.n_logprobs >= 0; }
-static __device__ __forceinline__ bool is_greedy(const sample_ask &a) { return !(a.temperature >= 1e-5f); }
-static __device__ __forceinline__ bool counts_top(const sample_ask &a, int n_vocab) { return a.top_k > 0 && a.top_k < n_vocab; }
+static __device__ __forceinline__ bool wants_logprobs(const sample_row_params &a) { return a.score >= 0 || a.n_logprobs >= 0; }
+static __device__ __forceinline__ bool is_greedy(const sample_row_params &a) { return !(a.temperature >= 1e-5f); }
+static __device__ __forceinline__ bool counts_top(const sample_row_params &a, int n_vocab) { return a.top_k > 0 && a.top_k < n_vocab; }
 
 /* By the whole block at the end of its piece: true in the block that is last of its row, which sees what the others wrote (past L1: __ldcg). */
 static __device__ bool is_last_of_row(const sample_row &r)
