@@ -19,7 +19,7 @@ static void cuda_rope(struct kernel_ctx *base, const struct rope_args *a)
 static void cuda_kv_append(struct kernel_ctx *base, const struct kv_append_args *a)
 {
     struct cuda_ctx *c = cuda_ctx_of(base);
-    (void)cuda_check(c->device, attention_append(c->device->stream, &a->kv, a->on.uploaded, a->k, a->v, a->rope), "appending to the KV cache");
+    (void)cuda_check(c->device, attention_kv_append(c->device->stream, &a->kv, a->on.uploaded, a->k, a->v, a->rope), "appending to the KV cache");
 }
 
 /* What attention keeps between its two passes; it has a bound, which long contexts of many sequences soon reach. */

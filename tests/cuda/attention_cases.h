@@ -154,7 +154,7 @@ static inline void replay(const char *name, const struct shape &s)
         cudaStream_t stream;
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess, "no stream");
         cudaGraphExec_t exec = record(stream, [&] {
-            cudaError_t e = attention_append(stream, &w.kv, &list, k.at<float>(), s.latent ? nullptr : v.at<float>(), nullptr);
+            cudaError_t e = attention_kv_append(stream, &w.kv, &list, k.at<float>(), s.latent ? nullptr : v.at<float>(), nullptr);
             return e == cudaSuccess ? attention_run(stream, &a) : e;
         });
         CHECK(exec, "the calls cannot be recorded");

@@ -268,7 +268,7 @@ public:
         stage(&st, ranges, begins);
         memory k(rows_of(ranges, begins, n_rows, width, &sequence::k));
         memory v(s.latent ? std::vector<float>() : rows_of(ranges, begins, n_rows, width, &sequence::v));
-        CHECK(attention_append(nullptr, &kv, &st.list, k.at<float>(), s.latent ? nullptr : v.at<float>(), nullptr) == cudaSuccess, "append");
+        CHECK(attention_kv_append(nullptr, &kv, &st.list, k.at<float>(), s.latent ? nullptr : v.at<float>(), nullptr) == cudaSuccess, "append");
         CHECK(cudaDeviceSynchronize() == cudaSuccess, "append failed");
         unstage(&st);
         for (const range &r : ranges) hold(&seqs[(size_t)r.seq], r.pos, r.n_q);

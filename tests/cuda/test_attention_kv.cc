@@ -1,4 +1,4 @@
-/* test_attention_kv.cc - attention_append and attention_run over pools of f16, int8 and e4m3: bytes and scales as kv_row_store has them, results
+/* test_attention_kv.cc - attention_kv_append and attention_run over pools of f16, int8 and e4m3: bytes and scales as kv_row_store has them, results
  * near a plain loop's over what kv_row_load gives back. attention_world.h states the bounds. Runs on a card or on tests/simt. Thread: one. */
 #include <float.h>
 
@@ -59,11 +59,11 @@ static void test_append(void)
         w.stage(&st, { { 0, 0, 5, false } }, begins);
         struct attention a = { w.kv, &st.list, nullptr, nullptr, 2, 64, 1, false, nullptr, 0, 0 };
         a.kv.dtype = DTYPE_Q8_0;
-        CHECK(attention_append(nullptr, &a.kv, &st.list, nullptr, nullptr, nullptr) == cudaErrorInvalidValue, "a pool of q8_0");
+        CHECK(attention_kv_append(nullptr, &a.kv, &st.list, nullptr, nullptr, nullptr) == cudaErrorInvalidValue, "a pool of q8_0");
         CHECK(attention_run(nullptr, &a) == cudaErrorInvalidValue, "a pool of q8_0, attended");
         a.kv = w.kv;
         a.kv.latent = true;
-        CHECK(attention_append(nullptr, &a.kv, &st.list, nullptr, nullptr, nullptr) == cudaErrorInvalidValue, "latents of int8");
+        CHECK(attention_kv_append(nullptr, &a.kv, &st.list, nullptr, nullptr, nullptr) == cudaErrorInvalidValue, "latents of int8");
         CHECK(attention_run(nullptr, &a) == cudaErrorInvalidValue, "latents of int8, attended");
         world::unstage(&st);
         w.check_pool();

@@ -8,7 +8,7 @@
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/attention/attention_merge.cuh"
 
-enum { TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
+enum { PREFILL_TILES_ENOUGH = 2 /* per processor: as many as run on it at a time */ };
 enum { MERGE_BLOCKS = 8 /* per processor */ };
 enum { PARTS_FLOATS_MAX = 1 << 26 }; /* 256 MiB: one pass has room for some thousand segments of all heads, for 1,000 of 128 heads of latents */
 
@@ -95,7 +95,7 @@ static float *parts_of(const struct attention *a)
 }
 
 /* Segments of all heads that parts have room for at a time. */
-static size_t room_of(const struct attention *a) { return PARTS_FLOATS_MAX / ((size_t)a->n_heads * part_floats(a->v_dim)); }
+static size_t parts_capacity(const struct attention *a) { return PARTS_FLOATS_MAX / ((size_t)a->n_heads * part_floats(a->v_dim)); }
 
 /* ---- rows one by one ---- */
 
@@ -107,16 +107,16 @@ static cudaError_t merge_launch(cudaStream_t stream, const struct attention *a, 
 }
 
 /* At most n_rows rows with n_items segments. */
-static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum attn_row_kind which, int32_t n_rows, int32_t n_items)
+static cudaError_t run_decode(cudaStream_t stream, const struct attention *a, enum attn_row_kind which, int32_t n_rows, int32_t n_items)
 {
     const struct attn_row_set list = attn_row_set_of(a->on, which);
     float            *parts = parts_of(a);
-    struct rows_call  c = { a->kv, list, a->q, a->out, parts, a->n_heads, a->v_dim, 1, 0, 0, false, a->scale };
+    struct attn_decode_call  c = { a->kv, list, a->q, a->out, parts, a->n_heads, a->v_dim, 1, 0, 0, false, a->scale };
     struct merge_call m = { list, a->out, parts, NULL, NULL, 0, a->n_heads, a->v_dim, 0, 0 };
-    const int32_t wave = (int32_t)min_size(room_of(a), (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
-    cudaError_t (*how)(cudaStream_t, const struct rows_call *, int) = attention_rows_launch;
-    if (attention_latents_fit(a)) how = attention_latents_launch;
-    else if (which == ATTN_ROWS_DECODE && attention_answers_fit(a)) how = attention_answers_launch;
+    const int32_t wave = (int32_t)min_size(parts_capacity(a), (size_t)(a->n_at_once > 0 ? a->n_at_once : n_items));
+    cudaError_t (*how)(cudaStream_t, const struct attn_decode_call *, int) = attention_decode_launch;
+    if (attention_mla_decode_supports(a)) how = attention_mla_decode_launch;
+    else if (which == ATTN_ROWS_DECODE && attention_decode_mma_supports(a)) how = attention_decode_mma_launch;
     c.is_all = wave >= n_items;
     for (int32_t parity = 0; m.end < n_items; parity ^= 1) {
         m.begin = c.item_begin = m.end;
@@ -132,7 +132,7 @@ static cudaError_t run_rows(cudaStream_t stream, const struct attention *a, enum
 
 /* ---- prompts in tiles ---- */
 
-static int32_t rows_per_tile(const struct attention *a, int32_t n_sets) { return n_sets * TILE_PAIRS / (a->n_heads / a->kv.n_heads); }
+static int32_t rows_per_tile(const struct attention *a, int32_t n_sets) { return n_sets * PREFILL_PAIRS / (a->n_heads / a->kv.n_heads); }
 
 static int32_t windows_of(const struct attention *a, int32_t n_rows, int32_t n_sets)
 {
@@ -140,39 +140,39 @@ static int32_t windows_of(const struct attention *a, int32_t n_rows, int32_t n_s
 }
 
 /* Segments at a time, each in blocks of its own; 0: as many tiles as the card has room for without. */
-static cudaError_t choose_spread(const struct attention *a, const struct cuda_attn_counts *bounds, int32_t *n_at_once)
+static cudaError_t choose_split(const struct attention *a, const struct cuda_attn_counts *bounds, int32_t *n_at_once)
 {
-    const size_t fit = room_of(a) / (size_t)bounds->n_prefill, n_segments = segments_of((size_t)bounds->n_keys_prefill);
+    const size_t fit = parts_capacity(a) / (size_t)bounds->n_prefill, n_segments = segments_of((size_t)bounds->n_keys_prefill);
     int device = 0, n_sms = 0;
     *n_at_once = 0;
     if (n_segments < 2 || fit < 2) return cudaSuccess;
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, device);
     if (e != cudaSuccess) return e;
-    if (a->n_at_once > 0 || windows_of(a, bounds->n_prefill, 1) * a->kv.n_heads < TILES_ENOUGH * n_sms)
+    if (a->n_at_once > 0 || windows_of(a, bounds->n_prefill, 1) * a->kv.n_heads < PREFILL_TILES_ENOUGH * n_sms)
         *n_at_once = (int32_t)min_size(min_size(fit, n_segments), a->n_at_once > 0 ? (size_t)a->n_at_once : SIZE_MAX);
     return cudaSuccess;
 }
 
-static cudaError_t run_tiles(cudaStream_t stream, const struct attention *a)
+static cudaError_t run_prefill(cudaStream_t stream, const struct attention *a)
 {
     const struct cuda_attn_counts *bounds = &a->on->bounds;
     const struct attn_row_set list = attn_row_set_of(a->on, ATTN_ROWS_PREFILL);
     const int32_t n_segments = (int32_t)segments_of((size_t)bounds->n_keys_prefill);
     float *state = a->scratch + 4 * a->n_heads, *parts = parts_of(a);
-    struct tiles_call c = { a->kv, list, a->q, a->out, parts, a->n_heads, 1, 0, 0, 0, a->scale };
+    struct attn_prefill_call c = { a->kv, list, a->q, a->out, parts, a->n_heads, 1, 0, 0, 0, a->scale };
     struct merge_call m = { list, a->out, parts, state, state, 2 * (size_t)a->n_heads, a->n_heads, a->v_dim, 0, 0 };
     int32_t wave = 0;
-    cudaError_t e = choose_spread(a, bounds, &wave);
-    if (e == cudaSuccess) e = attention_tiles_sets(a, bounds->n_prefill, wave, &c.n_sets);
+    cudaError_t e = choose_split(a, bounds, &wave);
+    if (e == cudaSuccess) e = attention_prefill_sets(a, bounds->n_prefill, wave, &c.n_sets);
     c.rows_per_tile = rows_per_tile(a, c.n_sets);
     const int32_t n_windows = windows_of(a, bounds->n_prefill, c.n_sets);
-    if (e != cudaSuccess || wave == 0) return e != cudaSuccess ? e : attention_tiles_launch(stream, &c, n_windows, a->max_blocks);
+    if (e != cudaSuccess || wave == 0) return e != cudaSuccess ? e : attention_prefill_launch(stream, &c, n_windows, a->max_blocks);
     while (e == cudaSuccess && m.end < n_segments) {
         m.begin = c.segment_begin = m.end;
         m.end = n_segments - m.begin < wave ? n_segments : m.begin + wave;
         c.n_at_once = m.end - m.begin;
-        e = attention_tiles_launch(stream, &c, n_windows, a->max_blocks);
+        e = attention_prefill_launch(stream, &c, n_windows, a->max_blocks);
         if (e == cudaSuccess) e = merge_launch(stream, a, m, bounds->n_prefill);
     }
     return e;
@@ -181,12 +181,12 @@ static cudaError_t run_tiles(cudaStream_t stream, const struct attention *a)
 extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention *a)
 {
     const struct cuda_attn_counts *bounds = &a->on->bounds;
-    if (!attention_is_held(&a->kv)) return cudaErrorInvalidValue;
+    if (!attention_supports_kv(&a->kv)) return cudaErrorInvalidValue;
     if (bounds->n_rows <= 0) return cudaSuccess;
-    if (!attention_tiles_fit(a)) return run_rows(stream, a, ATTN_ROWS_ALL, bounds->n_rows, bounds->n_segments);
+    if (!attention_prefill_supports(a)) return run_decode(stream, a, ATTN_ROWS_ALL, bounds->n_rows, bounds->n_segments);
     cudaError_t e = cudaSuccess;
-    if (bounds->n_decode > 0) e = run_rows(stream, a, ATTN_ROWS_DECODE, bounds->n_decode, bounds->n_segments_decode);
-    return e == cudaSuccess && bounds->n_prefill > 0 ? run_tiles(stream, a) : e;
+    if (bounds->n_decode > 0) e = run_decode(stream, a, ATTN_ROWS_DECODE, bounds->n_decode, bounds->n_segments_decode);
+    return e == cudaSuccess && bounds->n_prefill > 0 ? run_prefill(stream, a) : e;
 }
 
 /* ---- recording ---- */
@@ -194,7 +194,7 @@ extern "C" cudaError_t attention_run(cudaStream_t stream, const struct attention
 extern "C" void attention_capture_bounds(const struct attention *shape, int32_t n_rows, int32_t n_decode, int32_t n_prefill, int32_t n_keys,
                                           struct cuda_attn_counts *bounds)
 {
-    const size_t room = room_of(shape), n_segments = segments_of((size_t)n_keys), fit = n_prefill > 0 ? room / (size_t)n_prefill : 0;
+    const size_t room = parts_capacity(shape), n_segments = segments_of((size_t)n_keys), fit = n_prefill > 0 ? room / (size_t)n_prefill : 0;
     bounds->n_rows = n_rows;
     bounds->n_decode = n_decode;
     bounds->n_prefill = n_prefill;
@@ -203,7 +203,7 @@ extern "C" void attention_capture_bounds(const struct attention *shape, int32_t 
     bounds->n_keys_max = n_keys;
     /* Where segments are spread over blocks, `fit` of them at a time. */
     bounds->n_keys_prefill = n_prefill > 0 ? (int32_t)(fit >= 2 ? min_size((size_t)n_keys, fit * ATTENTION_SEGMENT) : (size_t)n_keys) : 0;
-    if (attention_tiles_fit(shape)) bounds->n_segments = n_rows * (int32_t)n_segments; /* those of prompts are never in a row */
+    if (attention_prefill_supports(shape)) bounds->n_segments = n_rows * (int32_t)n_segments; /* those of prompts are never in a row */
 }
 
 extern "C" bool attention_fits_capture(const struct cuda_attn_counts *bounds, const struct cuda_attn_counts *counts)

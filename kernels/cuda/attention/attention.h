@@ -77,7 +77,7 @@ void        attention_capture_bounds(const struct attention *shape, int32_t n_ro
 bool        attention_fits_capture(const struct cuda_attn_counts *bounds, const struct cuda_attn_counts *counts);
 /* Both: cudaErrorInvalidValue for a type that such a pool does not have. */
 /* `rope`, or NULL, is done first: its first heads are the list's rows' queries, its second k, of a pool of heads. */
-cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_attn_list *on, const float *k, const float *v,
+cudaError_t attention_kv_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_attn_list *on, const float *k, const float *v,
                              const struct rope_args *rope);
 cudaError_t attention_run(cudaStream_t stream, const struct attention *a);
 

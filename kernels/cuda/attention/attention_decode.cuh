@@ -14,9 +14,9 @@
 
 #include "kernels/cuda/attention/attention_paged_kv.cuh"
 
-enum { ROWS_THREADS = 256, ROWS_WARPS = ROWS_THREADS / WARP, KEYS = 4, ROWS_BLOCKS = 4 /* per processor */ };
+enum { ATTN_DECODE_THREADS = 256, ATTN_DECODE_WARPS = ATTN_DECODE_THREADS / WARP, KEYS = 4, ATTN_DECODE_BLOCKS = 4 /* per processor */ };
 
-struct rows_call {
+struct attn_decode_call {
     struct kv_layer        kv;
     struct attn_row_set          list;
     const float           *q;
@@ -29,7 +29,7 @@ struct rows_call {
 };
 
 /* What a block works on, the same in all threads. */
-struct rows_block {
+struct attn_decode_block {
     struct cuda_attn_row row;
     int             list_row, item;
     int             kv_head, head, n_heads;       /* query heads head .. head + n_heads */
@@ -38,30 +38,30 @@ struct rows_block {
 };
 
 /* The block's shared memory. Queries lie as [head][first or second half of a chunk][chunk][4]: lanes read 16 bytes each, side by side. */
-struct rows_shared {
-    size_t *places; /* [ATTENTION_SEGMENT] */
+struct attn_decode_shared {
+    size_t *offsets; /* [ATTENTION_SEGMENT] */
     float  *q;      /* [HEADS][chunks * CHUNK] */
     float  *p;      /* [HEADS][ATTENTION_SEGMENT] scores, then weights */
-    float  *sums;   /* [ROWS_THREADS][CHUNK] */
+    float  *sums;   /* [ATTN_DECODE_THREADS][CHUNK] */
     float  *m, *l;  /* [HEADS] */
     float  *scales; /* [k, v][ATTENTION_SEGMENT], of types that have them */
 };
 
-template <enum dtype T> static __host__ __device__ __forceinline__ size_t rows_shared_bytes(int heads, int dim)
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t attn_decode_shared_bytes(int heads, int dim)
 {
-    const size_t chunks = (size_t)(dim + CHUNK - 1) / CHUNK, h = (size_t)heads, n_scales = held<T>::SCALED ? 2 * ATTENTION_SEGMENT : 0;
+    const size_t chunks = (size_t)(dim + CHUNK - 1) / CHUNK, h = (size_t)heads, n_scales = kv_traits<T>::SCALED ? 2 * ATTENTION_SEGMENT : 0;
     return ATTENTION_SEGMENT * sizeof(size_t) +
-           (h * chunks * CHUNK + h * ATTENTION_SEGMENT + ROWS_THREADS * CHUNK + 2 * h + n_scales) * sizeof(float);
+           (h * chunks * CHUNK + h * ATTENTION_SEGMENT + ATTN_DECODE_THREADS * CHUNK + 2 * h + n_scales) * sizeof(float);
 }
 
-static __device__ __forceinline__ struct rows_shared rows_shared_of(int heads, int chunks)
+static __device__ __forceinline__ struct attn_decode_shared attn_decode_shared_of(int heads, int chunks)
 {
-    struct rows_shared s;
-    s.places = (size_t *)shared_memory();
-    s.q = (float *)(s.places + ATTENTION_SEGMENT);
+    struct attn_decode_shared s;
+    s.offsets = (size_t *)shared_memory();
+    s.q = (float *)(s.offsets + ATTENTION_SEGMENT);
     s.p = s.q + heads * chunks * CHUNK;
     s.sums = s.p + heads * ATTENTION_SEGMENT;
-    s.m = s.sums + ROWS_THREADS * CHUNK;
+    s.m = s.sums + ATTN_DECODE_THREADS * CHUNK;
     s.l = s.m + heads;
     s.scales = s.l + heads;
     return s;
@@ -81,14 +81,14 @@ static __device__ __forceinline__ int row_of_item(const struct cuda_attn_row *ro
 }
 
 /* Blocks' worth of work that the wave has. */
-static __device__ __forceinline__ int rows_n_units(const struct rows_call &c)
+static __device__ __forceinline__ int attn_decode_n_units(const struct attn_decode_call &c)
 {
     return (min(c.item_end, attn_row_set_segments(c.list)) - c.item_begin) * c.kv.n_heads * c.n_runs;
 }
 
-static __device__ __forceinline__ struct rows_block rows_block_of(const struct rows_call &c, int heads, int unit)
+static __device__ __forceinline__ struct attn_decode_block attn_decode_block_of(const struct attn_decode_call &c, int heads, int unit)
 {
-    struct rows_block b;
+    struct attn_decode_block b;
     const int per_item = c.kv.n_heads * c.n_runs, at = unit % per_item, group = c.n_heads / c.kv.n_heads;
     b.item = c.item_begin + unit / per_item;
     b.list_row = row_of_item(c.list.rows, attn_row_set_n(c.list), b.item);
@@ -105,21 +105,21 @@ static __device__ __forceinline__ struct rows_block rows_block_of(const struct r
 }
 
 template <enum dtype T, int HEADS>
-static __device__ __forceinline__ void rows_prepare(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s)
+static __device__ __forceinline__ void attn_decode_prepare(const struct attn_decode_call &c, const struct attn_decode_block &b, const struct attn_decode_shared &s)
 {
     const int      tid = (int)threadIdx.x, dim = c.kv.head_dim, padded = b.chunks * CHUNK;
     const int32_t *table = c.list.tables + c.list.seqs[b.row.seq].table;
     const float   *q = c.q + ((size_t)b.row.row * (size_t)c.n_heads + (size_t)b.head) * (size_t)dim;
-    for (int j = tid; j < b.n_keys; j += ROWS_THREADS) {
-        s.places[j] = key_place<T>(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
-        if constexpr (held<T>::SCALED) {
-            const struct held_row r = key_row(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
-            const char *scale = (const char *)c.kv.data + scale_place<T>(c.kv, r);
+    for (int j = tid; j < b.n_keys; j += ATTN_DECODE_THREADS) {
+        s.offsets[j] = kv_key_offset<T>(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
+        if constexpr (kv_traits<T>::SCALED) {
+            const struct kv_paged_row r = kv_key_row(c.kv, table, b.segment * ATTENTION_SEGMENT + j, b.kv_head);
+            const char *scale = (const char *)c.kv.data + kv_scale_offset<T>(c.kv, r);
             s.scales[j] = load_scale(scale);
             s.scales[ATTENTION_SEGMENT + j] = load_scale(scale + (size_t)c.kv.block_tokens * sizeof(float));
         }
     }
-    for (int i = tid; i < HEADS * padded; i += ROWS_THREADS) {
+    for (int i = tid; i < HEADS * padded; i += ATTN_DECODE_THREADS) {
         const int h = i / padded, d = i % padded;
         s.q[((h * 2 + d / 4 % 2) * b.chunks + d / CHUNK) * 4 + d % 4] = h < b.n_heads && d < dim ? q[(size_t)h * (size_t)dim + (size_t)d] : 0.0f;
     }
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void rows_prepare(const struct rows_call &c, c
 
 /* Sums of N values over LANES lanes. In every step a lane hands the half of its values that its partner keeps: afterwards a lane has
  * N / LANES of them (or one, that N / LANES lanes share), from the returned index on. */
-template <int N, int LANES> static __device__ __forceinline__ int turn_over(float v[N])
+template <int N, int LANES> static __device__ __forceinline__ int warp_reduce_scatter(float v[N])
 {
     const int lane = (int)(threadIdx.x % WARP);
     int       first = 0, n = N;
@@ -147,12 +147,12 @@ template <int N, int LANES> static __device__ __forceinline__ int turn_over(floa
 }
 
 template <enum dtype T, int LANES, int HEADS, bool WHOLE>
-static __device__ __forceinline__ void rows_scores(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s)
+static __device__ __forceinline__ void attn_decode_scores(const struct attn_decode_call &c, const struct attn_decode_block &b, const struct attn_decode_shared &s)
 {
     constexpr int SIDE = WARP / LANES, PER_WARP = SIDE * KEYS, N = KEYS * HEADS, LEFT = N > LANES ? N / LANES : 1;
     const int     lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP);
     const char   *pool = (const char *)c.kv.data;
-    for (int base = warp * PER_WARP; base < b.n_keys; base += ROWS_WARPS * PER_WARP) {
+    for (int base = warp * PER_WARP; base < b.n_keys; base += ATTN_DECODE_WARPS * PER_WARP) {
         const int first_key = base + lane / LANES;
         float     acc[N];
         UNROLL for (int i = 0; i < N; i++) acc[i] = 0;
@@ -160,7 +160,7 @@ static __device__ __forceinline__ void rows_scores(const struct rows_call &c, co
             float k[KEYS][CHUNK];
             UNROLL for (int i = 0; i < KEYS; i++) {
                 const int j = first_key + i * SIDE;
-                if (j < b.n_keys) load_chunk<T, WHOLE>(k[i], pool + s.places[j], chunk, c.kv.head_dim);
+                if (j < b.n_keys) load_chunk<T, WHOLE>(k[i], pool + s.offsets[j], chunk, c.kv.head_dim);
                 else {
                     UNROLL for (int d = 0; d < CHUNK; d++) k[i][d] = 0;
                 }
@@ -172,18 +172,18 @@ static __device__ __forceinline__ void rows_scores(const struct rows_call &c, co
                     UNROLL for (int d = 0; d < CHUNK; d++) acc[i * HEADS + h] = fmaf(k[i][d], q[d], acc[i * HEADS + h]);
             }
         }
-        const int first = turn_over<N, LANES>(acc);
+        const int first = warp_reduce_scatter<N, LANES>(acc);
         constexpr int SHARING = N < LANES ? LANES / N : 1;
         UNROLL for (int i = 0; i < LEFT; i++) {
             const int j = first_key + (first + i) / HEADS * SIDE;
-            if (lane % SHARING == 0 && j < b.n_keys) s.p[(first + i) % HEADS * ATTENTION_SEGMENT + j] = held<T>::SCALED ? acc[i] * s.scales[j] : acc[i];
+            if (lane % SHARING == 0 && j < b.n_keys) s.p[(first + i) % HEADS * ATTENTION_SEGMENT + j] = kv_traits<T>::SCALED ? acc[i] * s.scales[j] : acc[i];
         }
     }
 }
 
 /* Scores become weights, with zeros up to a whole four of keys. What is summed up is the weights without the scales of values. */
 template <enum dtype T, int HEADS>
-static __device__ __forceinline__ void rows_soften(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s)
+static __device__ __forceinline__ void attn_decode_softmax(const struct attn_decode_call &c, const struct attn_decode_block &b, const struct attn_decode_shared &s)
 {
     const int lane = (int)(threadIdx.x % WARP), h = (int)(threadIdx.x / WARP), n_padded = (b.n_keys + KEYS - 1) / KEYS * KEYS;
     if (h >= HEADS) return;
@@ -192,7 +192,7 @@ static __device__ __forceinline__ void rows_soften(const struct rows_call &c, co
     const float m = warp_max(top) * c.scale; /* rounding keeps the order */
     for (int j = lane; j < n_padded; j += WARP) {
         const float weight = j < b.n_keys ? expf(fmaf(p[j], c.scale, -m)) : 0.0f;
-        p[j] = held<T>::SCALED && j < b.n_keys ? weight * s.scales[ATTENTION_SEGMENT + j] : weight;
+        p[j] = kv_traits<T>::SCALED && j < b.n_keys ? weight * s.scales[ATTENTION_SEGMENT + j] : weight;
         sum += weight;
     }
     sum = warp_sum(sum);
@@ -200,18 +200,18 @@ static __device__ __forceinline__ void rows_soften(const struct rows_call &c, co
 }
 
 template <enum dtype T, int HEADS, bool WHOLE>
-static __device__ __forceinline__ void rows_weigh(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s,
+static __device__ __forceinline__ void attn_decode_accumulate_v(const struct attn_decode_call &c, const struct attn_decode_block &b, const struct attn_decode_shared &s,
                                                   float acc[HEADS][CHUNK])
 {
-    const int   chunk = (int)threadIdx.x % b.v_stride, groups = ROWS_THREADS / b.v_stride;
-    const char *values = (const char *)c.kv.data + value_part<T>(c.kv);
+    const int   chunk = (int)threadIdx.x % b.v_stride, groups = ATTN_DECODE_THREADS / b.v_stride;
+    const char *values = (const char *)c.kv.data + kv_value_offset<T>(c.kv);
     UNROLL for (int h = 0; h < HEADS; h++)
         UNROLL for (int d = 0; d < CHUNK; d++) acc[h][d] = 0;
     if (chunk >= b.v_chunks) return;
     for (int j = (int)threadIdx.x / b.v_stride * KEYS; j < b.n_keys; j += groups * KEYS) {
         float v[KEYS][CHUNK];
         UNROLL for (int i = 0; i < KEYS; i++) {
-            if (j + i < b.n_keys) load_chunk<T, WHOLE>(v[i], values + s.places[j + i], chunk, c.v_dim);
+            if (j + i < b.n_keys) load_chunk<T, WHOLE>(v[i], values + s.offsets[j + i], chunk, c.v_dim);
             else {
                 UNROLL for (int d = 0; d < CHUNK; d++) v[i][d] = 0;
             }
@@ -227,10 +227,10 @@ static __device__ __forceinline__ void rows_weigh(const struct rows_call &c, con
 
 /* Groups of threads become one, head by head, and the result goes where it belongs. */
 template <int HEADS>
-static __device__ __forceinline__ void rows_finish(const struct rows_call &c, const struct rows_block &b, const struct rows_shared &s,
+static __device__ __forceinline__ void attn_decode_finish(const struct attn_decode_call &c, const struct attn_decode_block &b, const struct attn_decode_shared &s,
                                                    float acc[HEADS][CHUNK])
 {
-    const int  tid = (int)threadIdx.x, groups = ROWS_THREADS / b.v_stride;
+    const int  tid = (int)threadIdx.x, groups = ATTN_DECODE_THREADS / b.v_stride;
     const bool whole = b.row.pos < ATTENTION_SEGMENT;
     UNROLL for (int h = 0; h < HEADS; h++) {
         if (h >= b.n_heads) return;
@@ -241,7 +241,7 @@ static __device__ __forceinline__ void rows_finish(const struct rows_call &c, co
         const size_t n_heads = (size_t)c.n_heads, head = (size_t)(b.head + h);
         float *out = c.out + ((size_t)b.row.row * n_heads + head) * (size_t)c.v_dim;
         float *part = c.parts + ((size_t)(b.item - c.item_begin) * n_heads + head) * part_floats(c.v_dim);
-        for (int d = tid; d < c.v_dim; d += ROWS_THREADS) {
+        for (int d = tid; d < c.v_dim; d += ATTN_DECODE_THREADS) {
             float sum = s.sums[d];
             for (int g = 1; g < groups; g++) sum += s.sums[g * b.v_stride * CHUNK + d];
             if (whole) out[d] = __fmul_rn(sum, 1.0f / s.l[h]);
@@ -253,21 +253,21 @@ static __device__ __forceinline__ void rows_finish(const struct rows_call &c, co
 }
 
 template <enum dtype T, int LANES, int HEADS, bool WHOLE>
-static __global__ void __launch_bounds__(ROWS_THREADS, HEADS == 1 ? 3 : 2) attend_rows(const struct rows_call c)
+static __global__ void __launch_bounds__(ATTN_DECODE_THREADS, HEADS == 1 ? 3 : 2) attn_decode_kernel(const struct attn_decode_call c)
 {
     grid_dependency_sync();
-    for (int unit = (int)blockIdx.x; unit < rows_n_units(c); unit += (int)gridDim.x) {
-        const struct rows_block  b = rows_block_of(c, HEADS, unit);
-        const struct rows_shared s = rows_shared_of(HEADS, b.chunks);
+    for (int unit = (int)blockIdx.x; unit < attn_decode_n_units(c); unit += (int)gridDim.x) {
+        const struct attn_decode_block  b = attn_decode_block_of(c, HEADS, unit);
+        const struct attn_decode_shared s = attn_decode_shared_of(HEADS, b.chunks);
         float                    acc[HEADS][CHUNK];
-        rows_prepare<T, HEADS>(c, b, s);
+        attn_decode_prepare<T, HEADS>(c, b, s);
         __syncthreads();
-        rows_scores<T, LANES, HEADS, WHOLE>(c, b, s);
+        attn_decode_scores<T, LANES, HEADS, WHOLE>(c, b, s);
         __syncthreads();
-        rows_soften<T, HEADS>(c, b, s);
+        attn_decode_softmax<T, HEADS>(c, b, s);
         __syncthreads();
-        rows_weigh<T, HEADS, WHOLE>(c, b, s, acc);
-        rows_finish<HEADS>(c, b, s, acc); /* ends with a barrier */
+        attn_decode_accumulate_v<T, HEADS, WHOLE>(c, b, s, acc);
+        attn_decode_finish<HEADS>(c, b, s, acc); /* ends with a barrier */
     }
 }
 

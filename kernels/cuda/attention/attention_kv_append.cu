@@ -1,7 +1,7 @@
 /* attention_kv_append.cu - a step's keys and values into the pool, and before that the rotation of its heads.
  *
  * A warp has a head's query, key or value of one row: it is rotated where it lies, then written as the pool holds it. Bound by the launch where rows are
- * few, by writing where they are many. Thread: device; attention_append: engine. */
+ * few, by writing where they are many. Thread: device; attention_kv_append: engine. */
 #include "kernels/cuda/attention/attention_launch.cuh"
 #include "kernels/cuda/rope.cuh"
 #include "kernels/kv_rows.h"
@@ -17,7 +17,7 @@ struct append_call {
     bool             rotates;
 };
 
-bool attention_is_held(const struct kv_layer *kv)
+bool attention_supports_kv(const struct kv_layer *kv)
 {
     return kv->latent ? kv->dtype == DTYPE_F32 || kv->dtype == DTYPE_BF16 : kv_rows_known(kv->dtype);
 }
@@ -41,8 +41,8 @@ template <enum dtype T> static __device__ __forceinline__ void store_1(char *to,
 template <enum dtype T, int N> static __device__ __forceinline__ void append_plain_row(const float *from, char *to, int dim)
 {
     for (int i = (int)(threadIdx.x % WARP) * N; i < dim; i += WARP * N) {
-        if constexpr (N == SIDE) store_4<T>(to + i * held<T>::BYTES, *(const float4 *)(from + i));
-        else store_1<T>(to + i * held<T>::BYTES, from[i]);
+        if constexpr (N == SIDE) store_4<T>(to + i * kv_traits<T>::BYTES, *(const float4 *)(from + i));
+        else store_1<T>(to + i * kv_traits<T>::BYTES, from[i]);
     }
 }
 
@@ -51,7 +51,7 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_pla
 /* A byte of x / scale, of a row whose scale is above 0; kv_rows.c gives the same. */
 template <enum dtype T> static __device__ __forceinline__ unsigned quantised(float x, float scale)
 {
-    constexpr float LARGEST = largest_held<T>();
+    constexpr float LARGEST = kv_dtype_max<T>();
     const float     r = fminf(fmaxf(__fdiv_rn(x, scale), -LARGEST), LARGEST);
     if constexpr (T == DTYPE_I8) return (unsigned)__float2int_rn(r) & 0xffu;
     else return float_to_e4m3(r);
@@ -60,7 +60,7 @@ template <enum dtype T> static __device__ __forceinline__ unsigned quantised(flo
 /* The scale of a row whose largest magnitude has these bits, which compare as the numbers do: infinity and NaN are above all others. */
 template <enum dtype T> static __device__ __forceinline__ float scale_for(unsigned top)
 {
-    return top < 0x7f800000u ? __fdiv_rn(__uint_as_float(top), largest_held<T>()) : __uint_as_float(0x7fc00000u);
+    return top < 0x7f800000u ? __fdiv_rn(__uint_as_float(top), kv_dtype_max<T>()) : __uint_as_float(0x7fc00000u);
 }
 
 static __device__ __forceinline__ unsigned warp_top(unsigned x)
@@ -106,7 +106,7 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_hea
 {
     const int       parts = c.kv.latent ? 1 : 2, head = i / parts, part = i % parts, dim = c.kv.head_dim;
     const size_t    at = (size_t)row.row * (size_t)c.kv.n_heads + (size_t)head;
-    struct held_row r = key_row(c.kv, c.list.tables + c.list.seqs[row.seq].table, row.pos, head);
+    struct kv_paged_row r = kv_key_row(c.kv, c.list.tables + c.list.seqs[row.seq].table, row.pos, head);
     const float    *from = (part ? c.v : c.k) + at * (size_t)dim;
     char           *pool = (char *)c.kv.data;
     if (part) r.row += (unsigned)c.kv.block_tokens;
@@ -114,8 +114,8 @@ template <enum dtype T, int N> static __device__ __forceinline__ void append_hea
         rotate_head(c.rope, c.rope.heads[1], c.rope.heads[1].x + at * (size_t)dim, row.pos);
         __syncwarp();
     }
-    if constexpr (held<T>::SCALED) append_scaled_row<T, N>(from, pool + row_place<T>(c.kv, r), pool + scale_place<T>(c.kv, r), dim);
-    else append_plain_row<T, N>(from, pool + row_place<T>(c.kv, r), dim);
+    if constexpr (kv_traits<T>::SCALED) append_scaled_row<T, N>(from, pool + kv_row_offset<T>(c.kv, r), pool + kv_scale_offset<T>(c.kv, r), dim);
+    else append_plain_row<T, N>(from, pool + kv_row_offset<T>(c.kv, r), dim);
 }
 
 template <enum dtype T, int N> static __global__ void __launch_bounds__(APPEND_THREADS, 8) append_rows(const struct append_call c)
@@ -146,11 +146,11 @@ static bool is_of_keys(const struct rope_args *r, const struct kv_layer *kv, con
            r->heads[1].x_stride == (size_t)kv->n_heads * (size_t)kv->head_dim;
 }
 
-extern "C" cudaError_t attention_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_attn_list *on, const float *k, const float *v,
+extern "C" cudaError_t attention_kv_append(cudaStream_t stream, const struct kv_layer *kv, const struct cuda_attn_list *on, const float *k, const float *v,
                                         const struct rope_args *rope)
 {
     struct append_call c = { *kv, attn_row_set_of(on, ATTN_ROWS_ALL), k, v, {}, 0, false };
-    if (!attention_is_held(kv) || (rope && !is_of_keys(rope, kv, k))) return cudaErrorInvalidValue;
+    if (!attention_supports_kv(kv) || (rope && !is_of_keys(rope, kv, k))) return cudaErrorInvalidValue;
     if (on->bounds.n_rows <= 0) return cudaSuccess;
     if (rope) c.rope = *rope, c.n_queries = (int32_t)rope->heads[0].n_heads, c.rotates = true;
     switch (kv->dtype) {

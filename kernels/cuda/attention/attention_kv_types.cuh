@@ -11,7 +11,7 @@
 enum { CHUNK = 8 }; /* elements that a lane takes at a time: 16 bytes of bf16 */
 
 /* What the compiler knows of a type. */
-template <enum dtype T> struct held {
+template <enum dtype T> struct kv_traits {
     static constexpr bool SCALED = T == DTYPE_I8 || T == DTYPE_F8_E4M3;
     static constexpr int  BYTES = T == DTYPE_F32 ? 4 : SCALED ? 1 : 2;
 };
@@ -20,7 +20,7 @@ template <> struct bits_of<2> { using type = uint16_t; };
 template <> struct bits_of<4> { using type = float; };
 
 /* The largest number of a type with scales that kv_row_store makes. */
-template <enum dtype T> static constexpr __host__ __device__ float largest_held() { return T == DTYPE_I8 ? 127.0f : 448.0f; }
+template <enum dtype T> static constexpr __host__ __device__ float kv_dtype_max() { return T == DTYPE_I8 ? 127.0f : 448.0f; }
 
 /* ---- to f32 ---- */
 
@@ -54,7 +54,7 @@ template <enum dtype T> static __device__ __forceinline__ void load_8(float to[C
         const float4 a = ((const float4 *)(const void *)from)[0], b = ((const float4 *)(const void *)from)[1];
         to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
         to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-    } else if constexpr (held<T>::SCALED) {
+    } else if constexpr (kv_traits<T>::SCALED) {
         const uint2    bytes = *(const uint2 *)(const void *)from;
         const unsigned four[2] = { bytes.x, bytes.y };
         UNROLL for (int i = 0; i < 2; i++) {
@@ -75,10 +75,10 @@ template <enum dtype T> static __device__ __forceinline__ void load_8(float to[C
 /* Elements CHUNK * chunk .. of a row of dim; those past its end are 0. WHOLE: rows are whole chunks, and so aligned. */
 template <enum dtype T, bool WHOLE> static __device__ __forceinline__ void load_chunk(float to[CHUNK], const char *row, int chunk, int dim)
 {
-    const char *from = (const char *)((const typename bits_of<held<T>::BYTES>::type *)(const void *)row + chunk * CHUNK);
+    const char *from = (const char *)((const typename bits_of<kv_traits<T>::BYTES>::type *)(const void *)row + chunk * CHUNK);
     if constexpr (WHOLE) load_8<T>(to, from);
     else {
-        UNROLL for (int i = 0; i < CHUNK; i++) to[i] = chunk * CHUNK + i < dim ? load_1<T>(from + i * held<T>::BYTES) : 0.0f;
+        UNROLL for (int i = 0; i < CHUNK; i++) to[i] = chunk * CHUNK + i < dim ? load_1<T>(from + i * kv_traits<T>::BYTES) : 0.0f;
     }
 }
 
@@ -106,7 +106,7 @@ template <enum dtype T> static __device__ __forceinline__ unsigned pack_weight(f
     else return pack_bf16(low, high);
 }
 
-template <enum dtype T> static __device__ __forceinline__ void mma_held(float d[4], const unsigned a[4], const unsigned b[2])
+template <enum dtype T> static __device__ __forceinline__ void mma_kv(float d[4], const unsigned a[4], const unsigned b[2])
 {
     if constexpr (T == DTYPE_F16) mma_f16(d, a, b);
     else mma_bf16(d, a, b);

@@ -10,24 +10,24 @@
 cudaError_t attention_grid(size_t n_units, int blocks_per_sm, int max_blocks, dim3 *grid);
 
 /* Is the pool of a type that these kernels have? (attention_kv_append.cu) */
-bool        attention_is_held(const struct kv_layer *kv);
+bool        attention_supports_kv(const struct kv_layer *kv);
 
 /* n_runs is filled in. */
-cudaError_t attention_rows_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);
+cudaError_t attention_decode_launch(cudaStream_t stream, const struct attn_decode_call *c, int max_blocks);
 
-/* Whether rows of answers of this model go through tensor cores, a group of heads at a time; as attention_rows_launch. */
-bool        attention_answers_fit(const struct attention *a);
-cudaError_t attention_answers_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);
+/* Whether rows of answers of this model go through tensor cores, a group of heads at a time; as attention_decode_launch. */
+bool        attention_decode_mma_supports(const struct attention *a);
+cudaError_t attention_decode_mma_launch(cudaStream_t stream, const struct attn_decode_call *c, int max_blocks);
 
 /* Whether prompts of this model go through tiles. */
-bool        attention_tiles_fit(const struct attention *a);
-/* How many sets of pairs a tile of theirs has; the bits do not know. n_rows: at most, of prompts; n_at_once as in struct tiles_call. */
-cudaError_t attention_tiles_sets(const struct attention *a, int32_t n_rows, int32_t n_at_once, int32_t *n_sets);
+bool        attention_prefill_supports(const struct attention *a);
+/* How many sets of pairs a tile of theirs has; the bits do not know. n_rows: at most, of prompts; n_at_once as in struct attn_prefill_call. */
+cudaError_t attention_prefill_sets(const struct attention *a, int32_t n_rows, int32_t n_at_once, int32_t *n_sets);
 /* n_windows: of c->rows_per_tile rows each, at most. */
-cudaError_t attention_tiles_launch(cudaStream_t stream, const struct tiles_call *c, int32_t n_windows, int max_blocks);
+cudaError_t attention_prefill_launch(cudaStream_t stream, const struct attn_prefill_call *c, int32_t n_windows, int max_blocks);
 
-/* Whether all rows of this model go through tensor cores by their latents; as attention_rows_launch. */
-bool        attention_latents_fit(const struct attention *a);
-cudaError_t attention_latents_launch(cudaStream_t stream, const struct rows_call *c, int max_blocks);
+/* Whether all rows of this model go through tensor cores by their latents; as attention_decode_launch. */
+bool        attention_mla_decode_supports(const struct attention *a);
+cudaError_t attention_mla_decode_launch(cudaStream_t stream, const struct attn_decode_call *c, int max_blocks);
 
 #endif

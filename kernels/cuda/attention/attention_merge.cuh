@@ -41,16 +41,16 @@ static __device__ __forceinline__ struct merge_span span_of(const struct merge_c
 }
 
 /* What a warp knows of up to 32 segments in a row: lane j of the j-th, by the formulas of merge_weights. */
-struct merge_lane {
+struct merge_fragment {
     float a, b, l, M; /* M: the largest of all up to the lane's */
 };
 
 /* M: of what came before; n of 32 segments whose parts begin at `part`. */
-static __device__ __forceinline__ struct merge_lane merge_look(const float *part, size_t stride, int n, float M)
+static __device__ __forceinline__ struct merge_fragment merge_load(const float *part, size_t stride, int n, float M)
 {
     const int         lane = (int)(threadIdx.x % WARP);
     const float       m = lane < n ? part[(size_t)lane * stride] : -INFINITY;
-    struct merge_lane x;
+    struct merge_fragment x;
     x.l = lane < n ? part[(size_t)lane * stride + 1] : 0;
     x.M = m > M ? m : M;
     UNROLL for (int step = 1; step < WARP; step *= 2) {
@@ -69,7 +69,7 @@ struct merge_sum {
 };
 
 /* n of 32 segments into s; `from`: the lane's element of the first. Loads go ahead of the sums, which are a chain. */
-static __device__ __forceinline__ void merge_add(const struct merge_lane &x, const float *from, size_t stride, int n, bool is_one, struct merge_sum *s)
+static __device__ __forceinline__ void merge_add(const struct merge_fragment &x, const float *from, size_t stride, int n, bool is_one, struct merge_sum *s)
 {
     for (int base = 0; base < n; base += MERGE_AHEAD) {
         float o[MERGE_AHEAD];
@@ -105,7 +105,7 @@ static __device__ __forceinline__ void merge_head(const struct merge_call &c, in
         for (int k = s.first ? 0 : 1; k < n; k += WARP) {
             const int               some = min((int)WARP, n - k);
             const float            *from = part + (size_t)k * stride;
-            const struct merge_lane x = merge_look(from, stride, some, sum.M);
+            const struct merge_fragment x = merge_load(from, stride, some, sum.M);
             merge_add(x, from + PART_HEAD + d, stride, some, is_one, &sum);
         }
         if (is_one) out[d] = s.end == s.n ? __fmul_rn(sum.O, 1.0f / sum.L) : sum.O;

@@ -36,56 +36,56 @@ static __device__ __forceinline__ int attn_row_set_segments(const struct attn_ro
     return l.which == ATTN_ROWS_ALL ? l.counts->n_segments : l.counts->n_segments_decode;
 }
 
-/* Of types without scales. Looked up at run time: with a constant nvcc 13 gives attend_rows of bf16 so many registers that a processor of compute
+/* Of types without scales. Looked up at run time: with a constant nvcc 13 gives attn_decode_kernel of bf16 so many registers that a processor of compute
  * capability 9.0 has room for three blocks instead of four. */
 static __host__ __device__ __forceinline__ size_t element_bytes(enum dtype t) { return t == DTYPE_F32 ? 4 : 2; }
 
 /* Bytes of a position's key or value. */
-template <enum dtype T> static __host__ __device__ __forceinline__ size_t row_bytes(const struct kv_layer &kv)
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t kv_row_bytes(const struct kv_layer &kv)
 {
-    return (size_t)kv.head_dim * held<T>::BYTES;
+    return (size_t)kv.head_dim * kv_traits<T>::BYTES;
 }
 
 /* Bytes from a position's key to its value. */
-template <enum dtype T> static __host__ __device__ __forceinline__ size_t value_part(const struct kv_layer &kv)
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t kv_value_offset(const struct kv_layer &kv)
 {
-    return kv.latent ? 0 : (size_t)kv.block_tokens * (size_t)kv.head_dim * (held<T>::SCALED ? 1 : element_bytes(kv.dtype));
+    return kv.latent ? 0 : (size_t)kv.block_tokens * (size_t)kv.head_dim * (kv_traits<T>::SCALED ? 1 : element_bytes(kv.dtype));
 }
 
 /* Where a position's key is: in the pool's block, the row-th of its keys and values; a value is block_tokens rows further. */
-struct held_row {
+struct kv_paged_row {
     unsigned block, row;
 };
 
-static __device__ __forceinline__ struct held_row key_row(const struct kv_layer &kv, const int32_t *table, int pos, int head)
+static __device__ __forceinline__ struct kv_paged_row kv_key_row(const struct kv_layer &kv, const int32_t *table, int pos, int head)
 {
     const unsigned        n = (unsigned)kv.block_tokens;
-    const struct held_row r = { (unsigned)table[(unsigned)pos / n], (unsigned)head * (kv.latent ? 1 : 2) * n + (unsigned)pos % n };
+    const struct kv_paged_row r = { (unsigned)table[(unsigned)pos / n], (unsigned)head * (kv.latent ? 1 : 2) * n + (unsigned)pos % n };
     return r;
 }
 
 /* Bytes from the pool's begin to a row, and to its scale. Of types with scales these are behind the rows of each block. */
-static __host__ __device__ __forceinline__ size_t block_rows(const struct kv_layer &kv)
+static __host__ __device__ __forceinline__ size_t kv_block_rows(const struct kv_layer &kv)
 {
     return (size_t)kv.n_heads * (kv.latent ? 1 : 2) * (size_t)kv.block_tokens;
 }
-template <enum dtype T> static __host__ __device__ __forceinline__ size_t block_bytes(const struct kv_layer &kv)
+template <enum dtype T> static __host__ __device__ __forceinline__ size_t kv_block_bytes(const struct kv_layer &kv)
 {
-    return block_rows(kv) * (row_bytes<T>(kv) + (held<T>::SCALED ? sizeof(float) : 0));
+    return kv_block_rows(kv) * (kv_row_bytes<T>(kv) + (kv_traits<T>::SCALED ? sizeof(float) : 0));
 }
-template <enum dtype T> static __device__ __forceinline__ size_t row_place(const struct kv_layer &kv, const struct held_row &r)
+template <enum dtype T> static __device__ __forceinline__ size_t kv_row_offset(const struct kv_layer &kv, const struct kv_paged_row &r)
 {
-    return r.block * block_bytes<T>(kv) + r.row * row_bytes<T>(kv);
+    return r.block * kv_block_bytes<T>(kv) + r.row * kv_row_bytes<T>(kv);
 }
-template <enum dtype T> static __device__ __forceinline__ size_t scale_place(const struct kv_layer &kv, const struct held_row &r)
+template <enum dtype T> static __device__ __forceinline__ size_t kv_scale_offset(const struct kv_layer &kv, const struct kv_paged_row &r)
 {
-    return r.block * block_bytes<T>(kv) + block_rows(kv) * row_bytes<T>(kv) + r.row * sizeof(float);
+    return r.block * kv_block_bytes<T>(kv) + kv_block_rows(kv) * kv_row_bytes<T>(kv) + r.row * sizeof(float);
 }
 
 /* Bytes from the pool's begin to the key of position pos of a head. */
-template <enum dtype T> static __device__ __forceinline__ size_t key_place(const struct kv_layer &kv, const int32_t *table, int pos, int head)
+template <enum dtype T> static __device__ __forceinline__ size_t kv_key_offset(const struct kv_layer &kv, const int32_t *table, int pos, int head)
 {
-    if constexpr (held<T>::SCALED) return row_place<T>(kv, key_row(kv, table, pos, head));
+    if constexpr (kv_traits<T>::SCALED) return kv_row_offset<T>(kv, kv_key_row(kv, table, pos, head));
     const unsigned block = (unsigned)pos / (unsigned)kv.block_tokens, slot = (unsigned)pos % (unsigned)kv.block_tokens;
     const size_t   per_head = (kv.latent ? 1 : 2) * (size_t)kv.block_tokens, heads = (size_t)table[block] * (size_t)kv.n_heads + (size_t)head;
     return (heads * per_head + slot) * (size_t)kv.head_dim * element_bytes(kv.dtype);

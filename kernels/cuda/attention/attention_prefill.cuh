@@ -19,24 +19,24 @@
 
 #include "kernels/cuda/attention/attention_paged_kv.cuh"
 
-enum { TILE_PAIRS = 64 /* of a set in each warp */, TILE_SETS_MAX = 2 };
-enum { TILE_KEYS = 64, TILE_WARPS = 4, TILE_THREADS = TILE_WARPS * WARP, TILE_STAGES = 2 };
-enum { TILES_SPREAD = 4, TILES_WHOLE = 16 /* blocks per processor: whole rows are unequal, and level out */ };
-enum { TILES_PER_SEGMENT = ATTENTION_SEGMENT / TILE_KEYS, SCORE_BLOCKS = TILE_KEYS / 8 };
+enum { PREFILL_PAIRS = 64 /* of a set in each warp */, PREFILL_SETS_MAX = 2 };
+enum { PREFILL_KEYS = 64, PREFILL_WARPS = 4, PREFILL_THREADS = PREFILL_WARPS * WARP, PREFILL_STAGES = 2 };
+enum { PREFILL_BLOCKS_SPLIT = 4, PREFILL_BLOCKS_WHOLE = 16 /* blocks per processor: whole rows are unequal, and level out */ };
+enum { PREFILL_TILES_PER_SEGMENT = ATTENTION_SEGMENT / PREFILL_KEYS, SCORE_BLOCKS = PREFILL_KEYS / 8 };
 
-struct tiles_call {
+struct attn_prefill_call {
     struct kv_layer        kv;
     struct attn_row_set          list;                /* ATTN_ROWS_PREFILL */
     const float           *q;
     float                 *out, *parts;
     int32_t                n_heads;
-    int32_t                n_sets, rows_per_tile; /* n_sets TILE_PAIRS / group */
+    int32_t                n_sets, rows_per_tile; /* n_sets PREFILL_PAIRS / group */
     int32_t                segment_begin, n_at_once; /* n_at_once > 0: this many segments from that on, each a block and a part; 0: all, whole */
     float                  scale;
 };
 
 /* What a block works on, the same in all threads. */
-struct tile {
+struct attn_prefill_tile {
     int            list_row;              /* the tile's first row is this one of its prompts' */
     int            row, pos, n_rows;      /* of q and out, its position; rows of the tile */
     int            kv_head, group, n_keys;
@@ -44,66 +44,66 @@ struct tile {
 };
 
 /* A lane's two rows of a fragment: pairs lane / 4 and that + 8 of the warp's. */
-struct pair {
+struct attn_prefill_pair {
     bool is_valid;
     int  row, head, pos; /* row: of the tile */
 };
 
-struct tile_shared {
-    uint16_t *stages; /* [TILE_STAGES][k, v][TILE_KEYS][DIM]; of types with scales one, and behind it as many of bytes as they lie in the pool */
-    uint16_t *q;      /* [2 TILE_PAIRS][DIM], of two sets */
-    size_t   *places; /* [2][ATTENTION_SEGMENT]: of this segment and the next; of types with scales struct held_row instead */
-    float2   *before; /* [SETS TILE_PAIRS]: (M, L) of a pair's segments so far, where it is whole */
-    float    *scales; /* [TILE_STAGES][k, v][TILE_KEYS], of types that have them */
-    struct tile *tile; /* the block's own, where a segment's end finds it: registers are full */
+struct attn_prefill_shared {
+    uint16_t *stages; /* [PREFILL_STAGES][k, v][PREFILL_KEYS][DIM]; of types with scales one, and behind it as many of bytes as they lie in the pool */
+    uint16_t *q;      /* [2 PREFILL_PAIRS][DIM], of two sets */
+    size_t   *offsets; /* [2][ATTENTION_SEGMENT]: of this segment and the next; of types with scales struct kv_paged_row instead */
+    float2   *before; /* [SETS PREFILL_PAIRS]: (M, L) of a pair's segments so far, where it is whole */
+    float    *scales; /* [PREFILL_STAGES][k, v][PREFILL_KEYS], of types that have them */
+    struct attn_prefill_tile *tile; /* the block's own, where a segment's end finds it: registers are full */
 };
 
 /* A lane's share of a tile: queries where they stay in registers, and what its pairs have of a segment. */
-template <int DIM, int SETS> struct tile_lane {
+template <int DIM, int SETS> struct attn_prefill_state {
     unsigned q[SETS == 1 ? DIM / 16 : 1][4];
     float    o[SETS][DIM / 8][4], m[SETS][2], l[SETS][2];
 };
 
 /* Elements of shared memory that queries take. */
-template <int DIM, int SETS> struct tile_queries_shared {
-    static constexpr size_t N = SETS == 1 ? 0 : (size_t)SETS * TILE_PAIRS * DIM;
+template <int DIM, int SETS> struct attn_prefill_queries_shared {
+    static constexpr size_t N = SETS == 1 ? 0 : (size_t)SETS * PREFILL_PAIRS * DIM;
 };
 
-template <enum dtype T, int DIM, int SETS> static __host__ __device__ __forceinline__ size_t tile_shared_bytes()
+template <enum dtype T, int DIM, int SETS> static __host__ __device__ __forceinline__ size_t attn_prefill_shared_bytes()
 {
-    return ((size_t)TILE_STAGES * 2 * TILE_KEYS * DIM + tile_queries_shared<DIM, SETS>::N) * sizeof(uint16_t) + 2 * ATTENTION_SEGMENT * sizeof(size_t) +
-           SETS * TILE_PAIRS * sizeof(float2) + (held<T>::SCALED ? 2 * TILE_STAGES * TILE_KEYS * sizeof(float) : 0) + sizeof(struct tile);
+    return ((size_t)PREFILL_STAGES * 2 * PREFILL_KEYS * DIM + attn_prefill_queries_shared<DIM, SETS>::N) * sizeof(uint16_t) + 2 * ATTENTION_SEGMENT * sizeof(size_t) +
+           SETS * PREFILL_PAIRS * sizeof(float2) + (kv_traits<T>::SCALED ? 2 * PREFILL_STAGES * PREFILL_KEYS * sizeof(float) : 0) + sizeof(struct attn_prefill_tile);
 }
 
-template <enum dtype T, int DIM, int SETS> static __device__ __forceinline__ struct tile_shared tile_shared_of()
+template <enum dtype T, int DIM, int SETS> static __device__ __forceinline__ struct attn_prefill_shared attn_prefill_shared_of()
 {
-    struct tile_shared s;
+    struct attn_prefill_shared s;
     s.stages = (uint16_t *)shared_memory();
-    s.q = s.stages + 2 * TILE_STAGES * TILE_KEYS * DIM;
-    s.places = (size_t *)(s.q + tile_queries_shared<DIM, SETS>::N);
-    s.before = (float2 *)(s.places + 2 * ATTENTION_SEGMENT);
-    s.scales = (float *)(s.before + SETS * TILE_PAIRS);
-    s.tile = (struct tile *)(s.scales + (held<T>::SCALED ? 2 * TILE_STAGES * TILE_KEYS : 0));
+    s.q = s.stages + 2 * PREFILL_STAGES * PREFILL_KEYS * DIM;
+    s.offsets = (size_t *)(s.q + attn_prefill_queries_shared<DIM, SETS>::N);
+    s.before = (float2 *)(s.offsets + 2 * ATTENTION_SEGMENT);
+    s.scales = (float *)(s.before + SETS * PREFILL_PAIRS);
+    s.tile = (struct attn_prefill_tile *)(s.scales + (kv_traits<T>::SCALED ? 2 * PREFILL_STAGES * PREFILL_KEYS : 0));
     return s;
 }
 
-template <enum dtype T, int DIM> static __device__ __forceinline__ uint16_t *tile_keys(const struct tile_shared &s, int i_tile)
+template <enum dtype T, int DIM> static __device__ __forceinline__ uint16_t *attn_prefill_keys(const struct attn_prefill_shared &s, int i_tile)
 {
-    return s.stages + (held<T>::SCALED ? 0 : 2 * (i_tile % TILE_STAGES) * TILE_KEYS * DIM);
+    return s.stages + (kv_traits<T>::SCALED ? 0 : 2 * (i_tile % PREFILL_STAGES) * PREFILL_KEYS * DIM);
 }
-template <enum dtype T, int DIM> static __device__ __forceinline__ uint16_t *tile_values(const struct tile_shared &s, int i_tile)
+template <enum dtype T, int DIM> static __device__ __forceinline__ uint16_t *attn_prefill_values(const struct attn_prefill_shared &s, int i_tile)
 {
-    return tile_keys<T, DIM>(s, i_tile) + TILE_KEYS * DIM;
+    return attn_prefill_keys<T, DIM>(s, i_tile) + PREFILL_KEYS * DIM;
 }
 
-/* Of types with scales: a tile's bytes [k, v][TILE_KEYS][DIM], and its scales [k, v][TILE_KEYS]. */
-template <int DIM> static __device__ __forceinline__ unsigned char *tile_bytes(const struct tile_shared &s, int i_tile)
+/* Of types with scales: a tile's bytes [k, v][PREFILL_KEYS][DIM], and its scales [k, v][PREFILL_KEYS]. */
+template <int DIM> static __device__ __forceinline__ unsigned char *attn_prefill_bytes(const struct attn_prefill_shared &s, int i_tile)
 {
-    return (unsigned char *)(s.stages + 2 * TILE_KEYS * DIM) + 2 * (i_tile % TILE_STAGES) * TILE_KEYS * DIM;
+    return (unsigned char *)(s.stages + 2 * PREFILL_KEYS * DIM) + 2 * (i_tile % PREFILL_STAGES) * PREFILL_KEYS * DIM;
 }
-static __device__ __forceinline__ float *tile_scales(const struct tile_shared &s, int i_tile)
+static __device__ __forceinline__ float *attn_prefill_scales(const struct attn_prefill_shared &s, int i_tile)
 {
-    return s.scales + 2 * (i_tile % TILE_STAGES) * TILE_KEYS;
+    return s.scales + 2 * (i_tile % PREFILL_STAGES) * PREFILL_KEYS;
 }
 
 /* Where piece `piece` (8 elements) of a row lies. */
@@ -113,9 +113,9 @@ template <int DIM> static __device__ __forceinline__ uint16_t *piece_of(uint16_t
 }
 
 /* The at-th pair of a tile. */
-static __device__ __forceinline__ struct pair pair_at(const struct tile &t, int at)
+static __device__ __forceinline__ struct attn_prefill_pair pair_at(const struct attn_prefill_tile &t, int at)
 {
-    struct pair p;
+    struct attn_prefill_pair p;
     p.row = at / t.group;
     p.head = t.kv_head * t.group + at % t.group;
     p.pos = t.pos + p.row;
@@ -128,22 +128,22 @@ template <int SETS> static __device__ __forceinline__ int pair_number(int set, i
 {
     return ((int)(threadIdx.x / WARP) * SETS + set) * 16 + (int)(threadIdx.x % WARP) / 4 + 8 * half;
 }
-template <int SETS> static __device__ __forceinline__ struct pair pair_of(const struct tile &t, int set, int half)
+template <int SETS> static __device__ __forceinline__ struct attn_prefill_pair pair_of(const struct attn_prefill_tile &t, int set, int half)
 {
     return pair_at(t, pair_number<SETS>(set, half));
 }
 
-static __device__ __forceinline__ const float *query_of(const struct tiles_call &c, const struct tile &t, const struct pair &p, int dim)
+static __device__ __forceinline__ const float *query_of(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, const struct attn_prefill_pair &p, int dim)
 {
     return c.q + ((size_t)(t.row + p.row) * (size_t)c.n_heads + (size_t)p.head) * (size_t)dim;
 }
 
 /* Fragments of A: 16 pairs, DIM elements in steps of 16. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void tile_queries(const struct tiles_call &c, const struct tile &t, unsigned q[DIM / 16][4])
+static __device__ __forceinline__ void attn_prefill_load_queries(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, unsigned q[DIM / 16][4])
 {
     UNROLL for (int half = 0; half < 2; half++) {
-        const struct pair p = pair_of<1>(t, 0, half);
+        const struct attn_prefill_pair p = pair_of<1>(t, 0, half);
         const float      *from = query_of(c, t, p, DIM) + 2 * (threadIdx.x % 4);
         UNROLL for (int k = 0; k < DIM / 16; k++) {
             float2 a = make_float2(0, 0), b = make_float2(0, 0);
@@ -156,11 +156,11 @@ static __device__ __forceinline__ void tile_queries(const struct tiles_call &c, 
 
 /* All pairs' queries to shared memory, pieces permuted as those of keys. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void tile_share_queries(const struct tiles_call &c, const struct tile &t, uint16_t *q, int n_pairs)
+static __device__ __forceinline__ void attn_prefill_share_queries(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, uint16_t *q, int n_pairs)
 {
-    for (int i = (int)threadIdx.x; i < n_pairs * (DIM / CHUNK); i += TILE_THREADS) {
+    for (int i = (int)threadIdx.x; i < n_pairs * (DIM / CHUNK); i += PREFILL_THREADS) {
         const int         at = i / (DIM / CHUNK), piece = i % (DIM / CHUNK);
-        const struct pair p = pair_at(t, at);
+        const struct attn_prefill_pair p = pair_at(t, at);
         float4            x = make_float4(0, 0, 0, 0), y = x;
         if (p.is_valid) {
             const float4 *from = (const float4 *)(query_of(c, t, p, DIM) + piece * CHUNK);
@@ -172,69 +172,69 @@ static __device__ __forceinline__ void tile_share_queries(const struct tiles_cal
 }
 
 /* Places of a segment's keys, in the half that is its own. */
-template <enum dtype T> static __device__ __forceinline__ void tile_places(const struct tiles_call &c, const struct tile &t, size_t *places, int segment)
+template <enum dtype T> static __device__ __forceinline__ void attn_prefill_key_offsets(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, size_t *offsets, int segment)
 {
-    size_t   *to = places + segment % 2 * ATTENTION_SEGMENT;
+    size_t   *to = offsets + segment % 2 * ATTENTION_SEGMENT;
     const int begin = segment * ATTENTION_SEGMENT, n = min((int)ATTENTION_SEGMENT, t.n_keys - begin);
-    for (int j = (int)threadIdx.x; j < n; j += TILE_THREADS) {
-        if constexpr (held<T>::SCALED) ((struct held_row *)to)[j] = key_row(c.kv, t.table, begin + j, t.kv_head);
-        else to[j] = key_place<T>(c.kv, t.table, begin + j, t.kv_head);
+    for (int j = (int)threadIdx.x; j < n; j += PREFILL_THREADS) {
+        if constexpr (kv_traits<T>::SCALED) ((struct kv_paged_row *)to)[j] = kv_key_row(c.kv, t.table, begin + j, t.kv_head);
+        else to[j] = kv_key_offset<T>(c.kv, t.table, begin + j, t.kv_head);
     }
 }
 
 /* Order keys and values of a tile; zeros behind the last. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void tile_fetch(const struct tiles_call &c, const struct tile &t, const struct tile_shared &s, int i_tile)
+static __device__ __forceinline__ void attn_prefill_load_tile(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, const struct attn_prefill_shared &s, int i_tile)
 {
-    constexpr int PIECES = DIM / CHUNK, ROWS = TILE_THREADS / PIECES;
+    constexpr int PIECES = DIM / CHUNK, ROWS = PREFILL_THREADS / PIECES;
     const int     piece = (int)threadIdx.x % PIECES;
     const char   *pool = (const char *)c.kv.data + piece * 16;
-    const size_t *places = s.places + i_tile * TILE_KEYS % (2 * ATTENTION_SEGMENT), part = value_part<T>(c.kv);
-    UNROLL for (int i = 0; i < TILE_KEYS / ROWS; i++) {
+    const size_t *offsets = s.offsets + i_tile * PREFILL_KEYS % (2 * ATTENTION_SEGMENT), part = kv_value_offset<T>(c.kv);
+    UNROLL for (int i = 0; i < PREFILL_KEYS / ROWS; i++) {
         const int    row = (int)threadIdx.x / PIECES + i * ROWS;
-        const bool   is_key = i_tile * TILE_KEYS + row < t.n_keys;
-        const size_t place = is_key ? places[row] : 0;
-        copy_async_16(piece_of<DIM>(tile_keys<T, DIM>(s, i_tile), row, piece), pool + place, is_key ? 16 : 0);
-        copy_async_16(piece_of<DIM>(tile_values<T, DIM>(s, i_tile), row, piece), pool + place + (is_key ? part : 0), is_key ? 16 : 0);
+        const bool   is_key = i_tile * PREFILL_KEYS + row < t.n_keys;
+        const size_t place = is_key ? offsets[row] : 0;
+        copy_async_16(piece_of<DIM>(attn_prefill_keys<T, DIM>(s, i_tile), row, piece), pool + place, is_key ? 16 : 0);
+        copy_async_16(piece_of<DIM>(attn_prefill_values<T, DIM>(s, i_tile), row, piece), pool + place + (is_key ? part : 0), is_key ? 16 : 0);
     }
 }
 
 /* The same of types with scales: bytes as they are, and a scale by each thread. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void tile_fetch_bytes(const struct tiles_call &c, const struct tile &t, const struct tile_shared &s, int i_tile)
+static __device__ __forceinline__ void attn_prefill_load_tile_bytes(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, const struct attn_prefill_shared &s, int i_tile)
 {
-    constexpr int PIECES = DIM / 16, ROWS = TILE_THREADS / PIECES;
-    const int     piece = (int)threadIdx.x % PIECES, n = t.n_keys - i_tile * TILE_KEYS, lone = (int)threadIdx.x % TILE_KEYS;
+    constexpr int PIECES = DIM / 16, ROWS = PREFILL_THREADS / PIECES;
+    const int     piece = (int)threadIdx.x % PIECES, n = t.n_keys - i_tile * PREFILL_KEYS, lone = (int)threadIdx.x % PREFILL_KEYS;
     const char   *pool = (const char *)c.kv.data;
-    const struct held_row *rows = (const struct held_row *)s.places + i_tile * TILE_KEYS % (2 * ATTENTION_SEGMENT);
-    unsigned char *keys = tile_bytes<DIM>(s, i_tile), *values = keys + TILE_KEYS * DIM;
-    UNROLL for (int i = 0; i < TILE_KEYS / ROWS; i++) {
+    const struct kv_paged_row *rows = (const struct kv_paged_row *)s.offsets + i_tile * PREFILL_KEYS % (2 * ATTENTION_SEGMENT);
+    unsigned char *keys = attn_prefill_bytes<DIM>(s, i_tile), *values = keys + PREFILL_KEYS * DIM;
+    UNROLL for (int i = 0; i < PREFILL_KEYS / ROWS; i++) {
         const int    row = (int)threadIdx.x / PIECES + i * ROWS, valid = row < n ? 16 : 0;
-        const size_t place = valid ? row_place<T>(c.kv, rows[row]) + (size_t)piece * 16 : 0;
+        const size_t place = valid ? kv_row_offset<T>(c.kv, rows[row]) + (size_t)piece * 16 : 0;
         copy_async_16(keys + row * DIM + piece * 16, pool + place, valid);
-        copy_async_16(values + row * DIM + piece * 16, pool + place + (valid ? value_part<T>(c.kv) : 0), valid);
+        copy_async_16(values + row * DIM + piece * 16, pool + place + (valid ? kv_value_offset<T>(c.kv) : 0), valid);
     }
-    struct held_row r = { 0, 0 };
+    struct kv_paged_row r = { 0, 0 };
     if (lone < n) r = rows[lone];
-    if (threadIdx.x >= TILE_KEYS) r.row += (unsigned)c.kv.block_tokens;
-    copy_async_4(tile_scales(s, i_tile) + threadIdx.x, pool + (lone < n ? scale_place<T>(c.kv, r) : 0), lone < n ? 4 : 0);
+    if (threadIdx.x >= PREFILL_KEYS) r.row += (unsigned)c.kv.block_tokens;
+    copy_async_4(attn_prefill_scales(s, i_tile) + threadIdx.x, pool + (lone < n ? kv_scale_offset<T>(c.kv, r) : 0), lone < n ? 4 : 0);
 }
 
 /* A tile's bytes to the stage of bf16, eight elements at a time. */
-template <enum dtype T, int DIM> static __device__ __forceinline__ void tile_widen(const struct tile_shared &s, int i_tile)
+template <enum dtype T, int DIM> static __device__ __forceinline__ void attn_prefill_upconvert(const struct attn_prefill_shared &s, int i_tile)
 {
-    constexpr int PIECES = DIM / CHUNK, ROWS = TILE_THREADS / PIECES;
+    constexpr int PIECES = DIM / CHUNK, ROWS = PREFILL_THREADS / PIECES;
     const int     piece = (int)threadIdx.x % PIECES;
-    UNROLL_BY(4) for (int i = 0; i < 2 * TILE_KEYS / ROWS; i++) {
+    UNROLL_BY(4) for (int i = 0; i < 2 * PREFILL_KEYS / ROWS; i++) {
         const int   row = (int)threadIdx.x / PIECES + i * ROWS; /* keys', then values' */
-        const uint2 v = *(const uint2 *)(tile_bytes<DIM>(s, i_tile) + row * DIM + piece * CHUNK);
+        const uint2 v = *(const uint2 *)(attn_prefill_bytes<DIM>(s, i_tile) + row * DIM + piece * CHUNK);
         *(uint4 *)piece_of<DIM>(s.stages, row, piece) = make_uint4(pair_of_bytes<T, 0, 1>(v.x), pair_of_bytes<T, 2, 3>(v.x),
                                                                    pair_of_bytes<T, 0, 1>(v.y), pair_of_bytes<T, 2, 3>(v.y));
     }
 }
 
 /* The scales of the lane's keys into its scores or weights. */
-template <int SETS> static __device__ __forceinline__ void tile_scale(const float *scales, float x[SETS][SCORE_BLOCKS][4])
+template <int SETS> static __device__ __forceinline__ void attn_prefill_apply_scales(const float *scales, float x[SETS][SCORE_BLOCKS][4])
 {
     UNROLL for (int b = 0; b < SCORE_BLOCKS; b++) {
         const float2 by = *(const float2 *)(scales + b * 8 + 2 * (threadIdx.x % 4));
@@ -245,7 +245,7 @@ template <int SETS> static __device__ __forceinline__ void tile_scale(const floa
 
 /* s = q k: score[set][b] is of keys 8b .. 8b + 8 of the tile. */
 template <enum dtype T, int DIM, int SETS>
-static __device__ __forceinline__ void tile_scores(const struct tile_lane<DIM, SETS> &t, uint16_t *q, uint16_t *k, float score[SETS][SCORE_BLOCKS][4])
+static __device__ __forceinline__ void attn_prefill_scores(const struct attn_prefill_state<DIM, SETS> &t, uint16_t *q, uint16_t *k, float score[SETS][SCORE_BLOCKS][4])
 {
     const int lane = (int)(threadIdx.x % WARP), row = lane % 8 + lane / 16 * 8, piece = lane / 8 % 2;
     const int pair = (int)(threadIdx.x / WARP) * SETS * 16 + lane % 16;
@@ -264,8 +264,8 @@ static __device__ __forceinline__ void tile_scores(const struct tile_lane<DIM, S
             unsigned keys[4];
             load_matrix_x4(keys, piece_of<DIM>(k, b * 8 + row, step * 2 + piece));
             UNROLL for (int set = 0; set < SETS; set++) {
-                mma_held<T>(score[set][b], queries[set], keys);
-                mma_held<T>(score[set][b + 1], queries[set], keys + 2);
+                mma_kv<T>(score[set][b], queries[set], keys);
+                mma_kv<T>(score[set][b + 1], queries[set], keys + 2);
             }
         }
     }
@@ -273,10 +273,10 @@ static __device__ __forceinline__ void tile_scores(const struct tile_lane<DIM, S
 
 /* o += p v. The scores' fragments of C, rounded, are those of A. */
 template <enum dtype T, int DIM, int SETS>
-static __device__ __forceinline__ void tile_weigh(const float p[SETS][SCORE_BLOCKS][4], uint16_t *v, float o[SETS][DIM / 8][4])
+static __device__ __forceinline__ void attn_prefill_accumulate_v(const float p[SETS][SCORE_BLOCKS][4], uint16_t *v, float o[SETS][DIM / 8][4])
 {
     const int lane = (int)(threadIdx.x % WARP), row = lane % 16, piece = lane / 16;
-    UNROLL for (int step = 0; step < TILE_KEYS / 16; step++) {
+    UNROLL for (int step = 0; step < PREFILL_KEYS / 16; step++) {
         unsigned a[SETS][4];
         UNROLL for (int set = 0; set < SETS; set++)
             UNROLL for (int i = 0; i < 4; i++) {
@@ -287,8 +287,8 @@ static __device__ __forceinline__ void tile_weigh(const float p[SETS][SCORE_BLOC
             unsigned values[4];
             load_matrix_x4_transposed(values, piece_of<DIM>(v, step * 16 + row, b + piece));
             UNROLL for (int set = 0; set < SETS; set++) {
-                mma_held<T>(o[set][b], a[set], values);
-                mma_held<T>(o[set][b + 1], a[set], values + 2);
+                mma_kv<T>(o[set][b], a[set], values);
+                mma_kv<T>(o[set][b + 1], a[set], values + 2);
             }
         }
     }
@@ -308,7 +308,7 @@ static __device__ __forceinline__ float quad_sum(float x)
 #define LOG2_E 1.4426950408889634f
 
 /* Keys behind a pair's own position weigh nothing; only a prompt's last tiles have such. */
-template <int SETS> static __device__ __forceinline__ void tile_cut(const struct tile &t, int key_begin, int set, float score[SCORE_BLOCKS][4])
+template <int SETS> static __device__ __forceinline__ void attn_prefill_causal_mask(const struct attn_prefill_tile &t, int key_begin, int set, float score[SCORE_BLOCKS][4])
 {
     UNROLL for (int half = 0; half < 2; half++) {
         const int last = pair_of<SETS>(t, set, half).pos - key_begin - 2 * (int)(threadIdx.x % 4); /* seen, from the lane's first key on */
@@ -320,7 +320,7 @@ template <int SETS> static __device__ __forceinline__ void tile_cut(const struct
 
 /* Scores become weights; m and l (of the lane's own keys) go on, o is scaled to the new m. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void tile_soften(const struct tiles_call &c, float score[SCORE_BLOCKS][4], float m[2], float l[2],
+static __device__ __forceinline__ void attn_prefill_softmax(const struct attn_prefill_call &c, float score[SCORE_BLOCKS][4], float m[2], float l[2],
                                                    float o[DIM / 8][4])
 {
     UNROLL for (int half = 0; half < 2; half++) {
@@ -347,7 +347,7 @@ static __device__ __forceinline__ void tile_soften(const struct tiles_call &c, f
 
 /* A pair's segment is done: into out, or to its part. */
 template <int DIM>
-static __device__ __forceinline__ void tile_finish(const struct tiles_call &c, const struct tile &t, int segment, const struct pair &p, int half,
+static __device__ __forceinline__ void attn_prefill_finish(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, int segment, const struct attn_prefill_pair &p, int half,
                                                    const float o[DIM / 8][4], float m, float l, float2 *before)
 {
     const int         column = 2 * (int)(threadIdx.x % 4), last = p.pos / ATTENTION_SEGMENT;
@@ -380,7 +380,7 @@ static __device__ __forceinline__ void tile_finish(const struct tiles_call &c, c
     }
 }
 
-template <int DIM, int SETS> static __device__ __forceinline__ void tile_begin_segment(struct tile_lane<DIM, SETS> *t)
+template <int DIM, int SETS> static __device__ __forceinline__ void attn_prefill_begin_segment(struct attn_prefill_state<DIM, SETS> *t)
 {
     UNROLL for (int set = 0; set < SETS; set++) {
         UNROLL for (int b = 0; b < DIM / 8; b++)
@@ -390,75 +390,75 @@ template <int DIM, int SETS> static __device__ __forceinline__ void tile_begin_s
 }
 
 template <int DIM, int SETS>
-static __device__ __forceinline__ void tile_end_segment(const struct tiles_call &c, const struct tile_shared &s, int segment,
-                                                        const struct tile_lane<DIM, SETS> &mine)
+static __device__ __forceinline__ void attn_prefill_end_segment(const struct attn_prefill_call &c, const struct attn_prefill_shared &s, int segment,
+                                                        const struct attn_prefill_state<DIM, SETS> &mine)
 {
-    const struct tile t = *s.tile;
+    const struct attn_prefill_tile t = *s.tile;
     UNROLL for (int set = 0; set < SETS; set++)
         UNROLL for (int half = 0; half < 2; half++)
-            tile_finish<DIM>(c, t, segment, pair_of<SETS>(t, set, half), half, mine.o[set], mine.m[set][half], quad_sum(mine.l[set][half]),
+            attn_prefill_finish<DIM>(c, t, segment, pair_of<SETS>(t, set, half), half, mine.o[set], mine.m[set][half], quad_sum(mine.l[set][half]),
                              s.before + pair_number<SETS>(set, half));
 }
 
 /* Order a tile's keys and values: a group of copies, also where there is none. */
 template <enum dtype T, int DIM>
-static __device__ __forceinline__ void tile_order(const struct tiles_call &c, const struct tile &t, const struct tile_shared &s, int i_tile, int end)
+static __device__ __forceinline__ void attn_prefill_prefetch(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, const struct attn_prefill_shared &s, int i_tile, int end)
 {
     if (i_tile < end) {
-        if constexpr (held<T>::SCALED) tile_fetch_bytes<T, DIM>(c, t, s, i_tile);
-        else tile_fetch<T, DIM>(c, t, s, i_tile);
+        if constexpr (kv_traits<T>::SCALED) attn_prefill_load_tile_bytes<T, DIM>(c, t, s, i_tile);
+        else attn_prefill_load_tile<T, DIM>(c, t, s, i_tile);
     }
     copy_async_commit();
 }
 
 /* A tile that is there for all threads. */
 template <enum dtype T, int DIM, int SETS>
-static __device__ __forceinline__ void tile_work(const struct tiles_call &c, const struct tile &t, const struct tile_shared &s, int i,
-                                                 struct tile_lane<DIM, SETS> &mine)
+static __device__ __forceinline__ void attn_prefill_step(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, const struct attn_prefill_shared &s, int i,
+                                                 struct attn_prefill_state<DIM, SETS> &mine)
 {
     float score[SETS][SCORE_BLOCKS][4];
-    if constexpr (held<T>::SCALED) {
-        tile_widen<T, DIM>(s, i);
+    if constexpr (kv_traits<T>::SCALED) {
+        attn_prefill_upconvert<T, DIM>(s, i);
         __syncthreads();
     }
-    tile_scores<T, DIM, SETS>(mine, s.q, tile_keys<T, DIM>(s, i), score);
-    if constexpr (held<T>::SCALED) tile_scale<SETS>(tile_scales(s, i), score);
-    if ((i + 1) * TILE_KEYS - 1 > t.pos)
-        UNROLL for (int set = 0; set < SETS; set++) tile_cut<SETS>(t, i * TILE_KEYS, set, score[set]);
-    UNROLL for (int set = 0; set < SETS; set++) tile_soften<T, DIM>(c, score[set], mine.m[set], mine.l[set], mine.o[set]);
-    if constexpr (held<T>::SCALED) tile_scale<SETS>(tile_scales(s, i) + TILE_KEYS, score);
-    tile_weigh<T, DIM, SETS>(score, tile_values<T, DIM>(s, i), mine.o);
+    attn_prefill_scores<T, DIM, SETS>(mine, s.q, attn_prefill_keys<T, DIM>(s, i), score);
+    if constexpr (kv_traits<T>::SCALED) attn_prefill_apply_scales<SETS>(attn_prefill_scales(s, i), score);
+    if ((i + 1) * PREFILL_KEYS - 1 > t.pos)
+        UNROLL for (int set = 0; set < SETS; set++) attn_prefill_causal_mask<SETS>(t, i * PREFILL_KEYS, set, score[set]);
+    UNROLL for (int set = 0; set < SETS; set++) attn_prefill_softmax<T, DIM>(c, score[set], mine.m[set], mine.l[set], mine.o[set]);
+    if constexpr (kv_traits<T>::SCALED) attn_prefill_apply_scales<SETS>(attn_prefill_scales(s, i) + PREFILL_KEYS, score);
+    attn_prefill_accumulate_v<T, DIM, SETS>(score, attn_prefill_values<T, DIM>(s, i), mine.o);
 }
 
 /* Tiles of keys [begin, end). */
 template <enum dtype T, int DIM, int SETS>
-static __device__ __forceinline__ void tile_walk(const struct tiles_call &c, const struct tile &t, const struct tile_shared &s, int begin, int end)
+static __device__ __forceinline__ void attn_prefill_tile_loop(const struct attn_prefill_call &c, const struct attn_prefill_tile &t, const struct attn_prefill_shared &s, int begin, int end)
 {
-    struct tile_lane<DIM, SETS> mine;
+    struct attn_prefill_state<DIM, SETS> mine;
     if (threadIdx.x == 0) *s.tile = t;
-    tile_places<T>(c, t, s.places, begin / TILES_PER_SEGMENT);
-    if constexpr (SETS == 1) tile_queries<T, DIM>(c, t, mine.q);
-    else tile_share_queries<T, DIM>(c, t, s.q, SETS * TILE_PAIRS);
+    attn_prefill_key_offsets<T>(c, t, s.offsets, begin / PREFILL_TILES_PER_SEGMENT);
+    if constexpr (SETS == 1) attn_prefill_load_queries<T, DIM>(c, t, mine.q);
+    else attn_prefill_share_queries<T, DIM>(c, t, s.q, SETS * PREFILL_PAIRS);
     __syncthreads();
-    tile_order<T, DIM>(c, t, s, begin, end);
+    attn_prefill_prefetch<T, DIM>(c, t, s, begin, end);
     for (int i = begin; i < end; i++) {
-        const int segment = i / TILES_PER_SEGMENT;
-        if (i % TILES_PER_SEGMENT == 0) {
-            tile_begin_segment<DIM, SETS>(&mine);
-            if ((segment + 1) * TILES_PER_SEGMENT < end) tile_places<T>(c, t, s.places, segment + 1);
+        const int segment = i / PREFILL_TILES_PER_SEGMENT;
+        if (i % PREFILL_TILES_PER_SEGMENT == 0) {
+            attn_prefill_begin_segment<DIM, SETS>(&mine);
+            if ((segment + 1) * PREFILL_TILES_PER_SEGMENT < end) attn_prefill_key_offsets<T>(c, t, s.offsets, segment + 1);
         }
-        tile_order<T, DIM>(c, t, s, i + 1, end);
+        attn_prefill_prefetch<T, DIM>(c, t, s, i + 1, end);
         copy_async_wait<1>();
         __syncthreads();
-        tile_work<T, DIM, SETS>(c, t, s, i, mine);
-        if (i + 1 == end || (i + 1) % TILES_PER_SEGMENT == 0) tile_end_segment<DIM, SETS>(c, s, segment, mine);
-        __syncthreads(); /* the stage and, in the last tile of a segment, its places are taken again */
+        attn_prefill_step<T, DIM, SETS>(c, t, s, i, mine);
+        if (i + 1 == end || (i + 1) % PREFILL_TILES_PER_SEGMENT == 0) attn_prefill_end_segment<DIM, SETS>(c, s, segment, mine);
+        __syncthreads(); /* the stage and, in the last tile of a segment, its offsets are taken again */
     }
     copy_async_wait<0>();
 }
 
 /* The tile that begins at the i-th of the prompts' rows, if one does. */
-static __device__ __forceinline__ bool tile_at(const struct tiles_call &c, int i, int kv_head, struct tile *t)
+static __device__ __forceinline__ bool attn_prefill_tile_at(const struct attn_prefill_call &c, int i, int kv_head, struct attn_prefill_tile *t)
 {
     const struct cuda_attn_row first = attn_row_set_rows(c.list)[i];
     const struct cuda_attn_seq seq = c.list.seqs[first.seq];
@@ -477,16 +477,16 @@ static __device__ __forceinline__ bool tile_at(const struct tiles_call &c, int i
 
 /* A block's work: the tiles that begin in a window [first, end) of the prompts' rows (one where a prompt is long), of a kv head, and whole or one
  * segment of them. Late windows, which see most, come first. end <= first: there is no such unit. */
-struct tile_unit {
+struct attn_prefill_unit {
     int first, end, kv_head, segment;
 };
 
-static __device__ __forceinline__ struct tile_unit tile_unit_of(const struct tiles_call &c, int unit)
+static __device__ __forceinline__ struct attn_prefill_unit attn_prefill_unit_of(const struct attn_prefill_call &c, int unit)
 {
     const int n_rows = attn_row_set_n(c.list), n_windows = (n_rows + c.rows_per_tile - 1) / c.rows_per_tile, per_segment = n_windows * c.kv.n_heads;
     const int n_left = (c.list.counts->n_keys_prefill + ATTENTION_SEGMENT - 1) / ATTENTION_SEGMENT - c.segment_begin;
     const int n_units = per_segment * (c.n_at_once > 0 ? min(c.n_at_once, n_left) : 1);
-    struct tile_unit u = { 0, 0, 0, 0 };
+    struct attn_prefill_unit u = { 0, 0, 0, 0 };
     if (unit >= n_units) return u;
     u.first = (n_windows - 1 - unit / c.kv.n_heads % n_windows) * c.rows_per_tile;
     u.end = min(n_rows, u.first + c.rows_per_tile);
@@ -496,27 +496,27 @@ static __device__ __forceinline__ struct tile_unit tile_unit_of(const struct til
 }
 
 /* Where it goes on, and what it is in, is worked out again after each tile: registers are full. */
-template <enum dtype T, int DIM, int SETS> static __device__ __forceinline__ void tile_window(const struct tiles_call &c, const struct tile_shared &s, int unit)
+template <enum dtype T, int DIM, int SETS> static __device__ __forceinline__ void attn_prefill_window(const struct attn_prefill_call &c, const struct attn_prefill_shared &s, int unit)
 {
-    for (int i = tile_unit_of(c, unit).first; i < tile_unit_of(c, unit).end; i++) {
-        const struct tile_unit u = tile_unit_of(c, unit);
-        struct tile            t;
-        if (!tile_at(c, i, u.kv_head, &t)) continue;
-        const int n_tiles = (t.n_keys + TILE_KEYS - 1) / TILE_KEYS, begin = c.n_at_once > 0 ? u.segment * TILES_PER_SEGMENT : 0;
-        const int end = c.n_at_once > 0 ? min(n_tiles, begin + TILES_PER_SEGMENT) : n_tiles;
+    for (int i = attn_prefill_unit_of(c, unit).first; i < attn_prefill_unit_of(c, unit).end; i++) {
+        const struct attn_prefill_unit u = attn_prefill_unit_of(c, unit);
+        struct attn_prefill_tile            t;
+        if (!attn_prefill_tile_at(c, i, u.kv_head, &t)) continue;
+        const int n_tiles = (t.n_keys + PREFILL_KEYS - 1) / PREFILL_KEYS, begin = c.n_at_once > 0 ? u.segment * PREFILL_TILES_PER_SEGMENT : 0;
+        const int end = c.n_at_once > 0 ? min(n_tiles, begin + PREFILL_TILES_PER_SEGMENT) : n_tiles;
         if (begin < end) {
-            tile_walk<T, DIM, SETS>(c, t, s, begin, end);
+            attn_prefill_tile_loop<T, DIM, SETS>(c, t, s, begin, end);
             i = s.tile->list_row;
         }
         __syncthreads();
     }
 }
 
-template <enum dtype T, int DIM, int SETS> static __global__ void __launch_bounds__(TILE_THREADS, 2) attend_tiles(const struct tiles_call c)
+template <enum dtype T, int DIM, int SETS> static __global__ void __launch_bounds__(PREFILL_THREADS, 2) attn_prefill_kernel(const struct attn_prefill_call c)
 {
     grid_dependency_sync();
-    const struct tile_shared s = tile_shared_of<T, DIM, SETS>();
-    for (int unit = (int)blockIdx.x; tile_unit_of(c, unit).end > 0; unit += (int)gridDim.x) tile_window<T, DIM, SETS>(c, s, unit);
+    const struct attn_prefill_shared s = attn_prefill_shared_of<T, DIM, SETS>();
+    for (int unit = (int)blockIdx.x; attn_prefill_unit_of(c, unit).end > 0; unit += (int)gridDim.x) attn_prefill_window<T, DIM, SETS>(c, s, unit);
 }
 
 #endif
