@@ -193,7 +193,7 @@ static __device__ __forceinline__ unsigned long long timer_ns()
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     return t;
 }
-static __device__ __forceinline__ void rest() { __nanosleep(100); }
+static __device__ __forceinline__ void poll_backoff() { __nanosleep(100); }
 #else
 #include <unistd.h>
 #define UNROLL
@@ -251,7 +251,7 @@ static inline unsigned load_acquire_system(const unsigned *p) { return __atomic_
 static inline void store_release_system(unsigned *p, unsigned v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 static inline unsigned long long timer_ns() { return __globaltimer(); }
 /* The other card is another process, which needs time. */
-static inline void rest()
+static inline void poll_backoff()
 {
     usleep(100);
     __nanosleep(100);

@@ -32,12 +32,12 @@ int ep_nccl_version(void)
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-enum { FILL = 64, ROW_ALIGN = 128, BACK_ALIGN = 16 };
+enum { PAD_ELEMENTS = 64, ROW_ALIGN = 128, RESULT_ALIGN = 16 };
 
-struct ep_row_form ep_row_form_of(const struct ep_config *c)
+struct ep_row_layout ep_row_layout_of(const struct ep_config *c)
 {
-    const size_t filled = round_up((size_t)c->hidden, FILL), elements = filled * dtype_block_bytes(c->send);
-    struct ep_row_form f = { .tail_at = elements, .back_bytes = round_up((size_t)c->hidden * dtype_block_bytes(c->back), BACK_ALIGN) };
+    const size_t filled = round_up((size_t)c->hidden, PAD_ELEMENTS), elements = filled * dtype_block_bytes(c->send);
+    struct ep_row_layout f = { .tail_at = elements, .back_bytes = round_up((size_t)c->hidden * dtype_block_bytes(c->back), RESULT_ALIGN) };
     if (c->send == DTYPE_F8_E4M3) {
         f.scales_at = elements;
         f.tail_at = round_up(elements + sizeof(float) * div_up((size_t)c->hidden, EP_SCALE_STEP), 2 * sizeof(int32_t));
@@ -137,7 +137,7 @@ void ep_release(struct ep *e)
 
 /* ---- meeting ----------------------------------------------------------------------------------------------------- */
 
-static uint64_t terms_of(const struct ep_config *c)
+static uint64_t config_hash_of(const struct ep_config *c)
 {
     const struct ep_placement *p = &c->placement;
     const uint64_t numbers[] = { (uint64_t)c->size, c->mode, (uint64_t)c->max_rows, (uint64_t)c->hidden, (uint64_t)c->n_used, (uint64_t)p->n_logical,
@@ -149,10 +149,10 @@ static uint64_t terms_of(const struct ep_config *c)
     return hash_64(p->physical, sizeof *p->physical * (size_t)p->copies[p->n_logical], h);
 }
 
-enum status ep_meet(struct ep *e, enum status mine, const void *payload, size_t bytes, struct ep_hello *hellos, struct err *err)
+enum status ep_handshake(struct ep *e, enum status mine, const void *payload, size_t bytes, struct ep_hello *hellos, struct err *err)
 {
     const struct ep_config *c = &e->config;
-    struct ep_hello         hello = { .status = mine, .rank = c->rank, .terms = terms_of(c) };
+    struct ep_hello         hello = { .status = mine, .rank = c->rank, .config_hash = config_hash_of(c) };
     ASSERT(bytes <= sizeof hello.payload);
     if (payload) memcpy(hello.payload, payload, bytes);
     struct err  met_err = { 0 };
@@ -161,7 +161,7 @@ enum status ep_meet(struct ep *e, enum status mine, const void *payload, size_t 
     if (met != OK) return err_set(err, met, "ep: the ranks did not meet: %s", met_err.text);
     for (int32_t r = 0; r < c->size; r++) {
         if (hellos[r].rank != r) return err_set(err, ERR_PEER_MISMATCH, "ep: the rank at place %d says that it is rank %d", r, hellos[r].rank);
-        if (hellos[r].terms != hello.terms) return err_set(err, ERR_PEER_MISMATCH, "ep: rank %d has other sizes or another placement of experts", r);
+        if (hellos[r].config_hash != hello.config_hash) return err_set(err, ERR_PEER_MISMATCH, "ep: rank %d has other sizes or another placement of experts", r);
         if (hellos[r].status != OK) return err_set(err, ERR_PEER_REFUSED, "ep: rank %d failed: %s", r, status_text((enum status)hellos[r].status));
     }
     return OK;
@@ -185,28 +185,28 @@ void ep_free(struct ep *e)
 enum status ep_plan(struct ep *e, const int32_t *experts, size_t n_rows, struct ep_counts *out, struct err *err)
 {
     struct ep_counts counts = { 0 };
-    ASSERT(e->stage == EP_IDLE && e->config.placement.n_logical > 0);
+    ASSERT(e->state == EP_IDLE && e->config.placement.n_logical > 0);
     if (n_rows > (size_t)e->config.max_rows) return err_set(err, ERR_TOO_LONG, "ep: %zu rows at once, there is room for %d", n_rows, e->config.max_rows);
     e->n_rows = n_rows;
     TRY(e->ops->plan(e, experts, &counts, err));
     if (out) *out = counts;
-    e->stage = EP_PLANNED;
+    e->state = EP_PLANNED;
     return OK;
 }
 
 enum status ep_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out, struct err *err)
 {
-    ASSERT(e->stage == EP_PLANNED);
+    ASSERT(e->state == EP_PLANNED);
     TRY(e->ops->dispatch(e, x, x_stride, out, err));
-    e->stage = EP_DISPATCHED;
+    e->state = EP_DISPATCHED;
     return OK;
 }
 
 enum status ep_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
 {
-    ASSERT(e->stage == EP_DISPATCHED);
+    ASSERT(e->state == EP_DISPATCHED);
     TRY(e->ops->combine(e, a, err));
-    e->stage = EP_IDLE;
+    e->state = EP_IDLE;
     return OK;
 }
 

@@ -113,14 +113,14 @@ struct ep_ops {
     enum status (*wait)(struct ep *e, struct err *err);
 };
 
-enum ep_stage { EP_IDLE, EP_PLANNED, EP_DISPATCHED };
+enum ep_state { EP_IDLE, EP_PLANNED, EP_DISPATCHED };
 
 struct ep {
     const struct ep_ops *ops;
     struct ep_config     config;  /* arrays are the object's own; copies and physical are always there */
     int32_t              n_local; /* experts of this rank */
     size_t               n_rows;  /* of the running plan */
-    enum ep_stage        stage;
+    enum ep_state        state;
 };
 
 /* ERR_UNSUPPORTED: no such row in this build, or it cannot do what the configuration says. ERR_INVALID: sizes that cannot be. ERR_PEER_MISMATCH:

@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(COLLECT_THREADS) share_kernel(ep_call c
     if (block_has_fault(c)) return;
     const unsigned epoch = c.epochs[EP_FLAG_SHARED] + 1;
     for (int i = 0; i < c.size; i++) copy_bytes(shared_part(c, epoch, (c.rank + i) % c.size, c.rank), mine, bytes); /* not all to rank 0 first */
-    if (is_last_block(c)) tell_all(c, EP_FLAG_SHARED);
+    if (is_last_block(c)) signal_all(c, EP_FLAG_SHARED);
 }
 
 cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mine, size_t bytes)
@@ -57,18 +57,18 @@ static __global__ void __launch_bounds__(COLLECT_THREADS) take_kernel(ep_call c,
     for (int r = 0; r < c.size; r++) copy_bytes(all + (size_t)r * bytes, shared_part(c, c.epochs[EP_FLAG_SHARED], c.rank, r), bytes);
 }
 
-cudaError_t ep_run_take(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes)
+cudaError_t ep_run_gather(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes)
 {
     const cudaError_t e = ep_run_wait(s, c, EP_FLAG_SHARED);
     return e != cudaSuccess ? e : launch(s, take_kernel, dim3(collect_blocks(bytes / 16)), dim3(COLLECT_THREADS), 0, *c, (unsigned char *)all, bytes);
 }
 
-struct parts {
+struct ep_parts {
     const unsigned char *at; /* NULL: in the window */
     size_t               bytes;
 };
 
-template <bool IS_F32> static __global__ void __launch_bounds__(COLLECT_THREADS) add_kernel(ep_call c, parts p, void *x, size_t n)
+template <bool IS_F32> static __global__ void __launch_bounds__(COLLECT_THREADS) add_kernel(ep_call c, ep_parts p, void *x, size_t n)
 {
     grid_dependency_sync();
     if (block_has_fault(c)) return;
@@ -86,9 +86,9 @@ template <bool IS_F32> static __global__ void __launch_bounds__(COLLECT_THREADS)
     }
 }
 
-cudaError_t ep_run_add(cudaStream_t s, const struct ep_call *c, const void *parts_at, size_t part_bytes, void *x, size_t n, enum dtype dtype)
+cudaError_t ep_run_reduce(cudaStream_t s, const struct ep_call *c, const void *parts_at, size_t part_bytes, void *x, size_t n, enum dtype dtype)
 {
-    const parts p = { (const unsigned char *)parts_at, part_bytes };
+    const ep_parts p = { (const unsigned char *)parts_at, part_bytes };
     const cudaError_t e = ep_run_wait(s, c, EP_FLAG_SHARED);
     if (e != cudaSuccess) return e;
     if (dtype == DTYPE_F32) return launch(s, add_kernel<true>, dim3(collect_blocks(n)), dim3(COLLECT_THREADS), 0, *c, p, x, n);

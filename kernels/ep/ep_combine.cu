@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(RETURN_THREADS) return_kernel(ep_call c
     grid_dependency_sync();
     if (block_has_fault(c)) return;
     for (int slot = (int)blockIdx.x; slot < c.recv_begin[c.n_local]; slot += (int)gridDim.x) return_one(c, out, slot);
-    if (c.direct && is_last_block(c)) tell_all(c, EP_FLAG_BACK);
+    if (c.direct && is_last_block(c)) signal_all(c, EP_FLAG_BACK);
 }
 
 cudaError_t ep_run_return(cudaStream_t s, const struct ep_call *c, const float *out, size_t n_slots)

@@ -26,7 +26,7 @@ static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t
     l.fault = place(&at, EP_FLAG_BYTES);
     l.flags = place(&at, EP_FLAGS * size * EP_FLAG_BYTES);
     if (c->placement.n_logical > 0) {
-        const struct ep_row_form f = ep_row_form_of(c);
+        const struct ep_row_layout f = ep_row_layout_of(c);
         l.row_bytes = f.row_bytes;
         l.scales_at = f.scales_at;
         l.tail_at = f.tail_at;
@@ -41,20 +41,20 @@ static struct ep_layout layout_of(const struct ep_config *c, size_t rows, size_t
     return l;
 }
 
-struct piece {
+struct ep_cuda_piece {
     const int32_t *from; /* NULL: to work in */
     size_t         n;
     const int32_t **to;
 };
 
-/* Arrays of int32 one after the other in card->work. */
-static enum status make_work(struct ep_card *card, const int32_t *owner, struct err *err)
+/* Arrays of int32 one after the other in cuda->work. */
+static enum status make_work(struct ep_cuda *cuda, const int32_t *owner, struct err *err)
 {
-    const struct ep_config    *c = &card->base.config;
+    const struct ep_config    *c = &cuda->base.config;
     const struct ep_placement *p = &c->placement;
-    struct ep_call            *call = &card->call;
+    struct ep_call            *call = &cuda->call;
     const size_t n = ep_pair_slots(c), size = (size_t)c->size, n_logical = (size_t)p->n_logical, n_physical = (size_t)p->n_physical;
-    const struct piece pieces[] = {
+    const struct ep_cuda_piece pieces[] = {
         { p->first, size + 1, &call->first },
         { p->copies, n_logical + 1, &call->copies },
         { p->physical, n_logical ? (size_t)p->copies[n_logical] : 0, &call->physical },
@@ -65,15 +65,15 @@ static enum status make_work(struct ep_card *card, const int32_t *owner, struct 
         { NULL, n, (const int32_t **)&call->index },
         { NULL, n, (const int32_t **)&call->back_at },
         { NULL, n_physical + 1, (const int32_t **)&call->begin },
-        { NULL, (size_t)card->base.n_local + 1, (const int32_t **)&call->recv_begin },
+        { NULL, (size_t)cuda->base.n_local + 1, (const int32_t **)&call->recv_begin },
         { NULL, n_logical ? ep_max_slots(c) : 0, (const int32_t **)&call->x_rows },
     };
     size_t bytes = 0;
     for (size_t i = 0; i < COUNT_OF(pieces); i++) place(&bytes, pieces[i].n * sizeof(int32_t));
-    TRY(device_mem_alloc(c->device, bytes, DEVICE_MEM_PRIVATE, &card->work, err));
+    TRY(device_mem_alloc(c->device, bytes, DEVICE_MEM_PRIVATE, &cuda->work, err));
     bytes = 0;
     for (size_t i = 0; i < COUNT_OF(pieces); i++) {
-        int32_t *at = (int32_t *)(void *)((char *)card->work.ptr + place(&bytes, pieces[i].n * sizeof(int32_t)));
+        int32_t *at = (int32_t *)(void *)((char *)cuda->work.ptr + place(&bytes, pieces[i].n * sizeof(int32_t)));
         *pieces[i].to = at;
         if (pieces[i].from) device_upload(c->device, at, pieces[i].from, pieces[i].n * sizeof(int32_t));
     }
@@ -89,23 +89,23 @@ static int32_t *owners(const struct ep_config *c)
     return owner;
 }
 
-static enum status make_fault_word(struct ep_card *card, struct err *err)
+static enum status make_fault_word(struct ep_cuda *cuda, struct err *err)
 {
     void       *host = NULL, *device = NULL;
-    cudaError_t e = cudaHostAlloc(&host, sizeof *card->fault, cudaHostAllocMapped);
+    cudaError_t e = cudaHostAlloc(&host, sizeof *cuda->fault, cudaHostAllocMapped);
     if (e == cudaSuccess) {
-        card->fault = host;
-        *card->fault = 0;
+        cuda->fault = host;
+        *cuda->fault = 0;
         e = cudaHostGetDevicePointer(&device, host, 0);
     }
-    card->call.host_fault = device;
+    cuda->call.host_fault = device;
     return e == cudaSuccess ? OK : err_set(err, ERR_NOMEM, "ep: no pinned memory: %s", cudaGetErrorString(e));
 }
 
-static void fill_call(struct ep_card *card, bool packed)
+static void fill_call(struct ep_cuda *cuda, bool packed)
 {
-    const struct ep_config *c = &card->base.config;
-    struct ep_call         *call = &card->call;
+    const struct ep_config *c = &cuda->base.config;
+    struct ep_call         *call = &cuda->call;
     call->rank = c->rank;
     call->size = c->size;
     call->n_used = c->n_used;
@@ -113,7 +113,7 @@ static void fill_call(struct ep_card *card, bool packed)
     call->n_logical = c->placement.n_logical;
     call->n_physical = c->placement.n_physical;
     call->first_local = c->placement.n_logical ? c->placement.first[c->rank] : 0;
-    call->n_local = card->base.n_local;
+    call->n_local = cuda->base.n_local;
     call->send = c->send;
     call->back = c->back;
     call->packed = packed;
@@ -122,57 +122,57 @@ static void fill_call(struct ep_card *card, bool packed)
 
 enum { SORT_SHARED_MAX = 96 * 1024 }; /* what a block has on every card from sm_80 on */
 
-enum status ep_card_init(struct ep_card *card, const struct ep_ops *ops, const struct ep_config *c, bool packed, struct err *err)
+enum status ep_cuda_init(struct ep_cuda *cuda, const struct ep_ops *ops, const struct ep_config *c, bool packed, struct err *err)
 {
-    ep_init(&card->base, ops, c);
-    card->device = cuda_device_of(c->device);
-    if (3 * sizeof(int) * ((size_t)c->size * (size_t)card->base.n_local + 1) > SORT_SHARED_MAX)
-        return err_set(err, ERR_UNSUPPORTED, "ep: %d experts of one of %d ranks are too many", card->base.n_local, c->size);
-    fill_call(card, packed);
-    card->host_counts = MEM_ARRAY(int32_t, 2 * (size_t)c->placement.n_physical + 1);
+    ep_init(&cuda->base, ops, c);
+    cuda->device = cuda_device_of(c->device);
+    if (3 * sizeof(int) * ((size_t)c->size * (size_t)cuda->base.n_local + 1) > SORT_SHARED_MAX)
+        return err_set(err, ERR_UNSUPPORTED, "ep: %d experts of one of %d ranks are too many", cuda->base.n_local, c->size);
+    fill_call(cuda, packed);
+    cuda->host_counts = MEM_ARRAY(int32_t, 2 * (size_t)c->placement.n_physical + 1);
     const size_t size = (size_t)c->size, pairs = ep_pair_slots(c), of_one = round_up(c->collective_bytes, 16);
-    card->call.at = layout_of(c, packed ? ep_max_slots(c) : pairs * size, card->back_slots ? card->back_slots : pairs,
-                              card->call.direct ? 2 * size * of_one : of_one + size * sizeof(float));
-    TRY(device_mem_alloc(c->device, card->call.at.bytes, DEVICE_MEM_SHARED, &card->window, err));
-    card->call.own = card->window.ptr;
+    cuda->call.at = layout_of(c, packed ? ep_max_slots(c) : pairs * size, cuda->back_slots ? cuda->back_slots : pairs,
+                              cuda->call.direct ? 2 * size * of_one : of_one + size * sizeof(float));
+    TRY(device_mem_alloc(c->device, cuda->call.at.bytes, DEVICE_MEM_SHARED, &cuda->window, err));
+    cuda->call.own = cuda->window.ptr;
     int32_t    *owner = owners(c);
-    enum status st = make_work(card, owner, err);
+    enum status st = make_work(cuda, owner, err);
     mem_free(owner);
-    if (st == OK) st = make_fault_word(card, err);
+    if (st == OK) st = make_fault_word(cuda, err);
     return st == OK ? device_fault(c->device, err) : st;
 }
 
-void ep_card_release(struct ep_card *card)
+void ep_cuda_release(struct ep_cuda *cuda)
 {
-    struct device *d = card->base.config.device;
-    device_mem_free(d, &card->window);
-    device_mem_free(d, &card->work);
-    if (card->fault) (void)cudaFreeHost(card->fault);
-    ep_release(&card->base);
-    mem_free(card->host_counts);
-    mem_free(card);
+    struct device *d = cuda->base.config.device;
+    device_mem_free(d, &cuda->window);
+    device_mem_free(d, &cuda->work);
+    if (cuda->fault) (void)cudaFreeHost(cuda->fault);
+    ep_release(&cuda->base);
+    mem_free(cuda->host_counts);
+    mem_free(cuda);
 }
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-enum status ep_card_check(struct ep_card *card, cudaError_t e, const char *what, struct err *err)
+enum status ep_cuda_check(struct ep_cuda *cuda, cudaError_t e, const char *what, struct err *err)
 {
-    return cuda_check(card->device, e, what) ? OK : device_fault(card->base.config.device, err);
+    return cuda_check(cuda->device, e, what) ? OK : device_fault(cuda->base.config.device, err);
 }
 
-enum status ep_card_told(const struct ep_card *card, struct err *err)
+enum status ep_cuda_fault(const struct ep_cuda *cuda, struct err *err)
 {
-    const struct ep_config *c = &card->base.config;
-    const unsigned word = *(const volatile unsigned *)card->fault;
+    const struct ep_config *c = &cuda->base.config;
+    const unsigned word = *(const volatile unsigned *)cuda->fault;
     const int      rank = (int)(word & 0xffff) - 1;
     if (word == 0) return OK;
     if (word >> 16 == EP_FAULT_EXPERT) return err_set(err, ERR_INVALID, "ep: a row of rank %d chose an expert that there is not", rank);
     return err_set(err, ERR_PEER_LOST, "ep: rank %d of %d gave no sign for %d ms", rank, c->size, c->timeout_ms);
 }
 
-struct ep_batch ep_card_batch(const struct ep_card *card, size_t n_slots)
+struct ep_batch ep_cuda_batch(const struct ep_cuda *cuda, size_t n_slots)
 {
-    const struct ep_call *c = &card->call;
+    const struct ep_call *c = &cuda->call;
     return (struct ep_batch){ .n_slots = n_slots, .n_local = c->n_local, .begin = c->recv_begin, .x_rows = c->x_rows, .x = c->own + c->at.rows,
                               .row_bytes = c->at.row_bytes, .scales_at = c->at.scales_at };
 }

@@ -73,7 +73,7 @@ static __device__ void send_one(const ep_call &c, const float *x, size_t x_strid
 }
 
 /* The whole last block: how many rows went to each expert. */
-static __device__ void tell_counts(const ep_call &c)
+static __device__ void write_counts(const ep_call &c)
 {
     for (int p = (int)threadIdx.x; p < c.n_physical; p += SEND_THREADS)
         ((int32_t *)(void *)(c.window[c.owner[p]] + c.at.counts))[(size_t)c.rank * c.n_physical + p] = c.begin[p + 1] - c.begin[p];
@@ -85,8 +85,8 @@ static __global__ void __launch_bounds__(SEND_THREADS) send_kernel(ep_call c, co
     if (block_has_fault(c)) return;
     if ((int)blockIdx.x < c.n_rows * c.n_used) send_one(c, x, x_stride, (int)blockIdx.x);
     if (!c.direct || !is_last_block(c)) return;
-    tell_counts(c);
-    tell_all(c, EP_FLAG_ROWS);
+    write_counts(c);
+    signal_all(c, EP_FLAG_ROWS);
 }
 
 cudaError_t ep_run_send(cudaStream_t s, const struct ep_call *c, const float *x, size_t x_stride)

@@ -80,9 +80,9 @@ cudaError_t ep_run_wait(cudaStream_t s, const struct ep_call *c, enum ep_flag ki
 /* Direct: `bytes` of this rank to all ranks' shared. */
 cudaError_t ep_run_share(cudaStream_t s, const struct ep_call *c, const void *mine, size_t bytes);
 /* Direct: waits, and takes what all shared. */
-cudaError_t ep_run_take(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes);
+cudaError_t ep_run_gather(cudaStream_t s, const struct ep_call *c, void *all, size_t bytes);
 /* Direct: waits, and adds up. Not direct: adds up parts [size][part_bytes], nothing is waited for. */
-cudaError_t ep_run_add(cudaStream_t s, const struct ep_call *c, const void *parts, size_t part_bytes, void *x, size_t n, enum dtype dtype);
+cudaError_t ep_run_reduce(cudaStream_t s, const struct ep_call *c, const void *parts, size_t part_bytes, void *x, size_t n, enum dtype dtype);
 
 #ifdef __cplusplus
 }

@@ -21,18 +21,18 @@
 static_assert(sizeof(ncclUniqueId) <= EP_PAYLOAD_BYTES, "the id's room");
 
 /* Rows on their way between this rank and another: where they begin, in rows, and how many. */
-struct span {
+struct ep_nccl_span {
     size_t at, n;
 };
 
 struct ep_nccl {
-    struct ep_card  card;      /* first */
+    struct ep_cuda  cuda;      /* first */
     struct nccl_api nccl;
     ncclComm_t      comm;      /* NULL: none, or aborted */
-    struct err      lost;      /* why it was aborted; code OK: it was not */
+    struct err      failure;      /* why it was aborted; code OK: it was not */
     struct dev_mem  out;       /* rows to send, then results to send back */
     int32_t        *counts;    /* pinned, [size][n_physical] */
-    struct span     to[EP_RANKS_MAX], from[EP_RANKS_MAX]; /* of the running plan */
+    struct ep_nccl_span     to[EP_RANKS_MAX], from[EP_RANKS_MAX]; /* of the running plan */
     size_t          n_slots;
 };
 
@@ -40,86 +40,86 @@ static struct ep_nccl *nccl_of(struct ep *e) { return (struct ep_nccl *)e; }
 
 /* ---- patience ---------------------------------------------------------------------------------------------------- */
 
-enum { EAGER_NS = 1000000, NAP_US = 50 };
+enum { SPIN_NS = 1000000, SLEEP_US = 50 };
 
-struct patience {
+struct ep_nccl_deadline {
     uint64_t begin_ns, limit_ns;
 };
 
-static struct patience patience_of(const struct ep_nccl *n)
+static struct ep_nccl_deadline deadline_of(const struct ep_nccl *n)
 {
-    return (struct patience){ clock_ns(), (uint64_t)n->card.base.config.timeout_ms * 1000000 };
+    return (struct ep_nccl_deadline){ clock_ns(), (uint64_t)n->cuda.base.config.timeout_ms * 1000000 };
 }
 
 /* False when it has run out. */
-static bool wait_a_little(const struct patience *p)
+static bool poll_pause(const struct ep_nccl_deadline *p)
 {
     const uint64_t waited = clock_ns() - p->begin_ns;
-    if (waited > EAGER_NS) usleep(NAP_US);
+    if (waited > SPIN_NS) usleep(SLEEP_US);
     else sched_yield();
     return waited < p->limit_ns;
 }
 
-static enum status lose(struct ep_nccl *n, enum status code, const char *why, struct err *err)
+static enum status fail(struct ep_nccl *n, enum status code, const char *why, struct err *err)
 {
-    if (n->lost.code == OK) {
-        err_set(&n->lost, code, "ep: NCCL, rank %d of %d: %s", n->card.base.config.rank, n->card.base.config.size, why);
+    if (n->failure.code == OK) {
+        err_set(&n->failure, code, "ep: NCCL, rank %d of %d: %s", n->cuda.base.config.rank, n->cuda.base.config.size, why);
         log_error("ranks lost each other", "why=%s", why);
         if (n->comm) (void)n->nccl.CommAbort(n->comm); /* ends its kernels too */
         n->comm = NULL;
     }
-    if (err) *err = n->lost;
-    return n->lost.code;
+    if (err) *err = n->failure;
+    return n->failure.code;
 }
 
-static enum status lose_late(struct ep_nccl *n, struct err *err)
+static enum status fail_timeout(struct ep_nccl *n, struct err *err)
 {
     char why[80];
-    snprintf(why, sizeof why, "another rank gave no sign for %d ms", n->card.base.config.timeout_ms);
-    return lose(n, ERR_PEER_LOST, why, err);
+    snprintf(why, sizeof why, "another rank gave no sign for %d ms", n->cuda.base.config.timeout_ms);
+    return fail(n, ERR_PEER_LOST, why, err);
 }
 
 /* A peer's end shows as a system or remote error; the rest is this rank's own. */
-static enum status lose_by(struct ep_nccl *n, ncclResult_t r, struct err *err)
+static enum status fail_nccl(struct ep_nccl *n, ncclResult_t r, struct err *err)
 {
     const bool is_peer = r == ncclRemoteError || r == ncclSystemError;
-    return lose(n, is_peer ? ERR_PEER_LOST : ERR_NODEV, n->nccl.GetErrorString(r), err);
+    return fail(n, is_peer ? ERR_PEER_LOST : ERR_NODEV, n->nccl.GetErrorString(r), err);
 }
 
 /* What a call returned: waits until the communicator can take the next. */
-static enum status settle(struct ep_nccl *n, ncclResult_t r, struct err *err)
+static enum status wait_ready(struct ep_nccl *n, ncclResult_t r, struct err *err)
 {
-    const struct patience p = patience_of(n);
+    const struct ep_nccl_deadline p = deadline_of(n);
     while (r == ncclInProgress) {
-        if (!wait_a_little(&p)) return lose_late(n, err);
+        if (!poll_pause(&p)) return fail_timeout(n, err);
         const ncclResult_t asked = n->nccl.CommGetAsyncError(n->comm, &r);
         if (asked != ncclSuccess) r = asked;
     }
-    return r == ncclSuccess ? OK : lose_by(n, r, err);
+    return r == ncclSuccess ? OK : fail_nccl(n, r, err);
 }
 
-static enum status good_so_far(struct ep_nccl *n, struct err *err)
+static enum status check_healthy(struct ep_nccl *n, struct err *err)
 {
-    if (n->lost.code != OK && err) *err = n->lost;
-    TRY(n->lost.code);
-    return ep_card_told(&n->card, err);
+    if (n->failure.code != OK && err) *err = n->failure;
+    TRY(n->failure.code);
+    return ep_cuda_fault(&n->cuda, err);
 }
 
 static enum status nccl_wait(struct ep *e, struct err *err)
 {
     struct ep_nccl       *n = nccl_of(e);
-    const struct patience p = patience_of(n);
+    const struct ep_nccl_deadline p = deadline_of(n);
     cudaError_t           c;
-    TRY(good_so_far(n, err));
-    while ((c = cudaStreamQuery(n->card.device->stream)) == cudaErrorNotReady) {
+    TRY(check_healthy(n, err));
+    while ((c = cudaStreamQuery(n->cuda.device->stream)) == cudaErrorNotReady) {
         ncclResult_t r = ncclSuccess;
         (void)cudaGetLastError(); /* no error */
-        if (n->nccl.CommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess && r != ncclInProgress) return lose_by(n, r, err);
-        if (!wait_a_little(&p)) return lose_late(n, err);
+        if (n->nccl.CommGetAsyncError(n->comm, &r) == ncclSuccess && r != ncclSuccess && r != ncclInProgress) return fail_nccl(n, r, err);
+        if (!poll_pause(&p)) return fail_timeout(n, err);
     }
-    TRY(ep_card_check(&n->card, c, "expert parallelism", err));
+    TRY(ep_cuda_check(&n->cuda, c, "expert parallelism", err));
     TRY(device_fault(e->config.device, err));
-    return good_so_far(n, err);
+    return check_healthy(n, err);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
@@ -128,39 +128,39 @@ static enum status make_memory(struct ep_nccl *n, const struct ep_config *c, str
 {
     const bool   packed = c->mode == EP_THROUGHPUT;
     const size_t pairs = ep_pair_slots(c), size = (size_t)c->size;
-    n->card.back_slots = packed ? pairs : pairs * size;
-    TRY(ep_card_init(&n->card, &ep_nccl_ops, c, packed, err));
-    n->card.call.window[0] = n->card.call.own;
+    n->cuda.back_slots = packed ? pairs : pairs * size;
+    TRY(ep_cuda_init(&n->cuda, &ep_nccl_ops, c, packed, err));
+    n->cuda.call.window[0] = n->cuda.call.own;
     if (c->placement.n_logical == 0) return OK;
-    const struct ep_layout *l = &n->card.call.at;
+    const struct ep_layout *l = &n->cuda.call.at;
     const size_t            rows = (packed ? pairs : pairs * size) * l->row_bytes, back = ep_max_slots(c) * l->back_bytes;
     const cudaError_t       e = cudaHostAlloc((void **)&n->counts, sizeof *n->counts * size * (size_t)c->placement.n_physical, cudaHostAllocDefault);
     if (e != cudaSuccess) return err_set(err, ERR_NOMEM, "ep: no pinned memory: %s", cudaGetErrorString(e));
     TRY(device_mem_alloc(c->device, rows + back, DEVICE_MEM_PRIVATE, &n->out, err));
-    n->card.call.out_rows = n->out.ptr;
-    n->card.call.out_back = n->card.call.out_rows + rows;
+    n->cuda.call.out_rows = n->out.ptr;
+    n->cuda.call.out_back = n->cuda.call.out_rows + rows;
     return OK;
 }
 
 static enum status connect_ranks(struct ep_nccl *n, enum status st, struct ep_hello *hellos, struct err *err)
 {
-    const struct ep_config *c = &n->card.base.config;
+    const struct ep_config *c = &n->cuda.base.config;
     ncclUniqueId            id;
     ncclConfig_t            config = NCCL_CONFIG_INITIALIZER;
     memset(&id, 0, sizeof id);
     if (st == OK && c->rank == 0 && n->nccl.GetUniqueId(&id) != ncclSuccess) st = err_set(err, ERR_NODEV, "ep: NCCL makes no id");
-    TRY(ep_meet(&n->card.base, st, &id, sizeof id, hellos, err));
+    TRY(ep_handshake(&n->cuda.base, st, &id, sizeof id, hellos, err));
     memcpy(&id, hellos[0].payload, sizeof id);
     config.blocking = 0;
-    st = settle(n, n->nccl.CommInitRankConfig(&n->comm, c->size, id, c->rank, &config), err);
-    return ep_meet(&n->card.base, st, NULL, 0, hellos, err);
+    st = wait_ready(n, n->nccl.CommInitRankConfig(&n->comm, c->size, id, c->rank, &config), err);
+    return ep_handshake(&n->cuda.base, st, NULL, 0, hellos, err);
 }
 
 static void nccl_release(struct ep_nccl *n)
 {
-    device_mem_free(n->card.base.config.device, &n->out);
+    device_mem_free(n->cuda.base.config.device, &n->out);
     if (n->counts) (void)cudaFreeHost(n->counts);
-    ep_card_release(&n->card);
+    ep_cuda_release(&n->cuda);
 }
 
 static enum status nccl_create(const struct ep_config *c, struct ep **out, struct err *err)
@@ -173,7 +173,7 @@ static enum status nccl_create(const struct ep_config *c, struct ep **out, struc
     n->nccl = api;
     const enum status st = connect_ranks(n, make_memory(n, c, err), hellos, err);
     mem_free(hellos);
-    if (st == OK) *out = &n->card.base;
+    if (st == OK) *out = &n->cuda.base;
     if (st != OK) {
         if (n->comm) (void)n->nccl.CommAbort(n->comm);
         nccl_release(n);
@@ -185,7 +185,7 @@ static void nccl_free(struct ep *e)
 {
     struct ep_nccl *n = nccl_of(e);
     struct err      err = { 0 };
-    if (nccl_wait(e, &err) == OK && settle(n, n->nccl.CommFinalize(n->comm), &err) == OK && n->nccl.CommDestroy(n->comm) == ncclSuccess) n->comm = NULL;
+    if (nccl_wait(e, &err) == OK && wait_ready(n, n->nccl.CommFinalize(n->comm), &err) == OK && n->nccl.CommDestroy(n->comm) == ncclSuccess) n->comm = NULL;
     else if (err.code != OK) log_warn("ranks did not part together", "why=%s", err.text);
     if (n->comm) (void)n->nccl.CommAbort(n->comm);
     device_wait(e->config.device);
@@ -198,32 +198,32 @@ static void nccl_free(struct ep *e)
 static bool is_good(ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; }
 
 /* Every rank sends and gets pieces; empty ones are left out on both sides. */
-static enum status exchange(struct ep_nccl *n, const unsigned char *from, const struct span *out, unsigned char *to, const struct span *in, size_t unit,
+static enum status exchange(struct ep_nccl *n, const unsigned char *from, const struct ep_nccl_span *out, unsigned char *to, const struct ep_nccl_span *in, size_t unit,
                             struct err *err)
 {
-    const cudaStream_t stream = n->card.device->stream;
+    const cudaStream_t stream = n->cuda.device->stream;
     ncclResult_t       r = n->nccl.GroupStart();
-    for (int i = 0; i < n->card.base.config.size && is_good(r); i++) {
+    for (int i = 0; i < n->cuda.base.config.size && is_good(r); i++) {
         if (out[i].n) r = n->nccl.Send(from + out[i].at * unit, out[i].n * unit, ncclInt8, i, n->comm, stream);
         if (in[i].n && is_good(r)) r = n->nccl.Recv(to + in[i].at * unit, in[i].n * unit, ncclInt8, i, n->comm, stream);
     }
     const ncclResult_t ended = n->nccl.GroupEnd();
-    return settle(n, is_good(r) ? ended : r, err);
+    return wait_ready(n, is_good(r) ? ended : r, err);
 }
 
 static enum status gather_counts(struct ep_nccl *n, struct err *err)
 {
-    const struct ep_call *c = &n->card.call;
+    const struct ep_call *c = &n->cuda.call;
     int32_t              *counts = (int32_t *)(void *)(c->own + c->at.counts);
-    TRY(ep_card_check(&n->card, ep_run_counts(n->card.device->stream, c), "counting rows of experts", err));
-    return settle(n, n->nccl.AllGather(counts + (size_t)c->rank * (size_t)c->n_physical, counts, (size_t)c->n_physical, ncclInt32, n->comm,
-                                       n->card.device->stream), err);
+    TRY(ep_cuda_check(&n->cuda, ep_run_counts(n->cuda.device->stream, c), "counting rows of experts", err));
+    return wait_ready(n, n->nccl.AllGather(counts + (size_t)c->rank * (size_t)c->n_physical, counts, (size_t)c->n_physical, ncclInt32, n->comm,
+                                       n->cuda.device->stream), err);
 }
 
 /* Rows that rank `from` sends to rank `to`. */
 static size_t rows_between(const struct ep_nccl *n, int from, int to)
 {
-    const struct ep_placement *p = &n->card.base.config.placement;
+    const struct ep_placement *p = &n->cuda.base.config.placement;
     size_t many = 0;
     for (int32_t x = p->first[to]; x < p->first[to + 1]; x++) many += (size_t)n->counts[(size_t)from * (size_t)p->n_physical + (size_t)x];
     return many;
@@ -232,7 +232,7 @@ static size_t rows_between(const struct ep_nccl *n, int from, int to)
 /* The same answer on all ranks, which see the same counts. */
 static enum status check_room(const struct ep_nccl *n, struct err *err)
 {
-    const struct ep_config *c = &n->card.base.config;
+    const struct ep_config *c = &n->cuda.base.config;
     for (int to = 0; to < c->size; to++) {
         size_t many = 0;
         for (int from = 0; from < c->size; from++) many += rows_between(n, from, to);
@@ -243,25 +243,25 @@ static enum status check_room(const struct ep_nccl *n, struct err *err)
 
 static enum status learn_counts(struct ep_nccl *n, struct ep_counts *out, struct err *err)
 {
-    const struct ep_config *c = &n->card.base.config;
-    const struct ep_call   *call = &n->card.call;
+    const struct ep_config *c = &n->cuda.base.config;
+    const struct ep_call   *call = &n->cuda.call;
     const size_t            all = (size_t)c->size * (size_t)c->placement.n_physical;
-    TRY(ep_card_check(&n->card, cudaMemcpyAsync(n->counts, call->own + call->at.counts, all * sizeof *n->counts, cudaMemcpyDeviceToHost,
-                                                n->card.device->stream), "fetching counts", err));
-    TRY(nccl_wait(&n->card.base, err));
+    TRY(ep_cuda_check(&n->cuda, cudaMemcpyAsync(n->counts, call->own + call->at.counts, all * sizeof *n->counts, cudaMemcpyDeviceToHost,
+                                                n->cuda.device->stream), "fetching counts", err));
+    TRY(nccl_wait(&n->cuda.base, err));
     TRY(check_room(n, err));
     size_t to = 0, from = 0;
     for (int r = 0; r < c->size; r++) {
-        n->to[r] = (struct span){ to, rows_between(n, c->rank, r) };
-        n->from[r] = (struct span){ from, rows_between(n, r, c->rank) };
+        n->to[r] = (struct ep_nccl_span){ to, rows_between(n, c->rank, r) };
+        n->from[r] = (struct ep_nccl_span){ from, rows_between(n, r, c->rank) };
         to += n->to[r].n;
         from += n->from[r].n;
     }
-    for (int32_t x = 0; x < n->card.base.n_local; x++) {
-        n->card.host_counts[x] = 0;
-        for (int r = 0; r < c->size; r++) n->card.host_counts[x] += n->counts[(size_t)r * (size_t)c->placement.n_physical + (size_t)(call->first_local + x)];
+    for (int32_t x = 0; x < n->cuda.base.n_local; x++) {
+        n->cuda.host_counts[x] = 0;
+        for (int r = 0; r < c->size; r++) n->cuda.host_counts[x] += n->counts[(size_t)r * (size_t)c->placement.n_physical + (size_t)(call->first_local + x)];
     }
-    *out = (struct ep_counts){ .n_slots = n->n_slots = from, .by_expert = n->card.host_counts };
+    *out = (struct ep_counts){ .n_slots = n->n_slots = from, .by_expert = n->cuda.host_counts };
     return OK;
 }
 
@@ -271,13 +271,13 @@ static enum status nccl_plan(struct ep *e, const int32_t *experts, struct ep_cou
 {
     struct ep_nccl *n = nccl_of(e);
     const size_t    pairs = ep_pair_slots(&e->config);
-    TRY(good_so_far(n, err));
-    n->card.call.experts = experts;
-    n->card.call.n_rows = (int32_t)e->n_rows;
-    TRY(ep_card_check(&n->card, ep_run_sort(n->card.device->stream, &n->card.call), "sorting rows by expert", err));
+    TRY(check_healthy(n, err));
+    n->cuda.call.experts = experts;
+    n->cuda.call.n_rows = (int32_t)e->n_rows;
+    TRY(ep_cuda_check(&n->cuda, ep_run_sort(n->cuda.device->stream, &n->cuda.call), "sorting rows by expert", err));
     TRY(gather_counts(n, err));
     if (e->config.mode == EP_THROUGHPUT) return learn_counts(n, out, err);
-    for (size_t r = 0; r < (size_t)e->config.size; r++) n->to[r] = n->from[r] = (struct span){ r * pairs, pairs };
+    for (size_t r = 0; r < (size_t)e->config.size; r++) n->to[r] = n->from[r] = (struct ep_nccl_span){ r * pairs, pairs };
     *out = (struct ep_counts){ .n_slots = n->n_slots = ep_max_slots(&e->config) };
     return OK;
 }
@@ -285,41 +285,41 @@ static enum status nccl_plan(struct ep *e, const int32_t *experts, struct ep_cou
 static enum status nccl_dispatch(struct ep *e, const float *x, size_t x_stride, struct ep_batch *out, struct err *err)
 {
     struct ep_nccl       *n = nccl_of(e);
-    const struct ep_call *c = &n->card.call;
-    TRY(good_so_far(n, err));
-    TRY(ep_card_check(&n->card, ep_run_send(n->card.device->stream, c, x, x_stride), "packing rows for experts", err));
+    const struct ep_call *c = &n->cuda.call;
+    TRY(check_healthy(n, err));
+    TRY(ep_cuda_check(&n->cuda, ep_run_send(n->cuda.device->stream, c, x, x_stride), "packing rows for experts", err));
     TRY(exchange(n, c->out_rows, n->to, c->own + c->at.rows, n->from, c->at.row_bytes, err));
-    TRY(ep_card_check(&n->card, ep_run_index(n->card.device->stream, c), "sorting rows that came", err));
-    *out = ep_card_batch(&n->card, n->n_slots);
+    TRY(ep_cuda_check(&n->cuda, ep_run_index(n->cuda.device->stream, c), "sorting rows that came", err));
+    *out = ep_cuda_batch(&n->cuda, n->n_slots);
     return OK;
 }
 
 static enum status nccl_combine(struct ep *e, const struct ep_combine_args *a, struct err *err)
 {
     struct ep_nccl       *n = nccl_of(e);
-    const struct ep_call *c = &n->card.call;
-    TRY(good_so_far(n, err));
-    TRY(ep_card_check(&n->card, ep_run_return(n->card.device->stream, c, a->out, n->n_slots), "packing results", err));
+    const struct ep_call *c = &n->cuda.call;
+    TRY(check_healthy(n, err));
+    TRY(ep_cuda_check(&n->cuda, ep_run_return(n->cuda.device->stream, c, a->out, n->n_slots), "packing results", err));
     TRY(exchange(n, c->out_back, n->from, c->own + c->at.back, n->to, c->at.back_bytes, err));
-    return ep_card_check(&n->card, ep_run_sum(n->card.device->stream, c, a), "adding results up", err);
+    return ep_cuda_check(&n->cuda, ep_run_sum(n->cuda.device->stream, c, a), "adding results up", err);
 }
 
 static enum status nccl_all_reduce(struct ep *e, void *x, size_t n_x, enum dtype dtype, struct err *err)
 {
     struct ep_nccl       *n = nccl_of(e);
-    const struct ep_call *c = &n->card.call;
+    const struct ep_call *c = &n->cuda.call;
     const size_t          size = (size_t)e->config.size, rank = (size_t)e->config.rank, unit = dtype_block_bytes(dtype), part = div_up(n_x, size);
     unsigned char        *parts = c->own + c->at.shared;
-    struct span           mine[EP_RANKS_MAX], all[EP_RANKS_MAX], gathered[EP_RANKS_MAX];
-    TRY(good_so_far(n, err));
-    for (size_t r = 0; r < size; r++) all[r] = (struct span){ min_size(r * part, n_x), min_size(part, n_x - min_size(r * part, n_x)) };
+    struct ep_nccl_span           mine[EP_RANKS_MAX], all[EP_RANKS_MAX], gathered[EP_RANKS_MAX];
+    TRY(check_healthy(n, err));
+    for (size_t r = 0; r < size; r++) all[r] = (struct ep_nccl_span){ min_size(r * part, n_x), min_size(part, n_x - min_size(r * part, n_x)) };
     for (size_t r = 0; r < size; r++) {
         mine[r] = all[rank];
-        gathered[r] = (struct span){ r * part, all[rank].n };
+        gathered[r] = (struct ep_nccl_span){ r * part, all[rank].n };
     }
     TRY(exchange(n, x, all, parts, gathered, unit, err));
     unsigned char *own = (unsigned char *)x + all[rank].at * unit;
-    TRY(ep_card_check(&n->card, ep_run_add(n->card.device->stream, c, parts, part * unit, own, all[rank].n, dtype), "a sum over ranks", err));
+    TRY(ep_cuda_check(&n->cuda, ep_run_reduce(n->cuda.device->stream, c, parts, part * unit, own, all[rank].n, dtype), "a sum over ranks", err));
     mine[rank].n = all[rank].n = 0; /* is in its place */
     return exchange(n, x, mine, x, all, unit, err);
 }
@@ -327,8 +327,8 @@ static enum status nccl_all_reduce(struct ep *e, void *x, size_t n_x, enum dtype
 static enum status nccl_all_gather(struct ep *e, void *all, const void *mine, size_t bytes, struct err *err)
 {
     struct ep_nccl *n = nccl_of(e);
-    TRY(good_so_far(n, err));
-    return settle(n, n->nccl.AllGather(mine, all, bytes, ncclInt8, n->comm, n->card.device->stream), err);
+    TRY(check_healthy(n, err));
+    return wait_ready(n, n->nccl.AllGather(mine, all, bytes, ncclInt8, n->comm, n->cuda.device->stream), err);
 }
 
 const struct ep_ops ep_nccl_ops = {

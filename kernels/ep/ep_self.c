@@ -8,7 +8,7 @@
 
 struct ep_self {
     struct ep          base; /* first */
-    struct ep_row_form form;
+    struct ep_row_layout layout;
     int32_t           *chosen, *index; /* [max_rows n_used]: the physical expert of a (row, choice), and its slot */
     int32_t           *begin;          /* [n_physical + 1] */
     int32_t           *counts, *x_rows;
@@ -38,13 +38,13 @@ static enum status self_create(const struct ep_config *c, struct ep **out, struc
     ep_init(&s->base, &ep_self_ops, c);
     *out = &s->base;
     if (c->placement.n_logical == 0) return OK;
-    s->form = ep_row_form_of(c);
+    s->layout = ep_row_layout_of(c);
     s->chosen = MEM_ARRAY(int32_t, n);
     s->index = MEM_ARRAY(int32_t, n);
     s->x_rows = MEM_ARRAY(int32_t, n);
     s->begin = MEM_ARRAY(int32_t, n_physical + 1);
     s->counts = MEM_ARRAY(int32_t, n_physical);
-    s->x = mem_aligned(128, n * s->form.row_bytes);
+    s->x = mem_aligned(128, n * s->layout.row_bytes);
     return OK;
 }
 
@@ -73,7 +73,7 @@ static enum status self_plan(struct ep *e, const int32_t *experts, struct ep_cou
 }
 
 /* A row as it travels; bytes behind the elements are zero from the beginning. */
-static void send_row(const struct ep_config *c, const struct ep_row_form *f, const float *x, unsigned char *to)
+static void send_row(const struct ep_config *c, const struct ep_row_layout *f, const float *x, unsigned char *to)
 {
     const size_t n = (size_t)c->hidden;
     if (c->send == DTYPE_F32) memcpy(to, x, n * sizeof *x);
@@ -94,14 +94,14 @@ static enum status self_dispatch(struct ep *e, const float *x, size_t x_stride, 
     const size_t    used = (size_t)e->config.n_used, n = e->n_rows * used;
     (void)err;
     for (size_t i = 0; i < n; i++) {
-        unsigned char *to = s->x + (size_t)s->index[i] * s->form.row_bytes;
+        unsigned char *to = s->x + (size_t)s->index[i] * s->layout.row_bytes;
         const int32_t  tail[2] = { 0, (int32_t)i };
-        send_row(&e->config, &s->form, x + i / used * x_stride, to);
-        memcpy(to + s->form.tail_at, tail, sizeof tail);
+        send_row(&e->config, &s->layout, x + i / used * x_stride, to);
+        memcpy(to + s->layout.tail_at, tail, sizeof tail);
         s->x_rows[i] = (int32_t)i;
     }
     *out = (struct ep_batch){ .n_slots = e->config.mode == EP_LOW_LATENCY ? ep_max_slots(&e->config) : n, .n_local = e->n_local, .begin = s->begin,
-                              .x_rows = s->x_rows, .x = s->x, .row_bytes = s->form.row_bytes, .scales_at = s->form.scales_at };
+                              .x_rows = s->x_rows, .x = s->x, .row_bytes = s->layout.row_bytes, .scales_at = s->layout.scales_at };
     return OK;
 }
 

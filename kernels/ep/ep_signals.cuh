@@ -40,7 +40,7 @@ static __device__ __forceinline__ bool block_has_fault(const ep_call &c)
     return __syncthreads_or(threadIdx.x == 0 && *(const volatile unsigned *)(const void *)(c.own + c.at.fault) != 0) != 0;
 }
 
-static __device__ inline bool flag_comes(const ep_call &c, int kind, int from)
+static __device__ inline bool wait_for_flag(const ep_call &c, int kind, int from)
 {
     const unsigned *flag = flag_word(c, kind, c.rank, from), epoch = c.epochs[kind];
     const unsigned long long until = timer_ns() + c.timeout_ns;
@@ -50,7 +50,7 @@ static __device__ inline bool flag_comes(const ep_call &c, int kind, int from)
             raise_fault(c, EP_FAULT_LOST, from);
             return false;
         }
-        rest();
+        poll_backoff();
     }
     return true;
 }
@@ -59,7 +59,7 @@ static __device__ inline bool flag_comes(const ep_call &c, int kind, int from)
 static __device__ inline bool wait_for_all(const ep_call &c, int kind)
 {
     int good = threadIdx.x != 0 || !has_fault(c);
-    for (int r = (int)threadIdx.x; good && r < c.size; r += (int)blockDim.x) good = flag_comes(c, kind, r);
+    for (int r = (int)threadIdx.x; good && r < c.size; r += (int)blockDim.x) good = wait_for_flag(c, kind, r);
     return __syncthreads_and(good) != 0;
 }
 
@@ -78,7 +78,7 @@ static __device__ inline bool is_last_block(const ep_call &c)
 }
 
 /* The whole last block: tells all ranks. */
-static __device__ inline void tell_all(const ep_call &c, int kind)
+static __device__ inline void signal_all(const ep_call &c, int kind)
 {
     const unsigned epoch = c.epochs[kind] + 1;
     __syncthreads();

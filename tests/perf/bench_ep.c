@@ -151,7 +151,7 @@ static void rank_of_bench(struct world *w)
                        .x = to_device(d, NULL, n * hidden * sizeof(float), &x) };
     l.combine = (struct ep_combine_args){ .out = to_device(d, NULL, ep_max_slots(&c) * hidden * sizeof(float), &out),
                                           .weights = to_device(d, NULL, n * used * sizeof(float), &weights), .y = to_device(d, NULL, n * hidden * sizeof(float), &y) };
-    const struct ep_row_form f = ep_row_form_of(&c);
+    const struct ep_row_layout f = ep_row_layout_of(&c);
     if (w->rank == 0)
         printf("%s, %d ranks on %d cards, %zu rows of %zu, %zu of %d experts, rows as %s, results as %s\n", c.backend, w->size, n_cards() < w->size ? 1 : w->size, n,
                hidden, used, c.placement.n_logical, dtype_name(c.send), dtype_name(c.back));
