@@ -31,7 +31,7 @@ def build(folder):
             raise CannotBegin(f'there is no {os.path.relpath(PACKED)} (tests/gpu/pack.sh makes it), and it does not build here:\n{r.stdout[-1500:]}')
 
 
-def card_tests():
+def gpu_tests():
     """Programs with cases for a card, by their sources: those of single kernels, and those of the conformance suite."""
     out = []
     for folder, wanted in (('cuda/test_*.cc', r'need_card|cudaGetDeviceCount'),
@@ -139,7 +139,7 @@ def libraries():
 
 
 def environment(found):
-    """For programs: BATON_CUBLAS is bench_card's, BATON_CUBLASLT baton's (docs/gpu.md), and NCCL is found by its folder."""
+    """For programs: BATON_CUBLAS is bench_gpu's, BATON_CUBLASLT baton's (docs/gpu.md), and NCCL is found by its folder."""
     env = dict(os.environ)
     if 'cublas' in found:
         env.setdefault('BATON_CUBLAS', found['cublas'])

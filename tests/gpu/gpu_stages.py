@@ -3,7 +3,7 @@ import os, re, subprocess, sys
 from dataclasses import dataclass, field
 from typing import Optional
 
-from gpu_programs import ROOT, card_tests, sanitizer
+from gpu_programs import ROOT, gpu_tests, sanitizer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONFIGS, GOLDENS = os.path.join(ROOT, 'tests', 'data', 'configs'), os.path.join(ROOT, 'tests', 'data', 'goldens')
@@ -16,7 +16,7 @@ class Stage:
     name: str
     argv: list                   # empty: `why` says what is missing
     limit_s: int
-    kind: str = 'results'        # lines of JSON (bench_card, gpu_split.py); 'tests': the last line counts; 'sanitizer': these under compute-sanitizer
+    kind: str = 'results'        # lines of JSON (bench_gpu, gpu_split.py); 'tests': the last line counts; 'sanitizer': these under compute-sanitizer
     why: str = ''
     env: dict = field(default_factory=dict)
     found: Optional[str] = None  # how compute-sanitizer says, of every process, how much it found
@@ -35,7 +35,7 @@ def test_arguments(path):
 def conformance(programs, emulated):
     """On an emulated card, which is thousands of times slower, a few: the others are tests of every build with one."""
     few = ['test_prepare_inputs', 'test_device']
-    for name in card_tests():
+    for name in gpu_tests():
         if emulated and name not in few:
             continue
         path = programs.start(name)
@@ -72,7 +72,7 @@ DECODE = '1x1024,8x1024,64x1024,128x1024,256x1024,1x32768,8x32768,64x32768'
 
 
 def models(programs, emulated):
-    bench = programs.start('bench_card')
+    bench = programs.start('bench_gpu')
     if emulated:
         for folder, form, load in (('qwen3_moe', 'none', 'auto'), ('deepseek_v3_fp8', 'none', 'auto'), ('ernie_moe', 'wint4', 'dummy')):
             yield Stage(f'model: {folder} {form}', [bench, '--tiny', 'model', os.path.join(GOLDENS, folder, 'model'), '--load-format', load, '--label', folder,
@@ -88,7 +88,7 @@ def models(programs, emulated):
 def overlap(programs):
     """What it brings that launches overlap."""
     folder, name = MODELS[1]
-    yield Stage(f'model: {name} bf16, launches one after the other', [programs.start('bench_card'), 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy',
+    yield Stage(f'model: {name} bf16, launches one after the other', [programs.start('bench_gpu'), 'model', os.path.join(CONFIGS, folder), '--load-format', 'dummy',
                 '--label', f'{name} bf16, BATON_CUDA_OVERLAP=off', '--quantization', 'none', '--decode', '1x1024,8x1024', '--prefill', '512'], 30,
                 env={'BATON_CUDA_OVERLAP': 'off'})
 
@@ -100,9 +100,9 @@ def split(emulated):
 
 
 def stages(programs, emulated):
-    bench, tiny = programs.start('bench_card'), ['--tiny'] if emulated else []
+    bench, tiny = programs.start('bench_gpu'), ['--tiny'] if emulated else []
     if not bench:
-        return [Stage('limits', [], 0, why=f'{programs.home} has no bench_card')]
+        return [Stage('limits', [], 0, why=f'{programs.home} has no bench_gpu')]
     out = [Stage('limits', [bench, *tiny, 'limits'], 40), *conformance(programs, emulated)]
     answers, ttft = split(emulated)
     out += [answers, *models(programs, emulated), Stage('attention', [bench, *tiny, 'attention'], 40), Stage('push', [bench, *tiny, 'push'], 30),

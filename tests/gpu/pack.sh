@@ -24,17 +24,17 @@ command -v ccache >/dev/null && launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DC
 fail() { echo "pack.sh: $*" >&2; exit 1; }
 
 # RPATH and not RUNPATH: it holds for the libraries' own needs as well.
-mapfile -t tests < <(PYTHONPATH=tests/gpu PYTHONDONTWRITEBYTECODE=1 python3 -c 'from gpu_programs import card_tests; print(*card_tests(), sep="\n")')
+mapfile -t tests < <(PYTHONPATH=tests/gpu PYTHONDONTWRITEBYTECODE=1 python3 -c 'from gpu_programs import gpu_tests; print(*gpu_tests(), sep="\n")')
 mkdir -p "$build"
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBATON_CUDA=on -DCMAKE_CUDA_ARCHITECTURES="$arch" "${launcher[@]}" \
     -DCMAKE_BUILD_RPATH='$ORIGIN/../lib' -DCMAKE_EXE_LINKER_FLAGS='-static-libstdc++ -static-libgcc -Wl,--disable-new-dtags' >"$build.log" || fail "see $build.log"
-ninja -C "$build" -j "$(nproc)" baton bench_card "${tests[@]}" >>"$build.log" || { tail -n 30 "$build.log" >&2; fail "it does not build"; }
+ninja -C "$build" -j "$(nproc)" baton bench_gpu "${tests[@]}" >>"$build.log" || { tail -n 30 "$build.log" >&2; fail "it does not build"; }
 
 archive=$to/card.tar.xz
 to=$(mktemp -d)
 trap 'rm -rf "$to"' EXIT
 mkdir -p "$to/bin" "$to/lib/glibc"
-for name in baton bench_card "${tests[@]}"; do
+for name in baton bench_gpu "${tests[@]}"; do
     for path in "$build/$name" "$build/tests/$name" "$build/tests/gpu/$name"; do
         [ -f "$path" ] && strip -o "$to/bin/$name" "$path"
     done

@@ -1,4 +1,4 @@
-/* card.h - what the parts of bench_card share: the card's measured limits, its clock, and how a result is said.
+/* card.h - what the parts of bench_gpu share: the card's measured limits, its clock, and how a result is said.
  *
  *   bench_gpu.c      commands
  *   gpu_limits.c     what the card can do at most, measured by the same program in the same minute
@@ -23,7 +23,7 @@
 #include "kernels/kernels.h"
 
 /* Sizes: those of a card, or small enough for one that is emulated, whose figures mean nothing. */
-struct card_sizes {
+struct gpu_sizes {
     bool     tiny;
     size_t   read_bytes;            /* larger than any cache */
     int      rounds;
@@ -31,14 +31,14 @@ struct card_sizes {
     int64_t  hold_cycles;           /* how long the card is kept busy while the host queues what is to be timed; 0: not */
 };
 
-struct card_limits {
+struct gpu_limits {
     double read;       /* bytes per second: a kernel that reads memory */
     double copied;     /* bytes per second that cudaMemcpy copies from device memory to device memory; it reads and writes each */
     double bf16;       /* operations per second of cuBLAS on bf16 matrices of random numbers; 0: there is no cuBLAS here */
     double bf16_nominal; /* 0: not known. What products are held against where there is no cuBLAS */
 };
 
-struct card_figure {
+struct gpu_figure {
     const char *name, *unit;
     double      value, limit;      /* limit 0: none */
     const char *limit_is;
@@ -46,44 +46,44 @@ struct card_figure {
     double      wanted;            /* the ratio that is wanted: at least, or at most where less is better; 0: none */
 };
 
-struct card_sizes card_sizes(bool tiny);
+struct gpu_sizes gpu_sizes(bool tiny);
 
 /* ---- saying ---- */
 
 /* Ends the program when it is not so. */
-void card_need(bool ok, const char *what, const char *why);
-void card_cuda(cudaError_t e, const char *what);
-void card_fact(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void card_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void card_say(const struct card_figure *f);
+void gpu_need(bool ok, const char *what, const char *why);
+void gpu_cuda(cudaError_t e, const char *what);
+void gpu_fact(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void gpu_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void gpu_say(const struct gpu_figure *f);
 /* The operations per second that products are held against, and what that is. */
-double card_product_limit(const struct card_limits *l, const char **what);
+double gpu_product_limit(const struct gpu_limits *l, const char **what);
 
 /* ---- measuring ---- */
 
-struct card_timer {
+struct gpu_timer {
     cudaEvent_t begin, end;
 };
 
-void   card_timer_init(struct card_timer *t);
-void   card_timer_release(struct card_timer *t);
+void   gpu_timer_init(struct gpu_timer *t);
+void   gpu_timer_release(struct gpu_timer *t);
 /* Seconds between the two, when both are over. */
-double card_timer_s(const struct card_timer *t);
+double gpu_timer_s(const struct gpu_timer *t);
 /* The middle one; sorts. */
-double card_median(double *v, size_t n);
+double gpu_median(double *v, size_t n);
 
 /* The stream that a context's slots put their work on. */
-cudaStream_t card_stream(struct kernel_ctx *c);
+cudaStream_t gpu_stream(struct kernel_ctx *c);
 
-void   card_limits_measure(const struct card_sizes *s, bool say, struct card_limits *out);
+void   gpu_limits_measure(const struct gpu_sizes *s, bool say, struct gpu_limits *out);
 /* Operations per second; 0 and a note where there is no library. `by`: where it was found. */
-double card_blas_bf16(const struct card_sizes *s, char *by, size_t by_bytes);
+double gpu_cublas_bf16(const struct gpu_sizes *s, char *by, size_t by_bytes);
 
 /* ---- commands, each an exit status ---- */
 
-int card_limits_main(const struct card_sizes *s);
-int card_model_main(const struct card_sizes *s, int argc, char **argv);
-int card_attention_main(const struct card_sizes *s);
-int card_push_main(const struct card_sizes *s, bool checksum);
+int gpu_limits_main(const struct gpu_sizes *s);
+int gpu_model_main(const struct gpu_sizes *s, int argc, char **argv);
+int gpu_attention_main(const struct gpu_sizes *s);
+int gpu_kv_push_main(const struct gpu_sizes *s, bool checksum);
 
 #endif

@@ -16,7 +16,7 @@ struct ahead {
 static void open_ahead(struct ahead *a, struct model *m, struct model_batch *b)
 {
     const size_t n = (size_t)b->n_rows;
-    card_need(b->n_logits == b->n_rows, "a decode step has logits of every row", NULL);
+    gpu_need(b->n_logits == b->n_rows, "a decode step has logits of every row", NULL);
     *a = (struct ahead){ .m = m, .b = b, .known = mem_dup(b->ids, n * sizeof *b->ids), .chosen = MEM_ARRAY(int32_t, n),
                          .wants = MEM_ARRAY(struct sample_request, n), .results = MEM_ARRAY(struct token_logprobs, n),
                          .params = { .temperature = 0, .top_p = 1, .repetition_penalty = 1, .max_tokens = UINT32_MAX, .ignore_eos = true, .n_logprobs = -1 } };
@@ -47,12 +47,12 @@ static void fetch(struct ahead *a, int i)
 {
     struct err err;
     model_fetch(a->m, i & 1, a->results, (uint32_t)a->b->n_rows);
-    card_need(device_fault(a->m->kernels->device, &err) == OK, err.text, NULL);
+    gpu_need(device_fault(a->m->kernels->device, &err) == OK, err.text, NULL);
     for (int32_t k = 0; k < a->b->n_rows; k++)
-        card_need(a->results[k].id >= 0 && (uint32_t)a->results[k].id < a->m->config.n_vocab, "a token that was chosen is none of the vocabulary", NULL);
+        gpu_need(a->results[k].id >= 0 && (uint32_t)a->results[k].id < a->m->config.n_vocab, "a token that was chosen is none of the vocabulary", NULL);
 }
 
-bool card_ahead_run(struct card_slots *slots, struct model *m, struct model_batch *b, int n_steps, struct card_ahead *out)
+bool gpu_async_steps_run(struct gpu_ops *slots, struct model *m, struct model_batch *b, int n_steps, struct gpu_async_steps *out)
 {
     struct ahead a;
     open_ahead(&a, m, b);
@@ -61,16 +61,16 @@ bool card_ahead_run(struct card_slots *slots, struct model *m, struct model_batc
         return false;
     }
     fetch(&a, 0); /* what the first step of a kind takes is not counted */
-    card_slots_follow(slots, n_steps);
+    gpu_ops_follow(slots, n_steps);
     const uint64_t begin = clock_ns();
-    card_need(submit(&a, 1), "the card chose tokens once and then no more", NULL);
+    gpu_need(submit(&a, 1), "the card chose tokens once and then no more", NULL);
     for (int i = 2; i <= n_steps; i++) {
-        card_need(submit(&a, i), "the card chose tokens once and then no more", NULL);
+        gpu_need(submit(&a, i), "the card chose tokens once and then no more", NULL);
         fetch(&a, i - 1);
     }
     fetch(&a, n_steps);
     out->wall = (double)(clock_ns() - begin) * 1e-9 / n_steps;
-    card_slots_followed(slots, &out->busy, &out->gap);
+    gpu_ops_followed(slots, &out->busy, &out->gap);
     close_ahead(&a);
     return true;
 }

@@ -6,7 +6,7 @@
 #include "tests/gpu/bench/gpu_ops.h"
 
 /* Seconds. */
-struct card_ahead {
+struct gpu_async_steps {
     double wall;  /* from step to step, as the host sees it */
     double busy;  /* of the card in a step, sampling included */
     double gap;   /* of the card between two steps */
@@ -14,6 +14,6 @@ struct card_ahead {
 
 /* Decode steps, all greedy, each continuing with the tokens that the card chose in the one before. `b` has a row of logits for every row; ids, wants
  * and turn are set here. False: the card does not choose the tokens, and nothing was measured. */
-bool card_ahead_run(struct card_slots *slots, struct model *m, struct model_batch *b, int n_steps, struct card_ahead *out);
+bool gpu_async_steps_run(struct gpu_ops *slots, struct model *m, struct model_batch *b, int n_steps, struct gpu_async_steps *out);
 
 #endif

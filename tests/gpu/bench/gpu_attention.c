@@ -61,12 +61,12 @@ static void attend_all_layers(void *arg)
 static void take(struct rig *r, size_t bytes, struct dev_mem *out, uint32_t seed, bool f32)
 {
     struct err   err;
-    cudaStream_t stream = card_stream(r->c);
-    card_need(device_mem_alloc(r->c->device, bytes, DEVICE_MEM_PRIVATE, out, &err) == OK, "memory for attention", err.text);
-    card_cuda(f32 ? card_fill_f32(stream, out->ptr, bytes / 4, seed) : card_fill_bf16(stream, out->ptr, bytes / 2, seed), "filling memory");
+    cudaStream_t stream = gpu_stream(r->c);
+    gpu_need(device_mem_alloc(r->c->device, bytes, DEVICE_MEM_PRIVATE, out, &err) == OK, "memory for attention", err.text);
+    gpu_cuda(f32 ? gpu_fill_f32(stream, out->ptr, bytes / 4, seed) : gpu_fill_bf16(stream, out->ptr, bytes / 2, seed), "filling memory");
 }
 
-static void open_rig(struct rig *r, const struct shape *s, const struct card_sizes *sizes)
+static void open_rig(struct rig *r, const struct shape *s, const struct gpu_sizes *sizes)
 {
     const size_t n = (size_t)s->n_seqs, n_blocks = n * (size_t)blocks_of(s);
     *r = (struct rig){ .c = r->c, .shape = *s, .n_layers = sizes->tiny ? 2 : LAYERS_MAX };
@@ -95,34 +95,34 @@ static void close_rig(struct rig *r)
     mem_free(r->table);
 }
 
-static void measure(struct rig *r, const struct card_sizes *sizes, const struct card_limits *l)
+static void measure(struct rig *r, const struct gpu_sizes *sizes, const struct gpu_limits *l)
 {
     char               name[128];
     double             us[LAYERS_MAX];
     size_t             n;
     struct err         err;
-    struct card_slots *slots = card_slots_put(r->c, sizes);
+    struct gpu_ops *slots = gpu_ops_put(r->c, sizes);
     attend_all_layers(r); /* scratch is taken in the first */
-    card_slots_measure(slots, sizes->tiny ? 1 : ROUNDS, CARD_WINDOW, attend_all_layers, r);
-    const struct card_call *calls = card_slots_calls(slots, &n);
+    gpu_ops_measure(slots, sizes->tiny ? 1 : ROUNDS, CARD_WINDOW, attend_all_layers, r);
+    const struct gpu_op_call *calls = gpu_ops_calls(slots, &n);
     for (size_t i = 0; i < n; i++) us[i] = calls[i].us;
-    const double must = calls[0].must, middle = card_median(us, n);
-    card_slots_remove(slots);
-    card_need(device_fault(r->c->device, &err) == OK, err.text, NULL);
+    const double must = calls[0].must, middle = gpu_median(us, n);
+    gpu_ops_remove(slots);
+    gpu_need(device_fault(r->c->device, &err) == OK, err.text, NULL);
     snprintf(name, sizeof name, "decode attention, %s, %d at %d", r->shape.name, r->shape.n_seqs, r->shape.context);
-    card_say(&(struct card_figure){ .name = name, .value = must / middle * 1e-3, .unit = "GB/s", .limit = l->read * 1e-9,
+    gpu_say(&(struct gpu_figure){ .name = name, .value = must / middle * 1e-3, .unit = "GB/s", .limit = l->read * 1e-9,
                                     .limit_is = "memory read by a kernel", .wanted = r->shape.wanted });
 }
 
-int card_attention_main(const struct card_sizes *sizes)
+int gpu_attention_main(const struct gpu_sizes *sizes)
 {
     static struct rig   r;
-    struct card_limits  limits;
+    struct gpu_limits  limits;
     struct err          err;
     const struct shape *shapes = sizes->tiny ? TINY : SHAPES;
     const size_t        n = sizes->tiny ? sizeof TINY / sizeof *TINY : sizeof SHAPES / sizeof *SHAPES;
-    card_limits_measure(sizes, false, &limits);
-    card_need(kernel_ctx_create("cuda", ACTIVATIONS_FAST, 1, &r.c, &err) == OK, "the card", err.text);
+    gpu_limits_measure(sizes, false, &limits);
+    gpu_need(kernel_ctx_create("cuda", ACTIVATIONS_FAST, 1, &r.c, &err) == OK, "the card", err.text);
     for (size_t i = 0; i < n; i++) {
         open_rig(&r, &shapes[i], sizes);
         measure(&r, sizes, &limits);

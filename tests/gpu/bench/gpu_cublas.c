@@ -46,7 +46,7 @@ static bool load(struct blas *b, char *by, size_t by_bytes)
     if (!b->library) return false;
     void *all[] = { dlsym(b->library, "cublasCreate_v2"), dlsym(b->library, "cublasDestroy_v2"), dlsym(b->library, "cublasSetStream_v2"),
                     dlsym(b->library, "cublasGemmEx") };
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) card_need(all[i] != NULL, by, "lacks a function of cuBLAS");
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) gpu_need(all[i] != NULL, by, "lacks a function of cuBLAS");
     memcpy(&b->create, &all[0], sizeof all[0]);
     memcpy(&b->destroy, &all[1], sizeof all[1]);
     memcpy(&b->set_stream, &all[2], sizeof all[2]);
@@ -59,34 +59,34 @@ static void product(const struct blas *b, void *handle, int n, void *const m[3])
 {
     const float one = 1, zero = 0;
     const int   e = b->gemm(handle, OP_T, OP_N, n, n, n, &one, m[0], R_16BF, n, m[1], R_16BF, n, &zero, m[2], R_16BF, n, COMPUTE_32F, ALGO_DEFAULT);
-    card_need(e == SUCCESS, "cublasGemmEx failed", NULL);
+    gpu_need(e == SUCCESS, "cublasGemmEx failed", NULL);
 }
 
 /* The middle of the rounds: the card's clock falls under such a load, and a limit that holds for a moment is none. */
-static double rate(const struct blas *b, const struct card_sizes *s, void *handle, cudaStream_t stream)
+static double rate(const struct blas *b, const struct gpu_sizes *s, void *handle, cudaStream_t stream)
 {
     const size_t      n = s->product;
     void             *m[3];
     double            seconds[64];
-    struct card_timer t;
-    card_timer_init(&t);
+    struct gpu_timer t;
+    gpu_timer_init(&t);
     for (uint32_t i = 0; i < 3; i++) {
-        card_cuda(cudaMalloc(&m[i], n * n * 2), "getting memory");
-        card_cuda(card_fill_bf16(stream, m[i], n * n, i), "filling memory");
+        gpu_cuda(cudaMalloc(&m[i], n * n * 2), "getting memory");
+        gpu_cuda(gpu_fill_bf16(stream, m[i], n * n, i), "filling memory");
     }
     for (int i = 0; i < 3; i++) product(b, handle, (int)n, m);
     for (int i = 0; i < s->rounds * 2; i++) {
-        card_cuda(cudaEventRecord(t.begin, stream), "timing");
+        gpu_cuda(cudaEventRecord(t.begin, stream), "timing");
         product(b, handle, (int)n, m);
-        card_cuda(cudaEventRecord(t.end, stream), "timing");
-        seconds[i] = card_timer_s(&t);
+        gpu_cuda(cudaEventRecord(t.end, stream), "timing");
+        seconds[i] = gpu_timer_s(&t);
     }
-    for (int i = 0; i < 3; i++) card_cuda(cudaFree(m[i]), "freeing memory");
-    card_timer_release(&t);
-    return 2.0 * (double)n * (double)n * (double)n / card_median(seconds, (size_t)s->rounds * 2);
+    for (int i = 0; i < 3; i++) gpu_cuda(cudaFree(m[i]), "freeing memory");
+    gpu_timer_release(&t);
+    return 2.0 * (double)n * (double)n * (double)n / gpu_median(seconds, (size_t)s->rounds * 2);
 }
 
-double card_blas_bf16(const struct card_sizes *s, char *by, size_t by_bytes)
+double gpu_cublas_bf16(const struct gpu_sizes *s, char *by, size_t by_bytes)
 {
     struct blas  b;
     void        *handle;
@@ -97,13 +97,13 @@ double card_blas_bf16(const struct card_sizes *s, char *by, size_t by_bytes)
     }
     if (!load(&b, by, by_bytes)) return 0;
     if (b.create(&handle) != SUCCESS) {
-        card_note("cublasCreate of %s failed: products are held against the data sheet", by);
+        gpu_note("cublasCreate of %s failed: products are held against the data sheet", by);
         return 0;
     }
-    card_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
-    card_need(b.set_stream(handle, stream) == SUCCESS, by, "cublasSetStream failed");
+    gpu_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    gpu_need(b.set_stream(handle, stream) == SUCCESS, by, "cublasSetStream failed");
     const double got = rate(&b, s, handle, stream);
-    card_need(b.destroy(handle) == SUCCESS, by, "cublasDestroy failed");
-    card_cuda(cudaStreamDestroy(stream), "dropping a stream");
+    gpu_need(b.destroy(handle) == SUCCESS, by, "cublasDestroy failed");
+    gpu_cuda(cudaStreamDestroy(stream), "dropping a stream");
     return got; /* the library stays loaded: what it holds on the card is freed, and unloading it is not something CUDA promises to survive */
 }

@@ -25,7 +25,7 @@ static __global__ void __launch_bounds__(THREADS) read_all(const uint4 *from, si
     if ((sum[0] ^ 0x9e3779b9u) == 0 && (sum[1] ^ 0x7f4a7c15u) == 0 && sum[2] == 1 && sum[3] == 2) *sink = 1; /* so that the loads stay */
 }
 
-extern "C" cudaError_t card_read(cudaStream_t stream, const void *from, size_t bytes, unsigned long long *sink)
+extern "C" cudaError_t gpu_read(cudaStream_t stream, const void *from, size_t bytes, unsigned long long *sink)
 {
     int         n_processors = 0;
     cudaError_t e = cudaDeviceGetAttribute(&n_processors, cudaDevAttrMultiProcessorCount, 0);
@@ -65,8 +65,8 @@ template <class T> static cudaError_t fill(cudaStream_t stream, T *to, size_t n,
     return launch(stream, fill_all<T>, dim3(needed < 4096 ? needed : 4096), dim3(THREADS), 0, to, n, seed);
 }
 
-extern "C" cudaError_t card_fill_bf16(cudaStream_t stream, void *to, size_t n, uint32_t seed) { return fill(stream, (uint16_t *)to, n, seed); }
-extern "C" cudaError_t card_fill_f32(cudaStream_t stream, float *to, size_t n, uint32_t seed) { return fill(stream, to, n, seed); }
+extern "C" cudaError_t gpu_fill_bf16(cudaStream_t stream, void *to, size_t n, uint32_t seed) { return fill(stream, (uint16_t *)to, n, seed); }
+extern "C" cudaError_t gpu_fill_f32(cudaStream_t stream, float *to, size_t n, uint32_t seed) { return fill(stream, to, n, seed); }
 
 static __global__ void hold(long long cycles)
 {
@@ -77,5 +77,5 @@ static __global__ void hold(long long cycles)
 
 static __global__ void nothing(int) { grid_dependency_sync(); }
 
-extern "C" cudaError_t card_hold(cudaStream_t stream, int64_t cycles) { return launch(stream, hold, dim3(1), dim3(1), 0, (long long)cycles); }
-extern "C" cudaError_t card_nothing(cudaStream_t stream) { return launch(stream, nothing, dim3(1), dim3(WARP), 0, 0); }
+extern "C" cudaError_t gpu_hold(cudaStream_t stream, int64_t cycles) { return launch(stream, hold, dim3(1), dim3(1), 0, (long long)cycles); }
+extern "C" cudaError_t gpu_nothing(cudaStream_t stream) { return launch(stream, nothing, dim3(1), dim3(WARP), 0, 0); }

@@ -37,7 +37,7 @@ static void on_event(void *arg, const struct kvt_event *ev)
     else if (ev->kind == KVT_SENT) s->sent++;
     else if (ev->kind == KVT_RECEIVED) s->received++;
     else if (ev->kind != KVT_PEER_LOST) {
-        fprintf(stderr, "bench_card: event %d: %s\n", ev->kind, ev->text);
+        fprintf(stderr, "bench_gpu: event %d: %s\n", ev->kind, ev->text);
         s->failed++;
     }
 }
@@ -46,7 +46,7 @@ static void wait_for(const struct side *s, const _Atomic int *counter, int value
 {
     const uint64_t end = clock_ms() + STALL_S * 1000;
     while (*counter < value) {
-        card_need(!s->failed && clock_ms() < end, "a transfer failed or stood still", NULL);
+        gpu_need(!s->failed && clock_ms() < end, "a transfer failed or stood still", NULL);
         nanosleep(&(struct timespec){ .tv_nsec = 5000 }, NULL);
     }
 }
@@ -55,18 +55,18 @@ static void wait_for(const struct side *s, const _Atomic int *counter, int value
 static void put(const struct side *s, const struct buf *b)
 {
     const uint32_t n = (uint32_t)b->len;
-    card_need(write(s->out, &n, sizeof n) == sizeof n && write(s->out, b->data, n) == (ssize_t)n, "the other process is gone", NULL);
+    gpu_need(write(s->out, &n, sizeof n) == sizeof n && write(s->out, b->data, n) == (ssize_t)n, "the other process is gone", NULL);
 }
 
 static void get(const struct side *s, struct buf *b)
 {
     uint32_t n;
     buf_clear(b);
-    card_need(read(s->in, &n, sizeof n) == sizeof n, "the other process is gone", NULL);
+    gpu_need(read(s->in, &n, sizeof n) == sizeof n, "the other process is gone", NULL);
     char *p = buf_reserve(b, n);
     for (size_t have = 0; have < n;) {
         const ssize_t more = read(s->in, p + have, n - have);
-        card_need(more > 0, "the other process is gone", NULL);
+        gpu_need(more > 0, "the other process is gone", NULL);
         have += (size_t)more;
     }
     b->len += n;
@@ -93,12 +93,12 @@ static void start(struct side *s, bool tiny, uint32_t by)
     s->layout = layout_of(tiny);
     s->table = scattered(s->layout.n_blocks, by);
     const size_t bytes = kv_layout_pool_bytes(&s->layout);
-    card_need(device_open("cuda", &s->device, &err) == OK && device_mem_alloc(s->device, bytes, DEVICE_MEM_SHARED, &s->pool, &err) == OK, "the pool", err.text);
-    card_cuda(card_fill_bf16(NULL, s->pool.ptr, bytes / 2, by), "filling the pool");
-    card_cuda(cudaDeviceSynchronize(), "filling the pool");
+    gpu_need(device_open("cuda", &s->device, &err) == OK && device_mem_alloc(s->device, bytes, DEVICE_MEM_SHARED, &s->pool, &err) == OK, "the pool", err.text);
+    gpu_cuda(gpu_fill_bf16(NULL, s->pool.ptr, bytes / 2, by), "filling the pool");
+    gpu_cuda(cudaDeviceSynchronize(), "filling the pool");
     struct kvt_options o = { .layout = s->layout, .mem = &s->pool, .device = s->device, .protocols = "ipc", .listen_host = "127.0.0.1", .n_transfers = 4,
                              .checksum = s->checksum, .on_event = on_event, .arg = s };
-    card_need(kvt_create(&o, &s->kvt, &err) == OK, "the KV transfer", err.text);
+    gpu_need(kvt_create(&o, &s->kvt, &err) == OK, "the KV transfer", err.text);
 }
 
 static _Noreturn void sender(struct side *s, bool tiny)
@@ -110,13 +110,13 @@ static _Noreturn void sender(struct side *s, bool tiny)
     kvt_hello(s->kvt, &b);
     put(s, &b);
     get(s, &b);
-    card_need(kvt_connect(s->kvt, buf_str(&b), &peer, &err) == OK, "connecting", err.text);
+    gpu_need(kvt_connect(s->kvt, buf_str(&b), &peer, &err) == OK, "connecting", err.text);
     wait_for(s, &s->connected, 1);
     for (int i = 0; i <= TRANSFERS; i++) {
         get(s, &b);
-        card_need(kvt_send_open(s->kvt, (uint64_t)i, peer, buf_str(&b), &err) == OK, "opening a transfer", err.text);
+        gpu_need(kvt_send_open(s->kvt, (uint64_t)i, peer, buf_str(&b), &err) == OK, "opening a transfer", err.text);
         for (uint32_t layer = 0; layer < s->layout.n_layers; layer++)
-            card_need(kvt_send_ready(s->kvt, (uint64_t)i, layer, 0, s->layout.n_blocks * s->layout.block_tokens, s->table) == OK, "sending a layer", NULL);
+            gpu_need(kvt_send_ready(s->kvt, (uint64_t)i, layer, 0, s->layout.n_blocks * s->layout.block_tokens, s->table) == OK, "sending a layer", NULL);
         kvt_send_finish(s->kvt, (uint64_t)i);
         wait_for(s, &s->sent, i + 1);
     }
@@ -129,7 +129,7 @@ static double receive(struct side *s, int i)
 {
     struct buf     grant = { 0 };
     const uint64_t begin = clock_ns();
-    card_need(kvt_expect(s->kvt, (uint64_t)i, s->table, s->layout.n_blocks, 0, s->layout.n_blocks * s->layout.block_tokens, &grant) == OK, "a grant", NULL);
+    gpu_need(kvt_expect(s->kvt, (uint64_t)i, s->table, s->layout.n_blocks, 0, s->layout.n_blocks * s->layout.block_tokens, &grant) == OK, "a grant", NULL);
     put(s, &grant);
     wait_for(s, &s->received, i + 1);
     const double seconds = (double)(clock_ns() - begin) * 1e-9;
@@ -142,8 +142,8 @@ static double copy(const struct side *s, const void *from)
 {
     const size_t   bytes = kv_layout_pool_bytes(&s->layout);
     const uint64_t begin = clock_ns();
-    card_cuda(cudaMemcpy(s->pool.ptr, from, bytes, cudaMemcpyDeviceToDevice), "copying");
-    card_cuda(cudaDeviceSynchronize(), "copying");
+    gpu_cuda(cudaMemcpy(s->pool.ptr, from, bytes, cudaMemcpyDeviceToDevice), "copying");
+    gpu_cuda(cudaDeviceSynchronize(), "copying");
     return (double)bytes / ((double)(clock_ns() - begin) * 1e-9);
 }
 
@@ -154,16 +154,16 @@ static void check(const struct side *s)
     char        *want = mem_calloc(piece, 1), *have = mem_calloc(piece, 1);
     int32_t     *from = scattered(s->layout.n_blocks, 5);
     void        *sent = NULL;
-    card_cuda(cudaMalloc(&sent, bytes), "getting memory");
-    card_cuda(card_fill_bf16(NULL, sent, bytes / 2, 5), "filling memory");
+    gpu_cuda(cudaMalloc(&sent, bytes), "getting memory");
+    gpu_cuda(gpu_fill_bf16(NULL, sent, bytes / 2, 5), "filling memory");
     for (uint32_t layer = 0; layer < s->layout.n_layers; layer += s->layout.n_layers - 1)
         for (uint32_t i = 0; i < s->layout.n_blocks; i += s->layout.n_blocks / 4) {
-            card_cuda(cudaMemcpy(want, (char *)sent + kv_layout_offset(&s->layout, layer, (uint32_t)from[i]), piece, cudaMemcpyDeviceToHost), "a copy");
-            card_cuda(cudaMemcpy(have, (char *)s->pool.ptr + kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]), piece, cudaMemcpyDeviceToHost),
+            gpu_cuda(cudaMemcpy(want, (char *)sent + kv_layout_offset(&s->layout, layer, (uint32_t)from[i]), piece, cudaMemcpyDeviceToHost), "a copy");
+            gpu_cuda(cudaMemcpy(have, (char *)s->pool.ptr + kv_layout_offset(&s->layout, layer, (uint32_t)s->table[i]), piece, cudaMemcpyDeviceToHost),
                       "a copy");
-            card_need(memcmp(want, have, piece) == 0, "what arrived is not what was sent", NULL);
+            gpu_need(memcmp(want, have, piece) == 0, "what arrived is not what was sent", NULL);
         }
-    card_cuda(cudaFree(sent), "freeing memory");
+    gpu_cuda(cudaFree(sent), "freeing memory");
     mem_free(want), mem_free(have), mem_free(from);
 }
 
@@ -175,9 +175,9 @@ static void receiver(struct side *s, bool tiny, pid_t child)
     void      *other = NULL;
     int        status;
     start(s, tiny, 3);
-    card_cuda(cudaMalloc(&other, kv_layout_pool_bytes(&s->layout)), "getting memory");
+    gpu_cuda(cudaMalloc(&other, kv_layout_pool_bytes(&s->layout)), "getting memory");
     get(s, &hello);
-    card_need(kvt_answer(s->kvt, buf_str(&hello), &answer, &err) == OK, "answering", err.text);
+    gpu_need(kvt_answer(s->kvt, buf_str(&hello), &answer, &err) == OK, "answering", err.text);
     put(s, &answer);
     receive(s, 0); /* warms up */
     check(s);
@@ -187,14 +187,14 @@ static void receiver(struct side *s, bool tiny, pid_t child)
         pushed[i] = receive(s, i + 1);
     }
     put(s, &answer);
-    card_need(waitpid(child, &status, 0) == child && status == 0, "the sender failed", NULL);
+    gpu_need(waitpid(child, &status, 0) == child && status == 0, "the sender failed", NULL);
     char name[96];
     snprintf(name, sizeof name, "push over CUDA IPC, pieces of %zu bytes, %zu MiB, checksums %s", kv_layout_piece_bytes(&s->layout),
              kv_layout_pool_bytes(&s->layout) >> 20, s->checksum ? "on" : "off");
-    card_say(&(struct card_figure){ .name = name, .value = card_median(pushed, TRANSFERS) * 1e-9, .unit = "GB/s",
-                                    .limit = card_median(copied, TRANSFERS) * 1e-9, .limit_is = "cudaMemcpy device to device of the same bytes, in turns",
+    gpu_say(&(struct gpu_figure){ .name = name, .value = gpu_median(pushed, TRANSFERS) * 1e-9, .unit = "GB/s",
+                                    .limit = gpu_median(copied, TRANSFERS) * 1e-9, .limit_is = "cudaMemcpy device to device of the same bytes, in turns",
                                     .wanted = s->checksum ? 0 : 0.95 });
-    card_cuda(cudaFree(other), "freeing memory");
+    gpu_cuda(cudaFree(other), "freeing memory");
     kvt_free(s->kvt);
     device_mem_free(s->device, &s->pool);
     device_close(s->device);
@@ -203,13 +203,13 @@ static void receiver(struct side *s, bool tiny, pid_t child)
     mem_free(s->table);
 }
 
-int card_push_main(const struct card_sizes *sizes, bool checksum)
+int gpu_kv_push_main(const struct gpu_sizes *sizes, bool checksum)
 {
     struct side s = { .checksum = checksum };
     int         down[2], up[2];
-    card_need(pipe(down) == 0 && pipe(up) == 0, "a pipe", NULL);
+    gpu_need(pipe(down) == 0 && pipe(up) == 0, "a pipe", NULL);
     const pid_t child = fork();
-    card_need(child >= 0, "fork failed", NULL);
+    gpu_need(child >= 0, "fork failed", NULL);
     s.in = child == 0 ? down[0] : up[0];
     s.out = child == 0 ? up[1] : down[1];
     close(child == 0 ? down[1] : up[1]); /* so that each sees the other's end */

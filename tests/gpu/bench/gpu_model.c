@@ -24,7 +24,7 @@ struct scenario {
 };
 
 struct rig {
-    const struct card_sizes *sizes;
+    const struct gpu_sizes *sizes;
     struct model_options     o;
     const char              *label;
     struct scenario          scenarios[SCENARIOS_MAX];
@@ -77,7 +77,7 @@ static void run_step(void *arg)
     const struct model_batch b = next_step(r);
     struct err               err;
     model_forward(r->model, &b);
-    card_need(device_fault(r->model->kernels->device, &err) == OK, err.text, NULL);
+    gpu_need(device_fault(r->model->kernels->device, &err) == OK, err.text, NULL);
 }
 
 /* ---- figures ----------------------------------------------------------------------------------------------------- */
@@ -86,11 +86,11 @@ struct totals {
     double must, bytes, flops, us;
 };
 
-static struct totals totals_of(const struct card_slots *s)
+static struct totals totals_of(const struct gpu_ops *s)
 {
     struct totals           t = { 0 };
     size_t                  n;
-    const struct card_call *calls = card_slots_calls(s, &n);
+    const struct gpu_op_call *calls = gpu_ops_calls(s, &n);
     for (size_t i = 0; i < n; i++) t.must += calls[i].must, t.bytes += calls[i].bytes, t.flops += calls[i].flops, t.us += calls[i].us;
     return t;
 }
@@ -100,57 +100,57 @@ struct step_time {
     double wall, busy;
 };
 
-static struct step_time time_step(struct rig *r, struct card_slots *slots, int rounds)
+static struct step_time time_step(struct rig *r, struct gpu_ops *slots, int rounds)
 {
     double wall[STEPS_MAX], busy[STEPS_MAX];
     for (int i = r->sizes->tiny ? 0 : -WARM_UP; i < rounds; i++) {
         const int      k = i < 0 ? 0 : i;
         const uint64_t begin = clock_ns();
-        busy[k] = card_slots_busy(slots, run_step, r);
+        busy[k] = gpu_ops_busy(slots, run_step, r);
         wall[k] = (double)(clock_ns() - begin) * 1e-9;
     }
-    return (struct step_time){ .wall = card_median(wall, (size_t)rounds), .busy = card_median(busy, (size_t)rounds) };
+    return (struct step_time){ .wall = gpu_median(wall, (size_t)rounds), .busy = gpu_median(busy, (size_t)rounds) };
 }
 
-static void say(const struct rig *r, const char *what, struct card_figure f)
+static void say(const struct rig *r, const char *what, struct gpu_figure f)
 {
     char name[256];
     const struct scenario *s = &r->now;
     if (s->prefill) snprintf(name, sizeof name, "%s, prefill of %d tokens: %s", r->label, s->context, what);
     else snprintf(name, sizeof name, "%s, decode of %d at %d: %s", r->label, s->n_seqs, s->context, what);
     f.name = name;
-    card_say(&f);
+    gpu_say(&f);
 }
 
 /* Launched one by one, logits fetched: what recorded steps are better than. */
 static void say_eager(const struct rig *r, struct step_time s)
 {
-    say(r, "a step launched one by one, its logits fetched", (struct card_figure){ .value = s.wall * 1e6, .unit = "us" });
-    say(r, "a step launched one by one, of the card", (struct card_figure){ .value = s.busy * 1e6, .unit = "us" });
+    say(r, "a step launched one by one, its logits fetched", (struct gpu_figure){ .value = s.wall * 1e6, .unit = "us" });
+    say(r, "a step launched one by one, of the card", (struct gpu_figure){ .value = s.busy * 1e6, .unit = "us" });
 }
 
-static void say_decode(const struct rig *r, const struct card_limits *l, const struct card_ahead *s)
+static void say_decode(const struct rig *r, const struct gpu_limits *l, const struct gpu_async_steps *s)
 {
     const double n = r->now.n_seqs, must_s = r->now.must / l->read;
     const bool   one = r->now.n_seqs == 1;
-    say(r, "tokens per second", (struct card_figure){ .value = n / s->wall, .unit = "tokens/s", .limit = n / must_s, .limit_is = "reading weights and KV once",
+    say(r, "tokens per second", (struct gpu_figure){ .value = n / s->wall, .unit = "tokens/s", .limit = n / must_s, .limit_is = "reading weights and KV once",
                                                       .wanted = one ? 0.70 : 0 });
-    say(r, "the card's part of a step", (struct card_figure){ .value = s->busy * 1e6, .unit = "us", .limit = must_s * 1e6,
+    say(r, "the card's part of a step", (struct gpu_figure){ .value = s->busy * 1e6, .unit = "us", .limit = must_s * 1e6,
                                                               .limit_is = "reading weights and KV once", .less_is_better = true });
-    say(r, "gap between two steps", (struct card_figure){ .value = s->gap * 1e6, .unit = "us", .limit = 20, .limit_is = "the goal", .less_is_better = true,
+    say(r, "gap between two steps", (struct gpu_figure){ .value = s->gap * 1e6, .unit = "us", .limit = 20, .limit_is = "the goal", .less_is_better = true,
                                                           .wanted = one ? 1 : 0 });
-    say(r, "must be read", (struct card_figure){ .value = r->now.must * 1e-9, .unit = "GB" });
+    say(r, "must be read", (struct gpu_figure){ .value = r->now.must * 1e-9, .unit = "GB" });
 }
 
-static void say_prefill(const struct rig *r, const struct totals *t, const struct card_limits *l, struct step_time s)
+static void say_prefill(const struct rig *r, const struct totals *t, const struct gpu_limits *l, struct step_time s)
 {
     const char  *what;
-    const double product = card_product_limit(l, &what);
+    const double product = gpu_product_limit(l, &what);
     const double n = r->now.context < (int32_t)r->o.max_rows ? r->now.context : (int32_t)r->o.max_rows;
-    say(r, "tokens per second", (struct card_figure){ .value = n / s.wall, .unit = "tokens/s", .limit = n * product / t->flops, .limit_is = what });
-    say(r, "rate of products", (struct card_figure){ .value = t->flops / s.wall * 1e-12, .unit = "TFLOP/s", .limit = product * 1e-12, .limit_is = what,
+    say(r, "tokens per second", (struct gpu_figure){ .value = n / s.wall, .unit = "tokens/s", .limit = n * product / t->flops, .limit_is = what });
+    say(r, "rate of products", (struct gpu_figure){ .value = t->flops / s.wall * 1e-12, .unit = "TFLOP/s", .limit = product * 1e-12, .limit_is = what,
                                                      .wanted = 0.60 });
-    say(r, "the card's part", (struct card_figure){ .value = s.busy * 1e6, .unit = "us", .limit = s.wall * 1e6, .limit_is = "the step as the host sees it" });
+    say(r, "the card's part", (struct gpu_figure){ .value = s.busy * 1e6, .unit = "us", .limit = s.wall * 1e6, .limit_is = "the step as the host sees it" });
 }
 
 static void say_all_pieces(struct rig *r)
@@ -158,22 +158,22 @@ static void say_all_pieces(struct rig *r)
     const uint64_t begin = clock_ns();
     for (r->begin = 0; r->begin < r->now.context; r->begin += (int32_t)r->o.max_rows) run_step(r);
     r->begin = 0;
-    say(r, "all its pieces", (struct card_figure){ .value = (double)(clock_ns() - begin) * 1e-9, .unit = "s" });
+    say(r, "all its pieces", (struct gpu_figure){ .value = (double)(clock_ns() - begin) * 1e-9, .unit = "s" });
 }
 
 /* Of a long prompt the first piece, as long as a step may be. The table comes first: what it counts is what the figures are held against. */
-static void measure(struct rig *r, const struct card_limits *l)
+static void measure(struct rig *r, const struct gpu_limits *l)
 {
     char         of[192];
     const int    rounds = r->sizes->tiny ? 1 : 3, steps = r->sizes->tiny ? 1 : r->now.prefill ? 3 : 30;
-    struct card_slots *slots = card_slots_put(r->model->kernels, r->sizes);
+    struct gpu_ops *slots = gpu_ops_put(r->model->kernels, r->sizes);
     if (r->now.prefill) snprintf(of, sizeof of, "%s, prefill of %d tokens", r->label, r->now.context);
     else snprintf(of, sizeof of, "%s, decode of %d at %d", r->label, r->now.n_seqs, r->now.context);
-    card_slots_measure(slots, rounds, r->now.prefill ? CARD_WINDOW_MAX : CARD_WINDOW, run_step, r);
-    card_slots_say(slots, of, l);
+    gpu_ops_measure(slots, rounds, r->now.prefill ? CARD_WINDOW_MAX : CARD_WINDOW, run_step, r);
+    gpu_ops_say(slots, of, l);
     const struct totals    t = totals_of(slots);
     const struct step_time s = time_step(r, slots, steps);
-    card_slots_remove(slots);
+    gpu_ops_remove(slots);
     if (r->now.prefill) say_prefill(r, &t, l, s);
     else say_eager(r, s);
     r->now.must = t.must;
@@ -181,30 +181,30 @@ static void measure(struct rig *r, const struct card_limits *l)
 }
 
 /* As the engine runs it. */
-static void measure_ahead(struct rig *r, const struct card_limits *l)
+static void measure_ahead(struct rig *r, const struct gpu_limits *l)
 {
-    struct card_ahead  a;
+    struct gpu_async_steps  a;
     struct model_batch b = next_step(r);
-    struct card_slots *slots = card_slots_put(r->model->kernels, r->sizes);
-    if (card_ahead_run(slots, r->model, &b, r->sizes->tiny ? 3 : STEPS_MAX, &a)) say_decode(r, l, &a);
-    else card_note("%s: the card does not choose tokens: steps ahead were not measured", r->label);
-    card_slots_remove(slots);
+    struct gpu_ops *slots = gpu_ops_put(r->model->kernels, r->sizes);
+    if (gpu_async_steps_run(slots, r->model, &b, r->sizes->tiny ? 3 : STEPS_MAX, &a)) say_decode(r, l, &a);
+    else gpu_note("%s: the card does not choose tokens: steps ahead were not measured", r->label);
+    gpu_ops_remove(slots);
 }
 
 static bool fits(const struct rig *r, const struct scenario *s) { return (size_t)s->n_seqs * (size_t)blocks_of(s) <= r->n_blocks; }
 
 /* Tables before anything is recorded: recorded steps call no slots. */
-static void measure_all(struct rig *r, const struct card_limits *l)
+static void measure_all(struct rig *r, const struct gpu_limits *l)
 {
     const struct model_prepare_args steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS, .n_blocks = r->n_blocks, .kv = r->kv.ptr, .capture_graphs = true };
     struct err               err;
     for (size_t i = 0; i < r->n_scenarios; i++) {
         r->now = r->scenarios[i];
         if (fits(r, &r->now)) measure(r, l);
-        else card_note("%s: %d sequences of %d tokens were not run: their KV does not fit", r->label, r->now.n_seqs, r->now.context);
+        else gpu_note("%s: %d sequences of %d tokens were not run: their KV does not fit", r->label, r->now.n_seqs, r->now.context);
         r->scenarios[i].must = r->now.must;
     }
-    card_need(model_prepare(r->model, &steps, &err) == OK, "recording steps", err.text);
+    gpu_need(model_prepare(r->model, &steps, &err) == OK, "recording steps", err.text);
     for (size_t i = 0; i < r->n_scenarios; i++) {
         r->now = r->scenarios[i];
         if (!r->now.prefill && fits(r, &r->now)) measure_ahead(r, l);
@@ -225,11 +225,11 @@ static void make_pool(struct rig *r)
         const size_t n = (size_t)r->scenarios[i].n_seqs * (size_t)blocks_of(&r->scenarios[i]);
         if (n <= most && n > r->n_blocks) r->n_blocks = (uint32_t)n;
     }
-    card_need(r->n_blocks > 0, r->label, "no scenario's KV fits into the card's memory");
+    gpu_need(r->n_blocks > 0, r->label, "no scenario's KV fits into the card's memory");
     model_kv_layout(r->model, BLOCK_TOKENS, r->n_blocks, &l);
-    card_need(device_mem_alloc(d, kv_layout_pool_bytes(&l), DEVICE_MEM_PRIVATE, &r->kv, &err) == OK, "the KV pool", err.text);
-    if (l.dtype == DTYPE_F32) card_cuda(card_fill_f32(card_stream(r->model->kernels), r->kv.ptr, kv_layout_pool_bytes(&l) / 4, 3), "filling the KV pool");
-    else card_cuda(card_fill_bf16(card_stream(r->model->kernels), r->kv.ptr, kv_layout_pool_bytes(&l) / 2, 3), "filling the KV pool");
+    gpu_need(device_mem_alloc(d, kv_layout_pool_bytes(&l), DEVICE_MEM_PRIVATE, &r->kv, &err) == OK, "the KV pool", err.text);
+    if (l.dtype == DTYPE_F32) gpu_cuda(gpu_fill_f32(gpu_stream(r->model->kernels), r->kv.ptr, kv_layout_pool_bytes(&l) / 4, 3), "filling the KV pool");
+    else gpu_cuda(gpu_fill_bf16(gpu_stream(r->model->kernels), r->kv.ptr, kv_layout_pool_bytes(&l) / 2, 3), "filling the KV pool");
     r->table = MEM_ARRAY(int32_t, r->n_blocks);
     uint32_t seed = 1;
     for (uint32_t i = 0; i < r->n_blocks; i++) {
@@ -244,14 +244,14 @@ static void open_rig(struct rig *r)
 {
     struct err     err;
     const uint64_t begin = clock_ns();
-    card_need(kernel_ctx_create("cuda", ACTIVATIONS_FAST, r->sizes->tiny ? 1 : 8, &r->o.kernels, &err) == OK, "the card", err.text);
-    card_need(model_load(&r->o, &r->model, &err) == OK, r->o.path, err.text);
+    gpu_need(kernel_ctx_create("cuda", ACTIVATIONS_FAST, r->sizes->tiny ? 1 : 8, &r->o.kernels, &err) == OK, "the card", err.text);
+    gpu_need(model_load(&r->o, &r->model, &err) == OK, r->o.path, err.text);
     const double s = (double)(clock_ns() - begin) * 1e-9;
     printf("{\"kind\":\"fact\",\"name\":\"%s, weights\",\"value\":\"%.2f GiB%s, loaded in %.1f s\"}\n", r->label, (double)r->model->weight_bytes / (1 << 30),
            r->o.dummy ? " made up" : "", s);
     fflush(stdout);
     const struct model_prepare_args steps = { .max_seqs = BATCH_MAX, .block_tokens = BLOCK_TOKENS }; /* what they need comes before the pool, which takes the rest */
-    card_need(model_prepare(r->model, &steps, &err) == OK, "room for steps", err.text);
+    gpu_need(model_prepare(r->model, &steps, &err) == OK, "room for steps", err.text);
     make_pool(r);
     r->ids = MEM_ARRAY(int32_t, r->o.max_rows);
     r->pos = MEM_ARRAY(int32_t, r->o.max_rows);
@@ -278,7 +278,7 @@ static void say_memory(struct rig *r)
     const size_t now = device_available(d);
     char         name[192];
     snprintf(name, sizeof name, "%s: memory taken by steps after the first of their kind", r->label);
-    card_say(&(struct card_figure){ .name = name, .value = before > now ? (double)(before - now) : 0, .unit = "bytes", .limit = 2 << 20,
+    gpu_say(&(struct gpu_figure){ .name = name, .value = before > now ? (double)(before - now) : 0, .unit = "bytes", .limit = 2 << 20,
                                     .limit_is = "the least that the driver hands out", .less_is_better = true, .wanted = 0.5 });
 }
 
@@ -286,7 +286,7 @@ static void say_memory(struct rig *r)
 
 static void add_scenario(struct rig *r, struct scenario s)
 {
-    card_need(r->n_scenarios < SCENARIOS_MAX && s.n_seqs >= 1 && s.n_seqs <= BATCH_MAX && s.context >= 1, "a scenario is out of range", NULL);
+    gpu_need(r->n_scenarios < SCENARIOS_MAX && s.n_seqs >= 1 && s.n_seqs <= BATCH_MAX && s.context >= 1, "a scenario is out of range", NULL);
     r->scenarios[r->n_scenarios++] = s;
 }
 
@@ -298,11 +298,11 @@ static void read_scenarios(struct rig *r, const char *text, bool prefill)
         char           *end;
         if (!prefill) {
             s.n_seqs = (int32_t)strtol(text, &end, 10);
-            card_need(*end == 'x', "a decode scenario is BATCHxCONTEXT", NULL);
+            gpu_need(*end == 'x', "a decode scenario is BATCHxCONTEXT", NULL);
             text = end + 1;
         }
         s.context = (int32_t)strtol(text, &end, 10);
-        card_need(end > text && (*end == ',' || *end == 0), "scenarios are separated by commas", NULL);
+        gpu_need(end > text && (*end == ',' || *end == 0), "scenarios are separated by commas", NULL);
         text = *end ? end + 1 : end;
         add_scenario(r, s);
     }
@@ -313,13 +313,13 @@ static enum quantize quantize_of(const char *name)
     static const char *const names[] = { "none", "wint8", "wint4", "block_wise_fp8" }; /* in the order of enum quantize */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return (enum quantize)i;
-    card_need(false, "--quantization is none, wint8, wint4 or block_wise_fp8, not", name);
+    gpu_need(false, "--quantization is none, wint8, wint4 or block_wise_fp8, not", name);
     return QUANTIZE_NONE;
 }
 
 static void read_arguments(struct rig *r, int argc, char **argv)
 {
-    card_need(argc >= 1, "usage: bench_card model FOLDER [--load-format auto|dummy] [--quantization Q] [--label NAME] [--decode 1x1024,..] [--prefill 8192,..]"
+    gpu_need(argc >= 1, "usage: bench_gpu model FOLDER [--load-format auto|dummy] [--quantization Q] [--label NAME] [--decode 1x1024,..] [--prefill 8192,..]"
               " [--rows N]", NULL);
     r->o = (struct model_options){ .path = argv[0], .max_rows = r->sizes->tiny ? 64 : 8192, .max_logits = BATCH_MAX };
     r->label = argv[0];
@@ -330,21 +330,21 @@ static void read_arguments(struct rig *r, int argc, char **argv)
         else if (strcmp(argv[i], "--decode") == 0) read_scenarios(r, argv[i + 1], false);
         else if (strcmp(argv[i], "--prefill") == 0) read_scenarios(r, argv[i + 1], true);
         else if (strcmp(argv[i], "--rows") == 0) r->o.max_rows = (uint32_t)atoi(argv[i + 1]);
-        else card_need(false, "there is no option", argv[i]);
+        else gpu_need(false, "there is no option", argv[i]);
     }
-    card_need(argc % 2 == 1, "an option lacks its value", NULL);
-    card_need(r->n_scenarios > 0, "nothing to measure: --decode or --prefill", NULL);
+    gpu_need(argc % 2 == 1, "an option lacks its value", NULL);
+    gpu_need(r->n_scenarios > 0, "nothing to measure: --decode or --prefill", NULL);
     for (size_t i = 0; i < r->n_scenarios; i++)
         if ((uint32_t)r->scenarios[i].context > r->o.max_model_len) r->o.max_model_len = (uint32_t)r->scenarios[i].context;
 }
 
-int card_model_main(const struct card_sizes *sizes, int argc, char **argv)
+int gpu_model_main(const struct gpu_sizes *sizes, int argc, char **argv)
 {
     static struct rig  r;
-    struct card_limits limits;
+    struct gpu_limits limits;
     r.sizes = sizes;
     read_arguments(&r, argc, argv);
-    card_limits_measure(sizes, false, &limits);
+    gpu_limits_measure(sizes, false, &limits);
     open_rig(&r);
     measure_all(&r, &limits);
     say_memory(&r);

@@ -24,7 +24,7 @@ static double output_bytes(const struct matmul_args *a)
     return n * (a->epilogue == MATMUL_ADD ? 8 : 4);
 }
 
-void card_count_matmul(const struct matmul_args *jobs, size_t n_jobs, struct card_call *to)
+void gpu_op_cost_matmul(const struct matmul_args *jobs, size_t n_jobs, struct gpu_op_call *to)
 {
     size_t at = 0;
     to->slot = "matmul";
@@ -39,7 +39,7 @@ void card_count_matmul(const struct matmul_args *jobs, size_t n_jobs, struct car
     if (n_jobs > 0 && at < sizeof to->what) snprintf(to->what + at, sizeof to->what - at, ", %s, %zu rows", form_name(jobs[0].w), jobs[0].n_rows);
 }
 
-void card_count_experts(struct kernel_ctx *c, const struct experts_args *a, struct card_call *to)
+void gpu_op_cost_experts(struct kernel_ctx *c, const struct experts_args *a, struct gpu_op_call *to)
 {
     const size_t n = a->n_rows * (size_t)a->n_used, hidden = a->gate_up[0].n_in;
     bool         used[KERNEL_EXPERTS_MAX] = { false };
@@ -70,7 +70,7 @@ static double token_bytes(const struct kv_layer *kv)
     return (double)kv->head_dim * (kv->dtype == DTYPE_F32 ? 4 : 2) * (kv->latent ? 1 : 2 * kv->n_heads);
 }
 
-void card_count_attention(const struct attn_args *a, struct card_call *to)
+void gpu_op_cost_attention(const struct attn_args *a, struct gpu_op_call *to)
 {
     double  keys = 0, pairs = 0, rows = 0;
     int32_t longest = 0;
@@ -91,29 +91,29 @@ void card_count_attention(const struct attn_args *a, struct card_call *to)
              a->kv.latent ? " (latent)" : "", rows, a->on.n_seqs, longest);
 }
 
-void card_count_rope(const struct rope_args *a, struct card_call *to)
+void gpu_op_cost_rope(const struct rope_args *a, struct gpu_op_call *to)
 {
     size_t n = 0;
     for (size_t i = 0; i < a->n_heads; i++) n += a->heads[i].n_heads * (a->heads[i].norm ? a->heads[i].head_dim : a->rot_dim);
-    card_count_rows("rope", a->n_rows, n, 1, 1, to);
+    gpu_op_cost_rows("rope", a->n_rows, n, 1, 1, to);
 }
 
-void card_count_append(const struct kv_append_args *a, struct card_call *to)
+void gpu_op_cost_append(const struct kv_append_args *a, struct gpu_op_call *to)
 {
     double rows = 0;
     for (int32_t i = 0; i < a->on.n_seqs; i++) rows += a->on.seqs[i].n_q;
     to->slot = "kv_append";
     to->bytes = rows * (token_bytes(&a->kv) + (double)a->kv.head_dim * 4 * (a->kv.latent ? 1 : 2 * a->kv.n_heads));
     if (a->rope) {
-        struct card_call rope;
-        card_count_rope(a->rope, &rope);
+        struct gpu_op_call rope;
+        gpu_op_cost_rope(a->rope, &rope);
         to->slot = "rope, kv_append";
         to->bytes += rope.bytes;
     }
     snprintf(to->what, sizeof to->what, "%d heads of %d, %.0f rows", a->kv.n_heads, a->kv.head_dim, rows);
 }
 
-void card_count_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes, struct card_call *to)
+void gpu_op_cost_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes, struct gpu_op_call *to)
 {
     to->slot = slot;
     to->bytes = (double)n_rows * (double)n * 4 * (reads + writes);

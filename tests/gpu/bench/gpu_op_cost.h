@@ -4,13 +4,13 @@
 
 #include "tests/gpu/bench/gpu_ops.h"
 
-void card_count_matmul(const struct matmul_args *jobs, size_t n_jobs, struct card_call *to);
+void gpu_op_cost_matmul(const struct matmul_args *jobs, size_t n_jobs, struct gpu_op_call *to);
 /* Fetches the experts that rows go to, which waits for the card. */
-void card_count_experts(struct kernel_ctx *c, const struct experts_args *a, struct card_call *to);
-void card_count_attention(const struct attn_args *a, struct card_call *to);
-void card_count_rope(const struct rope_args *a, struct card_call *to);
-void card_count_append(const struct kv_append_args *a, struct card_call *to);
+void gpu_op_cost_experts(struct kernel_ctx *c, const struct experts_args *a, struct gpu_op_call *to);
+void gpu_op_cost_attention(const struct attn_args *a, struct gpu_op_call *to);
+void gpu_op_cost_rope(const struct rope_args *a, struct gpu_op_call *to);
+void gpu_op_cost_append(const struct kv_append_args *a, struct gpu_op_call *to);
 /* Slots that read and write rows of f32, `reads` and `writes` of them. */
-void card_count_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes, struct card_call *to);
+void gpu_op_cost_rows(const char *slot, size_t n_rows, size_t n, double reads, double writes, struct gpu_op_call *to);
 
 #endif

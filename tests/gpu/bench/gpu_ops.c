@@ -13,7 +13,7 @@ enum { ROUNDS_MAX = 16 };
 
 enum mode { PASSING, COUNTING, TIMING, ENDS, FOLLOWING };
 
-struct card_slots {
+struct gpu_ops {
     struct kernel_ops        ops;   /* first: a context's ops lead back here */
     const struct kernel_ops *inner;
     struct kernel_ctx       *ctx;
@@ -23,49 +23,49 @@ struct card_slots {
     size_t                   i_call;              /* of the running step */
     size_t                   begin, window;       /* that many calls from this one on */
     cudaEvent_t              marks[CARD_WINDOW_MAX + 1];
-    struct card_call        *calls;
+    struct gpu_op_call        *calls;
     size_t                   n_calls, room;
     cudaEvent_t              begins[CARD_AHEAD_MAX], ends[CARD_AHEAD_MAX]; /* FOLLOWING: of each step */
     int                      i_step, n_steps;
     bool                     began;               /* the step that is submitted */
 };
 
-static struct card_slots *slots_of(const struct kernel_ctx *c) { return (struct card_slots *)(uintptr_t)c->ops; }
+static struct gpu_ops *slots_of(const struct kernel_ctx *c) { return (struct gpu_ops *)(uintptr_t)c->ops; }
 
-static void mark(struct card_slots *s, size_t i) { card_cuda(cudaEventRecord(s->marks[i], s->stream), "timing a slot"); }
+static void mark(struct gpu_ops *s, size_t i) { gpu_cuda(cudaEventRecord(s->marks[i], s->stream), "timing a slot"); }
 
-static struct card_call *new_call(struct card_slots *s)
+static struct gpu_op_call *new_call(struct gpu_ops *s)
 {
     if (s->n_calls == s->room) {
         s->room = s->room ? s->room * 2 : 256;
         s->calls = mem_realloc(s->calls, s->room, sizeof *s->calls);
     }
-    s->calls[s->n_calls] = (struct card_call){ .slot = "" };
+    s->calls[s->n_calls] = (struct gpu_op_call){ .slot = "" };
     return &s->calls[s->n_calls++];
 }
 
 /* The step's first work, if it is that. */
-static void follow_begin(struct card_slots *s)
+static void follow_begin(struct gpu_ops *s)
 {
     if (s->mode != FOLLOWING || s->began || s->i_step >= s->n_steps) return;
-    card_cuda(cudaEventRecord(s->begins[s->i_step], s->stream), "timing a step");
+    gpu_cuda(cudaEventRecord(s->begins[s->i_step], s->stream), "timing a step");
     s->began = true;
 }
 
 /* Before a call; where it is to be counted, what to fill in. */
-static struct card_call *before(struct card_slots *s)
+static struct gpu_op_call *before(struct gpu_ops *s)
 {
     follow_begin(s);
     if (s->mode == COUNTING) return new_call(s);
     if (s->mode == ENDS && s->i_call == 0) mark(s, 0);
     if (s->mode == TIMING && s->i_call == s->begin) {
-        if (s->hold_cycles > 0) card_cuda(card_hold(s->stream, s->hold_cycles), "keeping the card busy");
+        if (s->hold_cycles > 0) gpu_cuda(gpu_hold(s->stream, s->hold_cycles), "keeping the card busy");
         mark(s, 0);
     }
     return NULL;
 }
 
-static void after(struct card_slots *s)
+static void after(struct gpu_ops *s)
 {
     if (s->mode == TIMING && s->i_call >= s->begin && s->i_call - s->begin < s->window) mark(s, s->i_call - s->begin + 1);
     if (s->mode == ENDS && s->i_call + 1 == s->n_calls) mark(s, 1);
@@ -76,18 +76,18 @@ static void after(struct card_slots *s)
 
 static void slot_embed(struct kernel_ctx *c, float *x, const struct weight *w, const int32_t *ids, size_t n_rows)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_rows("embed", n_rows, w->n_in, 0.5, 1, call); /* bf16 rows */
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_rows("embed", n_rows, w->n_in, 0.5, 1, call); /* bf16 rows */
     s->inner->embed(c, x, w, ids, n_rows);
     after(s);
 }
 
 static void slot_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, size_t n_jobs)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_matmul(jobs, n_jobs, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_matmul(jobs, n_jobs, call);
     s->inner->matmul(c, jobs, n_jobs);
     after(s);
 }
@@ -95,109 +95,109 @@ static void slot_matmul(struct kernel_ctx *c, const struct matmul_args *jobs, si
 static void slot_rms_norm(struct kernel_ctx *c, float *y, size_t y_stride, const float *x, size_t x_stride, const float *weight, size_t n_rows, size_t n,
                           float eps)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_rows("rms_norm", n_rows, n, 1, 1, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_rows("rms_norm", n_rows, n, 1, 1, call);
     s->inner->rms_norm(c, y, y_stride, x, x_stride, weight, n_rows, n, eps);
     after(s);
 }
 
 static void slot_add(struct kernel_ctx *c, float *x, const float *y, size_t n)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_rows("add", 1, n, 2, 1, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_rows("add", 1, n, 2, 1, call);
     s->inner->add(c, x, y, n);
     after(s);
 }
 
 static void slot_copy_rows(struct kernel_ctx *c, float *to, size_t to_stride, const float *from, size_t from_stride, size_t n_rows, size_t n)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_rows("copy_rows", n_rows, n, 1, 1, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_rows("copy_rows", n_rows, n, 1, 1, call);
     s->inner->copy_rows(c, to, to_stride, from, from_stride, n_rows, n);
     after(s);
 }
 
 static void slot_rope(struct kernel_ctx *c, const struct rope_args *a)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_rope(a, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_rope(a, call);
     s->inner->rope(c, a);
     after(s);
 }
 
 static void slot_kv_append(struct kernel_ctx *c, const struct kv_append_args *a)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_append(a, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_append(a, call);
     s->inner->kv_append(c, a);
     after(s);
 }
 
 static void slot_attention(struct kernel_ctx *c, const struct attn_args *a)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_attention(a, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_attention(a, call);
     s->inner->attention(c, a);
     after(s);
 }
 
 static void slot_route(struct kernel_ctx *c, const struct route_args *a)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_rows("route", a->n_rows, (size_t)a->n_experts, 1, 0, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_rows("route", a->n_rows, (size_t)a->n_experts, 1, 0, call);
     s->inner->route(c, a);
     after(s);
 }
 
 static void slot_combine(struct kernel_ctx *c, const struct combine_args *a)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_rows("combine", a->n_rows, a->n, (double)a->n_used + (a->add ? 1 : 0), 1, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_rows("combine", a->n_rows, a->n, (double)a->n_used + (a->add ? 1 : 0), 1, call);
     s->inner->combine(c, a);
     after(s);
 }
 
 static void slot_experts(struct kernel_ctx *c, const struct experts_args *a)
 {
-    struct card_slots *s = slots_of(c);
-    struct card_call  *call = before(s);
-    if (call) card_count_experts(c, a, call);
+    struct gpu_ops *s = slots_of(c);
+    struct gpu_op_call  *call = before(s);
+    if (call) gpu_op_cost_experts(c, a, call);
     s->inner->experts(c, a);
     after(s);
 }
 
 static void slot_submit(struct kernel_ctx *c)
 {
-    struct card_slots *s = slots_of(c);
+    struct gpu_ops *s = slots_of(c);
     follow_begin(s);
     s->inner->submit(c);
 }
 
 static void slot_sample(struct kernel_ctx *c, const float *logits, size_t n_vocab)
 {
-    struct card_slots *s = slots_of(c);
+    struct gpu_ops *s = slots_of(c);
     s->inner->sample(c, logits, n_vocab);
     if (!s->began) return;
-    card_cuda(cudaEventRecord(s->ends[s->i_step++], s->stream), "timing a step");
+    gpu_cuda(cudaEventRecord(s->ends[s->i_step++], s->stream), "timing a step");
     s->began = false;
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-struct card_slots *card_slots_put(struct kernel_ctx *c, const struct card_sizes *sizes)
+struct gpu_ops *gpu_ops_put(struct kernel_ctx *c, const struct gpu_sizes *sizes)
 {
-    struct card_slots *s = MEM_NEW(struct card_slots);
+    struct gpu_ops *s = MEM_NEW(struct gpu_ops);
     s->inner = c->ops;
     s->ctx = c;
-    s->stream = card_stream(c);
+    s->stream = gpu_stream(c);
     s->hold_cycles = sizes->hold_cycles;
     s->ops = *c->ops; /* slots that are not ours stay as they are */
     s->ops.embed = slot_embed, s->ops.matmul = slot_matmul, s->ops.rms_norm = slot_rms_norm, s->ops.add = slot_add, s->ops.copy_rows = slot_copy_rows;
@@ -205,22 +205,22 @@ struct card_slots *card_slots_put(struct kernel_ctx *c, const struct card_sizes 
     s->ops.combine = slot_combine, s->ops.experts = slot_experts;
     if (s->inner->submit) s->ops.submit = slot_submit;
     if (s->inner->sample) s->ops.sample = slot_sample;
-    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) card_cuda(cudaEventCreate(&s->marks[i]), "making an event");
+    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) gpu_cuda(cudaEventCreate(&s->marks[i]), "making an event");
     for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
-        card_cuda(cudaEventCreate(&s->begins[i]), "making an event");
-        card_cuda(cudaEventCreate(&s->ends[i]), "making an event");
+        gpu_cuda(cudaEventCreate(&s->begins[i]), "making an event");
+        gpu_cuda(cudaEventCreate(&s->ends[i]), "making an event");
     }
     c->ops = &s->ops;
     return s;
 }
 
-void card_slots_remove(struct card_slots *s)
+void gpu_ops_remove(struct gpu_ops *s)
 {
     s->ctx->ops = s->inner;
-    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) card_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
+    for (size_t i = 0; i < CARD_WINDOW_MAX + 1; i++) gpu_cuda(cudaEventDestroy(s->marks[i]), "dropping an event");
     for (size_t i = 0; i < CARD_AHEAD_MAX; i++) {
-        card_cuda(cudaEventDestroy(s->begins[i]), "dropping an event");
-        card_cuda(cudaEventDestroy(s->ends[i]), "dropping an event");
+        gpu_cuda(cudaEventDestroy(s->begins[i]), "dropping an event");
+        gpu_cuda(cudaEventDestroy(s->ends[i]), "dropping an event");
     }
     mem_free(s->calls);
     mem_free(s);
@@ -228,24 +228,24 @@ void card_slots_remove(struct card_slots *s)
 
 /* ---- measuring --------------------------------------------------------------------------------------------------- */
 
-static void run_as(struct card_slots *s, enum mode mode, void (*run)(void *arg), void *arg)
+static void run_as(struct gpu_ops *s, enum mode mode, void (*run)(void *arg), void *arg)
 {
     s->mode = mode;
     s->i_call = 0;
     run(arg);
     s->mode = PASSING;
-    card_need(s->i_call == s->n_calls, "a step called other slots than when it was counted", NULL);
+    gpu_need(s->i_call == s->n_calls, "a step called other slots than when it was counted", NULL);
 }
 
-static double mark_to_mark_s(const struct card_slots *s, size_t from, size_t to)
+static double mark_to_mark_s(const struct gpu_ops *s, size_t from, size_t to)
 {
-    return card_timer_s(&(struct card_timer){ .begin = s->marks[from], .end = s->marks[to] });
+    return gpu_timer_s(&(struct gpu_timer){ .begin = s->marks[from], .end = s->marks[to] });
 }
 
-void card_slots_measure(struct card_slots *s, int rounds, size_t window, void (*run)(void *arg), void *arg)
+void gpu_ops_measure(struct gpu_ops *s, int rounds, size_t window, void (*run)(void *arg), void *arg)
 {
     double(*us)[ROUNDS_MAX] = mem_calloc(window, sizeof *us);
-    card_need(window >= 1 && window <= CARD_WINDOW_MAX, "a window of slots is too large", NULL);
+    gpu_need(window >= 1 && window <= CARD_WINDOW_MAX, "a window of slots is too large", NULL);
     s->window = window;
     if (rounds > ROUNDS_MAX) rounds = ROUNDS_MAX;
     s->n_calls = 0;
@@ -256,24 +256,24 @@ void card_slots_measure(struct card_slots *s, int rounds, size_t window, void (*
             run_as(s, TIMING, run, arg);
             for (size_t k = 0; k < n; k++) us[k][i] = mark_to_mark_s(s, k, k + 1) * 1e6;
         }
-        for (size_t k = 0; k < n; k++) s->calls[s->begin + k].us = card_median(us[k], (size_t)rounds);
+        for (size_t k = 0; k < n; k++) s->calls[s->begin + k].us = gpu_median(us[k], (size_t)rounds);
     }
     mem_free(us);
 }
 
-const struct card_call *card_slots_calls(const struct card_slots *s, size_t *n)
+const struct gpu_op_call *gpu_ops_calls(const struct gpu_ops *s, size_t *n)
 {
     *n = s->n_calls;
     return s->calls;
 }
 
-double card_slots_busy(struct card_slots *s, void (*run)(void *arg), void *arg)
+double gpu_ops_busy(struct gpu_ops *s, void (*run)(void *arg), void *arg)
 {
     run_as(s, ENDS, run, arg);
     return mark_to_mark_s(s, 0, 1);
 }
 
-void card_slots_follow(struct card_slots *s, int n_steps)
+void gpu_ops_follow(struct gpu_ops *s, int n_steps)
 {
     s->mode = FOLLOWING;
     s->i_step = 0;
@@ -281,23 +281,23 @@ void card_slots_follow(struct card_slots *s, int n_steps)
     s->began = false;
 }
 
-void card_slots_followed(struct card_slots *s, double *busy, double *gap)
+void gpu_ops_followed(struct gpu_ops *s, double *busy, double *gap)
 {
     double b[CARD_AHEAD_MAX], g[CARD_AHEAD_MAX];
     s->mode = PASSING;
-    card_need(s->i_step == s->n_steps && s->n_steps >= 2, "steps that follow each other were not all marked", NULL);
+    gpu_need(s->i_step == s->n_steps && s->n_steps >= 2, "steps that follow each other were not all marked", NULL);
     for (int i = 0; i < s->n_steps; i++) {
-        b[i] = card_timer_s(&(struct card_timer){ .begin = s->begins[i], .end = s->ends[i] });
-        if (i > 0) g[i - 1] = card_timer_s(&(struct card_timer){ .begin = s->ends[i - 1], .end = s->begins[i] });
+        b[i] = gpu_timer_s(&(struct gpu_timer){ .begin = s->begins[i], .end = s->ends[i] });
+        if (i > 0) g[i - 1] = gpu_timer_s(&(struct gpu_timer){ .begin = s->ends[i - 1], .end = s->begins[i] });
     }
-    *busy = card_median(b, (size_t)s->n_steps);
-    *gap = card_median(g, (size_t)s->n_steps - 1);
+    *busy = gpu_median(b, (size_t)s->n_steps);
+    *gap = gpu_median(g, (size_t)s->n_steps - 1);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 struct row {
-    struct card_call sum;
+    struct gpu_op_call sum;
     size_t           n;
 };
 
@@ -308,12 +308,12 @@ static int longer(const void *a, const void *b)
 }
 
 /* Experts of different layers use different numbers of them: for them the shape is that of the first. */
-static bool same_kind(const struct card_call *a, const struct card_call *b)
+static bool same_kind(const struct gpu_op_call *a, const struct gpu_op_call *b)
 {
     return strcmp(a->slot, b->slot) == 0 && (strcmp(a->slot, "experts") == 0 || strcmp(a->what, b->what) == 0);
 }
 
-static void say_row(const char *of, const struct row *r, const struct card_limits *l, double product)
+static void say_row(const char *of, const struct row *r, const struct gpu_limits *l, double product)
 {
     const double by_memory = r->sum.bytes / l->read, by_products = product > 0 ? r->sum.flops / product : 0;
     const double least = by_memory > by_products ? by_memory : by_products;
@@ -322,12 +322,12 @@ static void say_row(const char *of, const struct row *r, const struct card_limit
            r->sum.us > 0 ? least * 1e6 / r->sum.us : 0);
 }
 
-void card_slots_say(const struct card_slots *s, const char *of, const struct card_limits *l)
+void gpu_ops_say(const struct gpu_ops *s, const char *of, const struct gpu_limits *l)
 {
     struct row *rows = MEM_ARRAY(struct row, s->n_calls + 1);
     size_t      n = 0, k;
     const char *what;
-    const double product = card_product_limit(l, &what);
+    const double product = gpu_product_limit(l, &what);
     for (size_t i = 0; i < s->n_calls; i++) {
         for (k = 0; k < n && !same_kind(&rows[k].sum, &s->calls[i]); k++) {}
         if (k == n) rows[n++].sum = s->calls[i];
