@@ -71,7 +71,7 @@ static enum status checksum(struct copy_stream *base, const struct copy_stream_c
 static enum status launch_host_fn(struct copy_stream *base, void (*fn)(void *arg), void *arg)
 {
     struct cuda_copy_stream *s = cuda_copy_stream_of(base);
-    return checked(s, cudaLaunchHostFunc(s->stream, fn, arg), "a word from its stream");
+    return checked(s, cudaLaunchHostFunc(s->stream, fn, arg), "a host function on its stream");
 }
 
 static enum status synchronize(struct copy_stream *base)
@@ -86,7 +86,7 @@ static const struct copy_stream_ops COPY_STREAM_CUDA_OPS = { .close = close_stre
 enum status copy_stream_cuda_open(struct device *d, struct copy_stream **out, struct err *err)
 {
     struct cuda_copy_stream *s = mem_try_calloc(1, sizeof *s);
-    if (!s) return err_set(err, ERR_NOMEM, "no memory for a lane");
+    if (!s) return err_set(err, ERR_NOMEM, "no memory for a copy stream");
     s->base.ops = &COPY_STREAM_CUDA_OPS;
     s->device = cuda_device_of(d);
     int least = 0, greatest = 0;

@@ -80,14 +80,14 @@ bool cuda_capture(struct kernel_ctx *base, int32_t i, struct kernel_step *s)
     c->step = (struct cuda_step){ .capturing = true };
     c->graphs[c->n_graphs] = r;
     /* Relaxed: a kernel that no step has run yet is loaded while it is recorded. */
-    return cuda_check(c->device, cudaStreamBeginCapture(c->device->stream, cudaStreamCaptureModeRelaxed), "recording a step");
+    return cuda_check(c->device, cudaStreamBeginCapture(c->device->stream, cudaStreamCaptureModeRelaxed), "capturing a step");
 }
 
 /* A card without room for recordings computes all the same. */
 static void disable_graphs(struct cuda_ctx *c)
 {
     (void)cudaGetLastError(); /* too little memory is no fault of the card */
-    log_warn("steps are not recorded", "why=\"no GPU memory left for %d recordings; a lower --gpu-memory-utilization leaves some\"", c->n_graphs + 1);
+    log_warn("steps are not captured as CUDA graphs", "why=\"no GPU memory left for %d graphs; a lower --gpu-memory-utilization leaves some\"", c->n_graphs + 1);
     cuda_graphs_release(c);
     c->limits.max_graph_rows = 0;
 }
@@ -97,22 +97,22 @@ static void end_capture(struct cuda_ctx *c)
     struct cuda_captured_graph *r = &c->graphs[c->n_graphs];
     cudaGraph_t            graph = NULL;
     size_t                 n_graph_nodes = 0;
-    if (!cuda_check(c->device, cudaStreamEndCapture(c->device->stream, &graph), "recording a step")) return;
-    if (cuda_check(c->device, cudaGraphGetNodes(graph, NULL, &n_graph_nodes), "recording a step") && c->n_graphs == 0)
+    if (!cuda_check(c->device, cudaStreamEndCapture(c->device->stream, &graph), "capturing a step")) return;
+    if (cuda_check(c->device, cudaGraphGetNodes(graph, NULL, &n_graph_nodes), "capturing a step") && c->n_graphs == 0)
         c->base.n_graph_nodes = (uint32_t)n_graph_nodes;
     cudaError_t e = cudaGraphInstantiate(&r->exec, graph, 0);
     if (e == cudaSuccess) {
         c->n_graphs++; /* to be released from now on */
         e = cudaGraphUpload(r->exec, c->device->stream); /* what it needs on the card it takes now, not at its first launch */
     }
-    (void)cuda_check(c->device, cudaGraphDestroy(graph), "recording a step");
+    (void)cuda_check(c->device, cudaGraphDestroy(graph), "capturing a step");
     if (e == cudaErrorMemoryAllocation) disable_graphs(c);
-    else (void)cuda_check(c->device, e, "recording a step");
+    else (void)cuda_check(c->device, e, "capturing a step");
 }
 
 void cuda_graphs_release(struct cuda_ctx *c)
 {
-    for (int32_t i = 0; i < c->n_graphs; i++) (void)cuda_check(c->device, cudaGraphExecDestroy(c->graphs[i].exec), "ending a recording");
+    for (int32_t i = 0; i < c->n_graphs; i++) (void)cuda_check(c->device, cudaGraphExecDestroy(c->graphs[i].exec), "ending a captured graph");
     mem_free(c->graphs);
     c->graphs = NULL;
     c->n_graphs = c->max_graphs = 0;

@@ -187,8 +187,8 @@ static void put_list(const struct attn_list *l, int32_t block_tokens, const stru
 static bool copy_to_device(struct cuda_ctx *c)
 {
     struct cuda_step_upload *st = &c->upload_step;
-    return cuda_check(c->device, cudaMemcpyAsync(st->device_mem.ptr, st->host[st->parity], st->used, cudaMemcpyHostToDevice, c->device->stream), "sending a step's rows") &&
-           cuda_check(c->device, cudaEventRecord(st->copied[st->parity], c->device->stream), "sending a step's rows");
+    return cuda_check(c->device, cudaMemcpyAsync(st->device_mem.ptr, st->host[st->parity], st->used, cudaMemcpyHostToDevice, c->device->stream), "uploading a step's rows") &&
+           cuda_check(c->device, cudaEventRecord(st->copied[st->parity], c->device->stream), "uploading a step's rows");
 }
 
 /* Rows and sequences of the lists, whose counts a recording is chosen by. They are numbered before anything has its place: into the lists' bounds. */

@@ -328,7 +328,7 @@ static enum status fill_dummy_weight(struct kernel_ctx *base, const struct weigh
                           .row_interval = w->paired ? 2 : 1, .n_rows = s->n_out, .n_in = s->n_in, .from = s->dummy };
         if (layout == GEMM_F8) f.scales += block * f8_blocks;
         weight_src_strides(s, &f.row_step, &f.k_step);
-        good = cuda_check(d, fill_dummy_run(d->stream, &f), "making up a weight");
+        good = cuda_check(d, fill_dummy_run(d->stream, &f), "filling a dummy weight");
         first += s->n_out;
         block += blocks_of(s);
     }

@@ -38,7 +38,7 @@ static enum status cuda_fault(struct device *device, struct err *err)
 
 static enum status no_device(cudaError_t e, struct err *err)
 {
-    return err_set(err, ERR_NODEV, "there is no CUDA device to use: %s; nvidia-smi says what the driver sees, CUDA_VISIBLE_DEVICES may hide a card, and a container needs --gpus",
+    return err_set(err, ERR_NODEV, "there is no CUDA device to use: %s; nvidia-smi says what the driver sees, CUDA_VISIBLE_DEVICES may hide a GPU, and a container needs --gpus",
                    e == cudaErrorInsufficientDriver ? "NVIDIA's driver is not there, or too old for the CUDA of this build" : cudaGetErrorString(e));
 }
 
@@ -236,7 +236,7 @@ static uint64_t cuda_record_event(struct device *device)
 {
     struct cuda_device *d = cuda_device_of(device);
     d->n_events++;
-    (void)cuda_check(d, cudaEventRecord(d->events[d->n_events % DEVICE_EVENTS_MAX], d->stream), "marking its work");
+    (void)cuda_check(d, cudaEventRecord(d->events[d->n_events % DEVICE_EVENTS_MAX], d->stream), "recording an event");
     return d->n_events;
 }
 

@@ -52,7 +52,7 @@ enum status cuda_dmabuf(struct device *device, const struct dev_mem *m, int *fd,
     int (*get_handle)(void *handle, unsigned long long at, size_t bytes, int kind, unsigned long long flags);
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     int made = -1;
-    if (m->kind != DEV_MEM_CUDA || (uintptr_t)m->ptr % page || m->bytes % page) return cannot(err, "it is not whole pages of a card");
+    if (m->kind != DEV_MEM_CUDA || (uintptr_t)m->ptr % page || m->bytes % page) return cannot(err, "it is not whole pages of GPU memory");
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* stays open: the runtime has it too */
     if (!driver) return cannot(err, "there is no libcuda.so.1");
     if (!find(driver, "cuMemGetHandleForAddressRange", &get_handle, sizeof get_handle)) return cannot(err, "the driver is older than CUDA 11.7");

@@ -35,7 +35,7 @@ static bool alloc_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, siz
 static bool drain_buffer(struct cuda_ctx *c, struct weight_upload_buffer *b, size_t bytes)
 {
     const uint64_t t0 = clock_ns();
-    if (b->used > 0 && !cuda_check(c->device, cudaEventSynchronize(b->arrived), "sending weights")) return false;
+    if (b->used > 0 && !cuda_check(c->device, cudaEventSynchronize(b->arrived), "uploading weights")) return false;
     c->upload.wait_ns += clock_ns() - t0;
     b->used = 0;
     return bytes <= b->bytes || alloc_buffer(c, b, bytes < WEIGHT_UPLOAD_BUFFER_BYTES ? WEIGHT_UPLOAD_BUFFER_BYTES : bytes);
@@ -59,15 +59,15 @@ void *weight_upload_reserve(struct cuda_ctx *c, size_t bytes)
 void weight_upload_copy(struct cuda_ctx *c, void *to, const void *room, size_t bytes)
 {
     struct weight_upload *s = &c->upload;
-    if (cuda_check(c->device, cudaMemcpyAsync(to, room, bytes, cudaMemcpyHostToDevice, s->stream), "sending weights"))
-        (void)cuda_check(c->device, cudaEventRecord(s->buffers[s->at].arrived, s->stream), "sending weights");
+    if (cuda_check(c->device, cudaMemcpyAsync(to, room, bytes, cudaMemcpyHostToDevice, s->stream), "uploading weights"))
+        (void)cuda_check(c->device, cudaEventRecord(s->buffers[s->at].arrived, s->stream), "uploading weights");
 }
 
 void weight_upload_stream_wait(struct cuda_ctx *c)
 {
     struct weight_upload *s = &c->upload;
-    if (cuda_check(c->device, cudaEventRecord(s->matrix_copied, s->stream), "sending weights"))
-        (void)cuda_check(c->device, cudaStreamWaitEvent(c->device->stream, s->matrix_copied, 0), "sending weights");
+    if (cuda_check(c->device, cudaEventRecord(s->matrix_copied, s->stream), "uploading weights"))
+        (void)cuda_check(c->device, cudaStreamWaitEvent(c->device->stream, s->matrix_copied, 0), "uploading weights");
 }
 
 bool weight_upload_scratch(struct cuda_ctx *c, size_t n)
@@ -89,7 +89,7 @@ bool weight_upload_scratch(struct cuda_ctx *c, size_t n)
 void weight_upload_release(struct cuda_ctx *c)
 {
     struct weight_upload *s = &c->upload;
-    if (s->stream) (void)cuda_check(c->device, cudaStreamSynchronize(s->stream), "sending weights");
+    if (s->stream) (void)cuda_check(c->device, cudaStreamSynchronize(s->stream), "uploading weights");
     for (size_t i = 0; i < WEIGHT_UPLOAD_BUFFERS; i++) {
         struct weight_upload_buffer *b = &s->buffers[i];
         if (b->host) (void)cuda_check(c->device, cudaFreeHost(b->host), "freeing pinned memory");

@@ -172,7 +172,7 @@ enum status ep_handshake(struct ep *e, enum status mine, const void *payload, si
 enum status ep_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
     const struct ep_ops *ops = find(c->backend, c->device);
-    if (!ops) return err_set(err, ERR_UNSUPPORTED, "ep: this build has no row \"%s\" for the %s", c->backend, c->device->is_host ? "processor" : "GPU");
+    if (!ops) return err_set(err, ERR_UNSUPPORTED, "ep: this build has no backend \"%s\" for the %s", c->backend, c->device->is_host ? "processor" : "GPU");
     TRY(check(c, err));
     return ops->create(c, out, err);
 }

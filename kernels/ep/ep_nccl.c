@@ -166,7 +166,7 @@ static void nccl_release(struct ep_nccl *n)
 static enum status nccl_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
     struct nccl_api api;
-    if (!c->exchange) return err_set(err, ERR_INVALID, "ep: the row nccl needs an exchange, also for one rank");
+    if (!c->exchange) return err_set(err, ERR_INVALID, "ep: the nccl backend needs an exchange, also for one rank");
     TRY(nccl_load(&api, err));
     struct ep_nccl  *n = MEM_NEW(struct ep_nccl);
     struct ep_hello *hellos = MEM_ARRAY(struct ep_hello, (size_t)c->size);

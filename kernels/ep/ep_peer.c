@@ -66,8 +66,8 @@ static enum status begin(struct ep_cuda *cuda, const struct ep_ops *ops, const s
 static enum status peer_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
     struct ep_hello hellos[EP_PEERS_MAX];
-    if (c->size > EP_PEERS_MAX) return err_set(err, ERR_UNSUPPORTED, "ep: the row peer has at most %d ranks, not %d", EP_PEERS_MAX, c->size);
-    if (c->mode != EP_LOW_LATENCY) return err_set(err, ERR_UNSUPPORTED, "ep: the row peer has no throughput mode; nccl has");
+    if (c->size > EP_PEERS_MAX) return err_set(err, ERR_UNSUPPORTED, "ep: the peer backend has at most %d ranks, not %d", EP_PEERS_MAX, c->size);
+    if (c->mode != EP_LOW_LATENCY) return err_set(err, ERR_UNSUPPORTED, "ep: the peer backend has no throughput mode; nccl has");
     struct ep_cuda *cuda = MEM_NEW(struct ep_cuda);
     enum status     st = begin(cuda, &ep_peer_ops, c, err);
     if (c->size > 1) st = exchange_handles(cuda, st, hellos, err);
@@ -81,7 +81,7 @@ static enum status peer_create(const struct ep_config *c, struct ep **out, struc
 
 static enum status self_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
-    if (c->size != 1) return err_set(err, ERR_UNSUPPORTED, "ep: the row self has one rank, not %d", c->size);
+    if (c->size != 1) return err_set(err, ERR_UNSUPPORTED, "ep: the self backend has one rank, not %d", c->size);
     struct ep_cuda   *cuda = MEM_NEW(struct ep_cuda);
     const enum status st = begin(cuda, &ep_cuda_self_ops, c, err);
     if (st == OK) *out = &cuda->base;

@@ -32,7 +32,7 @@ static void self_free(struct ep *e)
 
 static enum status self_create(const struct ep_config *c, struct ep **out, struct err *err)
 {
-    if (c->size != 1) return err_set(err, ERR_UNSUPPORTED, "ep: the row self has one rank, not %d", c->size);
+    if (c->size != 1) return err_set(err, ERR_UNSUPPORTED, "ep: the self backend has one rank, not %d", c->size);
     const size_t    n = ep_pair_slots(c), n_physical = (size_t)c->placement.n_physical;
     struct ep_self *s = MEM_NEW(struct ep_self);
     ep_init(&s->base, &ep_self_ops, c);

@@ -75,7 +75,7 @@ static bool make_objects(struct gemm_cublaslt *l)
 static enum status start(struct gemm_cublaslt *l, struct err *err)
 {
     const cublasStatus_t st = l->call.cublasLtCreate(&l->handle);
-    if (st != CUBLAS_STATUS_SUCCESS) return err_set(err, ERR_NODEV, "%s cannot start on this card (status %d)", l->loaded.path, (int)st);
+    if (st != CUBLAS_STATUS_SUCCESS) return err_set(err, ERR_NODEV, "%s cannot start on this GPU (status %d)", l->loaded.path, (int)st);
     if (!make_objects(l)) return err_set(err, ERR_UNSUPPORTED, "%s does not take a product of 16 bits", l->loaded.path);
     return OK;
 }
