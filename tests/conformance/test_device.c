@@ -381,7 +381,7 @@ static void sharing_cases(const char *name)
     int fd = -1;
     enum status st = device_mem_dmabuf(d, &m, &fd, &err);
     if (st == OK) CHECK(!d->is_host && fd >= 0 && close(fd) == 0);
-    else CHECK(st == ERR_UNSUPPORTED && fd == -1 && strstr(err.text, "network cards"));
+    else CHECK(st == ERR_UNSUPPORTED && fd == -1 && strstr(err.text, "NICs"));
     CHECK_STATUS(device_mem_dmabuf(d, &host, &fd, &err), ERR_UNSUPPORTED);
     CHECK_OK(device_flush_rdma_writes(d));
     CHECK_OK(device_fault(d, NULL));
