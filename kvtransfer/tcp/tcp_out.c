@@ -3,11 +3,12 @@
  * A link's stream is its queue with a gap per slice. One sendmsg covers as many small stretches and slices as fit into an iovec. Thread:
  * transfer. */
 #include <errno.h>
-#include <time.h>
-#include <linux/errqueue.h> /* needs struct timespec */
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
+
+#include <linux/errqueue.h> /* needs struct timespec */
 
 #include "kvtransfer/tcp/tcp.h"
 #include "shared/base/mem.h"
